@@ -1,0 +1,1 @@
+"""Warmroute, the cache-aware router for LLM fleets. README.md here is the map of the modules."""

@@ -1,0 +1,38 @@
+"""What every engine dialect offers: pure functions from bytes to domain values. One folder per engine.
+
+Nothing here opens a connection; `feeds/` and `tokens/` do, and hand the bytes in.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Gauges(NamedTuple):
+    """One rank's metrics page, the lines routing needs. None: the page does not say."""
+
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    block_tokens: int | None
+    capacity_tokens: int | None
+    adapters: frozenset[str] | None
+    max_adapters: int | None
+
+
+class Card(NamedTuple):
+    """One entry of an engine's `/v1/models`."""
+
+    id: str
+    root: str | None
+    parent: str | None  # set on LoRA adapters: the base model's id
+    max_model_len: int | None
+
+
+class EventEndpoint(NamedTuple):
+    """Where one rank publishes its KV events."""
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str

@@ -1,0 +1,79 @@
+"""What the router understands of a request: just what routing needs, nothing else.
+
+A `Prompt` is read once from the body (openai.py, anthropic.py, responses.py) and carries the body on, to be forwarded
+as it came unless a field had to change (edge.py). Its `source` says how its token ids come to be; rendering and
+tokenising are the business of `router/tokens`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Endpoint(Enum):
+    """The four endpoints whose prompts are matched against the caches, and the rest, placed by load."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    OTHER = "other"
+
+
+class Chat(NamedTuple):
+    """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
+
+    `cut` is True where media follows: only the text before the first media part can be known.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    add_special_tokens: bool
+    cut: bool
+
+
+class Text(NamedTuple):
+    """A plain prompt of `/v1/completions`."""
+
+    text: str
+    add_special_tokens: bool
+
+
+class Ids(NamedTuple):
+    """A prompt that came as token ids."""
+
+    ids: list[int]
+
+
+class Unknown(NamedTuple):
+    """Not matched by cache, and why (a closed set of short words: it is a metric's label)."""
+
+    reason: str
+
+
+Source = Chat | Text | Ids | Unknown
+
+
+class Prompt(msgspec.Struct):
+    """One request as the router understands it.
+
+    `body` is what is forwarded: already stripped, with usage asked for where `hide_usage` is True.
+    """
+
+    endpoint: Endpoint
+    path: str
+    model: str | None  # None only on Endpoint.OTHER
+    body: bytes
+    source: Source
+    stream: bool = False
+    hide_usage: bool = False  # we asked for the usage chunk, the client did not: drop it
+    salt: str | None = None
+    session: str | None = None
+    previous_response_id: str | None = None
+    remote_fields: dict[str, Any] = {}  # what POST /tokenize needs beside model, to give the same ids
