@@ -40,7 +40,7 @@ class Tasks:
             try:
                 await work()
                 return
-            except Exception:  # noqa: BLE001  the one supervised loop: log, count, start again
+            except Exception:  # the one supervised loop: log, count, start again
                 self.restarts += 1
                 log.exception("%s:%s failed; starting it again in %.1f s", self.owner, name, pause_s)
             await asyncio.sleep(pause_s)

@@ -1,0 +1,50 @@
+# Everything is installed from constraints.txt, the tested lock, into .venv; nothing else is needed but Python, make, pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: run test check test-stack bench lock schema clean
+
+run: $(VENV)/.installed  ## the embedded fleet and the router, ready to try
+	$(BIN)/warmroute fleet --config configs/quickstart.yaml
+
+test: check  ## lint, types, floors and every test that needs no real engine
+	$(BIN)/python -m pytest -m "not stack"
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-stack: $(VENV)/.installed-test  ## the rest: two real vLLM engines behind the router
+	$(BIN)/python tests/stack/install.py
+	$(BIN)/python -m pytest -m stack tests/stack
+
+bench: $(VENV)/.installed-test  ## CPU per request and chunk beside the Rust vllm-router
+	$(BIN)/python -m tests.bench
+
+schema: $(VENV)/.installed  ## regenerate the JSON Schemas of the configuration
+	$(BIN)/python -m router.config.schemas configs
+
+lock: ## resolve the newest versions inside the ranges of pyproject.toml and write constraints.txt
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip --disable-pip-version-check -q install -e '.[test]'
+	build/lock/bin/pip freeze --exclude-editable > constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what runs (once, about half a minute) ..."
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt $(VENV)/.installed | $(VENV)/bin/python
+	@echo "installing what tests (once, about half a minute) ..."
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
