@@ -8,8 +8,9 @@ what they need from time and chance is in the view (`seed`, `number`, ages), so 
 Missing is `None`, never 0: a row whose engine has told nothing must not look idle. Every outside value carries its
 age in seconds. Whoever reads a value says in its docstring what missing means to it.
 
-The structs are NamedTuples because they are built per candidate and request: immutable like a frozen dataclass at a
-quarter of its construction cost. This package imports the standard library only.
+Fields with a default came later, or only some fleets know them: the default is what "nobody told" looks like. The
+structs are NamedTuples because they are built per candidate and request: immutable like a frozen dataclass at a quarter
+of its construction cost. This package imports the standard library only.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Needs(Flag):
     """What a plug-in reads from the view beyond the rows' names. The router skips work that no policy needs."""
 
     NONE = 0
-    CACHE = auto()  # prompt_tokens, prefix, rows[].overlap
+    CACHE = auto()  # prompt_tokens, prefix, prefixes, rows[].overlap, rows[].held_tokens
     POOL = auto()  # pool
-    LOAD = auto()  # rows[].load, rows[].speed, busy
+    LOAD = auto()  # rows[].load, rows[].speed, busy, nominal
     SESSION = auto()  # session, last_target
 
 
@@ -68,8 +69,11 @@ class Load(NamedTuple):
     kv_usage: float | None  # share of KV blocks in use by live requests, 0..1; cached but idle blocks do not count
     elsewhere: int | None  # requests the engine had, at that poll, that were not ours
     metrics_age_s: float | None
-    adapters: frozenset[str] | None  # LoRA adapters running or waiting there
+    adapters: frozenset[str] | None  # LoRA adapters that its running requests use
     max_adapters: int | None
+    waiting_adapters: frozenset[str] | None = None  # LoRA adapters that its waiting requests ask for
+    prompt_tokens: int | None = None  # whole prompts, cached part included, of our bookings in flight
+    output_tokens_per_s: float | None = None  # answer tokens per second between its last two polls
 
 
 class Transfer(NamedTuple):
@@ -79,6 +83,22 @@ class Transfer(NamedTuple):
     us_per_token: float
     samples: int
     age_s: float | None
+
+
+class Decode(NamedTuple):
+    """The fitted time of one decode step (one token for everyone in the batch) of one instance.
+
+    `base_ms + us_per_request * requests / 1000 + ns_per_context_token * context_tokens / 1e6`
+    """
+
+    base_ms: float
+    us_per_request: float
+    ns_per_context_token: float
+    samples: int
+    age_s: float | None
+
+    def step_ms(self, requests: int, context_tokens: int) -> float:
+        return self.base_ms + self.us_per_request * requests / 1000 + self.ns_per_context_token * context_tokens / 1e6
 
 
 class Speed(NamedTuple):
@@ -96,6 +116,9 @@ class Speed(NamedTuple):
     cpu: Transfer | None
     disk: Transfer | None
     pool: Transfer | None
+    pool_disk: Transfer | None = None  # what the pool keeps on its disks
+    peer: Transfer | None = None  # from another instance
+    decode: Decode | None = None
 
     def prefill_ms(self, new: int, context: int) -> float:
         attended = new * (context + new / 2)
@@ -113,6 +136,7 @@ class Row(NamedTuple):
     overlap: Overlap | None  # None: unknown, not "nothing"
     load: Load
     speed: Speed
+    held_tokens: int | None = None  # all that the index knows it to hold, for whatever prompt, every tier
 
 
 class PoolHit(NamedTuple):
@@ -120,6 +144,17 @@ class PoolHit(NamedTuple):
 
     tokens: int
     age_s: float
+    memory_tokens: int | None = None  # the leading part of them that is not on the pool's disks
+
+
+class Ask(NamedTuple):
+    """What the request asks of its service, and for whom."""
+
+    tenant: str | None = None  # name of the client's API key
+    priority: int | None = None  # lower is more urgent, as in vLLM
+    ttft_ms: float | None = None  # the objectives it is held to
+    tpot_ms: float | None = None
+    output_tokens: int | None = None  # the client's cap on its answer (`max_tokens` and its like)
 
 
 class View(NamedTuple):
@@ -129,13 +164,18 @@ class View(NamedTuple):
     seed: int  # of this process: chance is a function of (seed, number)
     model: str
     adapter: str | None
-    prompt_tokens: int | None  # None: the prompt could not be tokenised
+    prompt_tokens: int | None  # None: not tokenised, or only a leading part of it (overlaps may be known all the same)
     prefix: int | None  # digest of the prompt's first block(s): a stable name for "prompts that begin alike"
     session: str | None
-    last_target: str | None  # where this session's last request went, by this policy's own choice
+    last_target: str | None  # where this session's last request went, by the choice of this policy (or its predecessor)
     pool: PoolHit | None
     busy: float | None  # share of instances with prefill pending, averaged over about 20 s
     rows: tuple[Row, ...]
+    turn: int = 0  # of this decision among those for its model and adapter: what taking turns goes by
+    now_s: float = 0.0  # the router's clock: only differences mean anything, for plug-ins that learn and forget
+    nominal: Speed | None = None  # the fleet's typical instance, whatever rows are left: prices work, not waiting
+    prefixes: tuple[int, ...] = ()  # like `prefix`, for the first 1, 2, 4, 8, ... blocks of the smallest size in use
+    ask: Ask = Ask()
 
 
 class Outcome(NamedTuple):
@@ -150,10 +190,15 @@ class Outcome(NamedTuple):
     output_tokens: int | None
 
 
-class Scorer:
-    """One cost per row. Subclasses are dataclasses: their fields are the policy file's parameters."""
+class Plugin:
+    """What every kind shares. Plug-ins are dataclasses: their fields are the policy file's parameters."""
 
     needs: ClassVar[Needs] = Needs.NONE
+
+
+class Scorer(Plugin):
+    """One cost per row."""
+
     unit: ClassVar[Unit]
     order_matters: ClassVar[bool] = False  # True where a cost depends on a row's position
 
@@ -168,19 +213,15 @@ class Scorer:
         """The request that went to `row` has ended: the place to learn from outcomes."""
 
 
-class Filter:
+class Filter(Plugin):
     """Which rows stay. A filter that would leave none is skipped for that decision, and the record says so."""
-
-    needs: ClassVar[Needs] = Needs.NONE
 
     def keep(self, view: View) -> Sequence[bool]:
         raise NotImplementedError
 
 
-class Picker:
+class Picker(Plugin):
     """From costs to a choice."""
-
-    needs: ClassVar[Needs] = Needs.NONE
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
         """The index of the chosen row; `costs` is never empty."""

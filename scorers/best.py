@@ -1,0 +1,24 @@
+"""The cheapest row. Ties are common (an idle fleet, a cold prompt), so how they fall matters: always the first row
+would pile every cold prompt onto one target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.chance import draws
+from scorers.contract import Picker, View
+
+
+@dataclass(frozen=True)
+class Best(Picker):
+    """The row with the least cost; among equals one by chance, never by position."""
+
+    def pick(self, view: View, costs: Sequence[float]) -> int:
+        least = min(costs)
+        if costs.count(least) == 1:
+            return costs.index(least)
+        tied = [i for i, cost in enumerate(costs) if cost == least]
+        lots = draws(view.seed, view.number, [view.rows[i].target for i in tied], use="best")
+        return tied[lots.index(min(lots))]

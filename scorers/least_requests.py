@@ -1,0 +1,22 @@
+"""The oldest rule of load balancing: to whoever has the fewest requests of ours.
+
+It needs nothing from the engines, so it is also what the router falls back to when a policy fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.contract import Needs, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class LeastRequests(Scorer):
+    """Our own bookings in flight at a target. Never missing: the books are the router's."""
+
+    needs = Needs.LOAD
+    unit = Unit.RAW
+
+    def score(self, view: View) -> Sequence[float]:
+        return [row.load.requests for row in view.rows]

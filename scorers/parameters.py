@@ -1,0 +1,88 @@
+"""A plug-in's parameters: its dataclass fields, checked strictly against what a policy file gives.
+
+Strict because a misspelt parameter that is silently ignored looks like a policy that does not work. Values come from
+YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+REQUIRED = "required"
+"""Stands in for the default of a parameter that has none."""
+
+
+class Parameter(NamedTuple):
+    name: str
+    type: Any
+    default: object
+
+    @property
+    def spelled(self) -> str:
+        """Its type for people: `float`, `int or null`, `'a' or 'b'`."""
+        return _spelled(self.type)
+
+
+def parameters(plugin: type[Any]) -> dict[str, Parameter]:
+    """What a policy file may set on a plug-in (a dataclass), by name."""
+    hints = get_type_hints(plugin)
+    return {f.name: Parameter(f.name, hints[f.name], _default(f)) for f in fields(plugin) if f.init}
+
+
+def checked(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
+    """`params` as keyword arguments of `plugin`. Raises ValueError that names the parameter and what is expected."""
+    known = parameters(plugin)
+    for name in params:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"unknown parameter {name!r}{nearest(name, known)}; {has}")
+    for parameter in known.values():
+        if parameter.default is REQUIRED and parameter.name not in params:
+            raise ValueError(f"parameter {parameter.name!r} is required")
+    return {name: _value(known[name], value) for name, value in params.items()}
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` where something known is spelled alike, else nothing."""
+    close = get_close_matches(given, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _default(field: Field[Any]) -> object:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else REQUIRED
+
+
+def _value(parameter: Parameter, value: Any) -> Any:
+    if not _fits(value, parameter.type):
+        raise ValueError(f"parameter {parameter.name!r} must be {parameter.spelled}, not {value!r}")
+    return float(value) if parameter.type is float else value
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    """No bool for a number, no .nan or .inf for a float; a whole number will do for a float."""
+    if get_origin(expected) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(expected))
+    if get_origin(expected) is Literal:
+        return value in get_args(expected)
+    if isinstance(value, bool):
+        return expected is bool
+    if expected is float:
+        return isinstance(value, int | float) and isfinite(value)
+    return isinstance(value, get_origin(expected) or expected)
+
+
+def _spelled(expected: Any) -> str:
+    if get_origin(expected) in (Union, UnionType):
+        return " or ".join(_spelled(one) for one in get_args(expected))
+    if get_origin(expected) is Literal:
+        return " or ".join(repr(one) for one in get_args(expected))
+    if expected is NoneType:
+        return "null"
+    return expected.__name__ if isinstance(expected, type) else str(expected)

@@ -1,0 +1,60 @@
+"""How much of the prompt a target would have to compute: the share that it does not hold.
+
+    cost = 1 - (gpu * G + cpu * C + disk * D) / prompt tokens
+
+G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix score
+turned round (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from scorers.contract import Needs, Overlap, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class PrefixOverlap(Scorer):
+    """The share of the prompt that a target does not hold; tokens in slower tiers count less.
+
+    `expected` counts what was sent there so recently that no event can have told of it yet as held by the GPU.
+    Missing: a row with unknown overlap gets the mean of the known ones, so that silence neither attracts nor repels.
+    Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the best
+    holder costs least. Nothing known at all: every row costs 1.
+    """
+
+    needs = Needs.CACHE
+    unit = Unit.POINTS
+
+    gpu: float = 1.0
+    cpu: float = 0.8
+    disk: float = 0.5
+    expected: bool = True
+
+    def __post_init__(self) -> None:
+        for tier in ("gpu", "cpu", "disk"):
+            if not 0 <= getattr(self, tier) <= 1:
+                raise ValueError(f"{tier}: a tier's weight lies between 0 and 1, not {getattr(self, tier)}")
+
+    def score(self, view: View) -> Sequence[float]:
+        usable = [None if row.overlap is None else self._usable(row.overlap) for row in view.rows]
+        known = [tokens for tokens in usable if tokens is not None]
+        whole = view.prompt_tokens or max(known, default=0.0)
+        if not known or whole <= 0:
+            return [1.0] * len(usable)
+        typical = fsum(known) / len(known)
+        return [
+            0.0 if tokens >= whole else 1 - tokens / whole
+            for tokens in [typical if tokens is None else tokens for tokens in usable]
+        ]
+
+    def _usable(self, overlap: Overlap) -> float:
+        fast = overlap.gpu_tokens
+        if self.expected and overlap.expected_tokens > fast:
+            fast = overlap.expected_tokens
+        if overlap.disk_tokens <= fast:  # tiers are cumulative: the slower ones add nothing
+            return self.gpu * fast
+        middle = max(fast, overlap.cpu_tokens)
+        return self.gpu * fast + self.cpu * (middle - fast) + self.disk * (overlap.disk_tokens - middle)

@@ -1,0 +1,155 @@
+"""Plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry points.
+
+A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused, with the
+known ones named. Outside packages are only listed at first and imported when a policy names them, so that a broken one
+harms nobody who does not use it. Knows nothing of policies, files or the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple, TypeVar
+
+from scorers.adapter_room import AdapterRoom
+from scorers.best import Best
+from scorers.contract import Filter, Needs, Picker, Plugin, Scorer, Unit
+from scorers.kv_usage import KvUsage
+from scorers.least_requests import LeastRequests
+from scorers.max_waiting import MaxWaiting
+from scorers.parameters import Parameter, checked, nearest, parameters
+from scorers.prefix_overlap import PrefixOverlap
+from scorers.queue_depth import QueueDepth
+from scorers.random import Random
+from scorers.round_robin import RoundRobin
+from scorers.session_affinity import SessionAffinity
+from scorers.softmax import Softmax
+
+P = TypeVar("P", bound=Plugin)
+
+BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
+    Scorer: {
+        "kv_usage": KvUsage,
+        "least_requests": LeastRequests,
+        "prefix_overlap": PrefixOverlap,
+        "queue_depth": QueueDepth,
+        "random": Random,
+        "round_robin": RoundRobin,
+        "session_affinity": SessionAffinity,
+    },
+    Filter: {
+        "adapter_room": AdapterRoom,
+        "max_waiting": MaxWaiting,
+    },
+    Picker: {
+        "best": Best,
+        "softmax": Softmax,
+    },
+}
+
+GROUPS: Mapping[type[Plugin], str] = {
+    Scorer: "warmroute.scorers",
+    Filter: "warmroute.filters",
+    Picker: "warmroute.pickers",
+}
+"""The entry point group in which an outside package offers plug-ins of a kind."""
+
+
+class PluginError(ValueError):
+    """A plug-in cannot be had: unknown, twice there, not importable, or not with these parameters. `str()` says all."""
+
+
+class Description(NamedTuple):
+    """What people and checks want to know of a plug-in."""
+
+    name: str
+    kind: str  # scorer | filter | picker
+    unit: Unit | None  # scorers only
+    needs: Needs
+    parameters: tuple[Parameter, ...]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All plug-ins that can be named. Make one with `installed()`; `outside` is for tests."""
+
+    outside: Mapping[type[Plugin], Mapping[str, EntryPoint]]
+
+    def names(self, kind: type[Plugin]) -> list[str]:
+        return sorted([*BUILTINS[kind], *self.outside[kind]])
+
+    def build(self, kind: type[P], name: str, params: Mapping[str, object]) -> P:
+        """The plug-in `name` with these parameters. Raises PluginError."""
+        plugin = self.find(kind, name)
+        try:
+            return plugin(**checked(plugin, params))
+        except ValueError as refusal:
+            raise PluginError(f"{_word(kind)} {name}: {refusal}") from refusal
+
+    def find(self, kind: type[P], name: str) -> type[P]:
+        """The class behind a name. Raises PluginError."""
+        if name in BUILTINS[kind]:
+            return _must_be(kind, name, BUILTINS[kind][name])
+        if name in self.outside[kind]:
+            return _must_be(kind, name, _imported(kind, self.outside[kind][name]))
+        known = self.names(kind)
+        raise PluginError(f"unknown {_word(kind)} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+
+    def describe(self, kind: type[Plugin], name: str) -> Description:
+        plugin = self.find(kind, name)
+        unit = plugin.unit if issubclass(plugin, Scorer) else None
+        summary = (plugin.__doc__ or "").strip().partition("\n")[0]
+        return Description(name, _word(kind), unit, plugin.needs, tuple(parameters(plugin).values()), summary)
+
+    def describe_all(self) -> list[Description]:
+        return [self.describe(kind, name) for kind in BUILTINS for name in self.names(kind)]
+
+
+def installed() -> Registry:
+    """The built-ins and what the installed packages offer.
+
+    Raises PluginError when two plug-ins of one kind have the same name. Reads every installed package's metadata (some
+    milliseconds): call it when a configuration is read, not per request.
+    """
+    return Registry({kind: _listed(kind, entry_points(group=group)) for kind, group in GROUPS.items()})
+
+
+def _listed(kind: type[Plugin], offered: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
+    listed: dict[str, EntryPoint] = {}
+    for point in offered:
+        if point.name in BUILTINS[kind] or point.name in listed:
+            other = "Warmroute itself" if point.name in BUILTINS[kind] else _origin(listed[point.name])
+            raise PluginError(f"{_word(kind)} {point.name!r} is offered twice: by {other} and by {_origin(point)}")
+        listed[point.name] = point
+    return listed
+
+
+def _imported(kind: type[Plugin], point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except Exception as failure:  # foreign code runs at import: whatever it raises ends here, with its name
+        raise PluginError(
+            f"{_word(kind)} {point.name!r} of {_origin(point)} cannot be imported: {failure}"
+        ) from failure
+
+
+def _must_be(kind: type[P], name: str, found: object) -> type[P]:
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise PluginError(f"{_word(kind)} {name!r}: {found!r} is not a subclass of scorers.contract.{kind.__name__}")
+    if not is_dataclass(found):
+        raise PluginError(f"{_word(kind)} {name!r}: {found.__name__} must be a dataclass")
+    if issubclass(found, Scorer) and not isinstance(getattr(found, "unit", None), Unit):
+        raise PluginError(f"scorer {name!r}: {found.__name__} must declare its unit (scorers.contract.Unit)")
+    if taken := {"name", "weight"} & parameters(found).keys():
+        raise PluginError(f"{_word(kind)} {name!r}: a parameter may not be called {taken.pop()!r}, policy files use it")
+    return found
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} ({point.value})" if point.dist else point.value
+
+
+def _word(kind: type[Plugin]) -> str:
+    return kind.__name__.lower()

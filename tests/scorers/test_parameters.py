@@ -1,0 +1,67 @@
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from scorers.parameters import REQUIRED, checked, parameters
+
+
+@dataclass
+class Example:
+    share: float
+    count: int = 3
+    quick: bool = True
+    mode: Literal["soft", "hard"] = "soft"
+    limit: int | None = None
+    seen: dict[str, int] = field(default_factory=dict, init=False)
+
+
+def test_what_a_policy_file_may_set() -> None:
+    known = parameters(Example)
+    assert {name: (p.spelled, p.default) for name, p in known.items()} == {
+        "share": ("float", REQUIRED),
+        "count": ("int", 3),
+        "quick": ("bool", True),
+        "mode": ("'soft' or 'hard'", "soft"),
+        "limit": ("int or null", None),
+    }
+
+
+def test_good_values_pass_and_whole_numbers_become_floats() -> None:
+    given = checked(Example, {"share": 1, "count": 5, "quick": False, "mode": "hard", "limit": None})
+    assert given == {"share": 1.0, "count": 5, "quick": False, "mode": "hard", "limit": None}
+    assert isinstance(given["share"], float)
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"shrae": 1.0}, "unknown parameter 'shrae' (did you mean 'share'?); it has share, count, quick, mode, limit"),
+        ({"zzz": 1.0}, "unknown parameter 'zzz'; it has share, count, quick, mode, limit"),
+        ({"share": 1.0, "seen": {}}, "unknown parameter 'seen'; it has share, count, quick, mode, limit"),
+        ({}, "parameter 'share' is required"),
+        ({"share": "much"}, "parameter 'share' must be float, not 'much'"),
+        ({"share": True}, "parameter 'share' must be float, not True"),
+        ({"share": float("nan")}, "parameter 'share' must be float, not nan"),
+        ({"share": float("inf")}, "parameter 'share' must be float, not inf"),
+        ({"share": 1, "count": 1.5}, "parameter 'count' must be int, not 1.5"),
+        ({"share": 1, "count": True}, "parameter 'count' must be int, not True"),
+        ({"share": 1, "quick": 1}, "parameter 'quick' must be bool, not 1"),
+        ({"share": 1, "mode": "medium"}, "parameter 'mode' must be 'soft' or 'hard', not 'medium'"),
+        ({"share": 1, "limit": "no"}, "parameter 'limit' must be int or null, not 'no'"),
+    ],
+)
+def test_everything_else_is_refused_by_name(params: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        checked(Example, params)
+    assert str(refusal.value) == complaint
+
+
+@dataclass
+class Bare:
+    pass
+
+
+def test_a_plug_in_without_parameters_says_so() -> None:
+    with pytest.raises(ValueError, match="unknown parameter 'x'; it has none"):
+        checked(Bare, {"x": 1})

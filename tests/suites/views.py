@@ -1,0 +1,143 @@
+"""Views for tests: builders whose defaults say "nobody told", and every view that hypothesis can think of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Transfer, View
+
+
+def a_load(**known: Any) -> Load:
+    """An idle target by our books, whose engine has said nothing. Gauges given are fresh unless an age is."""
+    silent: dict[str, Any] = {
+        "requests": 0,
+        "prefilling": 0,
+        "prefill_tokens": 0,
+        "context_tokens": 0,
+        "queued_ms": 0.0,
+        "running": None,
+        "waiting": None,
+        "kv_usage": None,
+        "elsewhere": None,
+        "metrics_age_s": 0.1 if known else None,
+        "adapters": None,
+        "max_adapters": None,
+    }
+    return Load(**(silent | known))
+
+
+def an_overlap(gpu: int, cpu: int = 0, disk: int = 0, expected: int = 0) -> Overlap:
+    """Tiers are cumulative; one that is left out adds nothing to the faster one."""
+    cpu = max(gpu, cpu)
+    return Overlap(gpu, cpu, max(cpu, disk), max(gpu, expected), "events", 0.1)
+
+
+def a_speed() -> Speed:
+    return Speed(5.0, 125.0, 1.0, 0, None, None, None, None)
+
+
+def a_row(instance: str, overlap: Overlap | None = None, load: Load | None = None, rank: int = 0) -> Row:
+    return Row(f"{instance}/{rank}", instance, rank, 16, 65_536, overlap, load or a_load(), a_speed())
+
+
+def a_view(*rows: Row, **known: Any) -> View:
+    """A view on these rows; everything else is unknown unless given."""
+    unknown: dict[str, Any] = {
+        "number": 0,
+        "seed": 1,
+        "model": "warm-tiny",
+        "adapter": None,
+        "prompt_tokens": None,
+        "prefix": None,
+        "session": None,
+        "last_target": None,
+        "pool": None,
+        "busy": None,
+    }
+    return View(rows=rows, **(unknown | known))
+
+
+counts = st.integers(0, 100_000)
+ages = st.none() | st.floats(0, 1000)
+rates = st.floats(0, 1e4)
+shares = st.floats(0, 1)
+names = st.sampled_from(["a", "b", "c", "d"])
+name_sets = st.none() | st.frozensets(names)
+
+
+def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+@st.composite
+def overlaps(draw: st.DrawFn) -> Overlap:
+    """As the contract promises them: cumulative, and `expected` at least what the GPU holds."""
+    gpu, cpu, disk = sorted(draw(st.tuples(counts, counts, counts)))
+    expected = max(gpu, draw(counts))
+    return Overlap(gpu, cpu, disk, expected, draw(st.sampled_from(["events", "approximate"])), draw(ages))
+
+
+transfers = st.builds(Transfer, rates, rates, counts, ages)
+decodes = st.builds(Decode, rates, rates, rates, counts, ages)
+speeds = st.builds(Speed, rates, rates, rates, counts, ages, *[maybe(transfers)] * 5, maybe(decodes))
+loads = st.builds(
+    Load,
+    requests=counts,
+    prefilling=counts,
+    prefill_tokens=counts,
+    context_tokens=counts,
+    queued_ms=rates,
+    running=maybe(counts),
+    waiting=maybe(counts),
+    kv_usage=maybe(shares),
+    elsewhere=maybe(counts),
+    metrics_age_s=ages,
+    adapters=name_sets,
+    max_adapters=maybe(st.integers(0, 8)),
+    waiting_adapters=name_sets,
+    prompt_tokens=maybe(counts),
+    output_tokens_per_s=maybe(rates),
+)
+asks = st.builds(Ask, maybe(names), maybe(st.integers()), maybe(rates), maybe(rates), maybe(counts))
+
+
+@st.composite
+def rows(draw: st.DrawFn, instance: str) -> Row:
+    rank = draw(st.integers(0, 3))
+    return Row(
+        target=f"{instance}/{rank}",
+        instance=instance,
+        rank=rank,
+        block_tokens=draw(maybe(st.sampled_from([16, 128]))),
+        capacity_tokens=draw(maybe(counts)),
+        overlap=draw(maybe(overlaps())),
+        load=draw(loads),
+        speed=draw(speeds),
+        held_tokens=draw(maybe(counts)),
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    """Any view that the router may build, with `None` wherever the contract allows it."""
+    targets = [draw(rows(f"host-{i}:8000")) for i in range(draw(st.integers(1, 4)))]
+    return View(
+        number=draw(st.integers(0, 2**63)),
+        seed=draw(st.integers()),
+        model="warm-tiny",
+        adapter=draw(maybe(names)),
+        prompt_tokens=draw(maybe(counts)),
+        prefix=draw(maybe(counts)),
+        session=draw(maybe(st.text())),
+        last_target=draw(maybe(st.sampled_from([row.target for row in targets] + ["gone/0"]))),
+        pool=draw(maybe(st.builds(PoolHit, counts, st.floats(0, 100), maybe(counts)))),
+        busy=draw(maybe(shares)),
+        rows=tuple(targets),
+        turn=draw(counts),
+        now_s=draw(rates),
+        nominal=draw(maybe(speeds)),
+        prefixes=draw(st.lists(counts, max_size=4).map(tuple)),
+        ask=draw(asks),
+    )
