@@ -6,6 +6,7 @@ an opaque 64-bit label here (`EngineHash`), good for removals and parents on the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
@@ -27,7 +28,7 @@ class Stored(NamedTuple):
 
     hashes: list[EngineHash]
     parent: EngineHash | None  # None: begins at token 0
-    token_ids: list[int]
+    token_ids: Sequence[int]  # best an array("I"): keys are made from it without a copy
     block_tokens: int
     tier: Tier
     group: int

@@ -16,8 +16,9 @@ class Gauges(NamedTuple):
     kv_usage: float | None
     block_tokens: int | None
     capacity_tokens: int | None
-    adapters: frozenset[str] | None
+    adapters: frozenset[str] | None  # LoRA names that its running requests use
     max_adapters: int | None
+    waiting_adapters: frozenset[str] | None = None  # LoRA names that its waiting requests ask for
 
 
 class Card(NamedTuple):

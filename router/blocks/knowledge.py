@@ -1,0 +1,252 @@
+"""What we believe each target holds: events where they can be trusted, our own sending where not, as one answer.
+
+    frames -> engines/ -> Batch -> StreamBook -> Index --+
+                                                         +--> beliefs(prompt) -> one Belief per target
+    what we sent there (expected for seconds; where -----+
+    no stream is trusted, approximately for minutes)
+
+Three rules decide between them. A trusted stream's index is the truth. A target without a stream, or whose stream or
+promises are not trusted, is judged by the prompts that it began to answer. To either is added what is on its way
+there, of which neither can tell yet (`expected_tokens`). And on a stream that was joined late, "holds nothing" means
+*unknown* (None) until as many blocks have been stored as the target can hold: what it cached before we listened has
+left by then.
+
+Knows nothing of sockets, load or health. One object for all models: keys differ by model, so targets cannot mix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from router.blocks.events import Batch, Cleared, Event, Key, Stored, TargetId, Tier
+from router.blocks.expected import Approximate, Expectation, Expected
+from router.blocks.index import Held, Index, IndexStats
+from router.blocks.known import Known
+from router.blocks.stream import Apply, AskReplay, Forget, Step, StreamBook
+from router.clock import Clock
+from scorers.contract import Overlap
+
+
+class Belief(NamedTuple):
+    """What one target is believed to hold of one prompt.
+
+    `promised_tokens` is what its events say, in any tier of its own, whether they are trusted or not (None: it has no
+    stream): promises are held against deliveries even while they are not used, so that trust can come back.
+    """
+
+    overlap: Overlap | None
+    promised_tokens: int | None
+    block_tokens: int | None  # None: it has told no size yet
+    held_blocks: int  # leading ones that need not be expected: they are on its GPU, by events or approximately
+
+
+class Sent(NamedTuple):
+    """A prompt on its way to a target: to be ended by `Knowledge.began` or `failed`."""
+
+    expectation: Expectation
+    approximate: Sequence[Key]  # what the target will approximately hold; empty where its events will tell
+
+
+NOTHING = Held(0, 0, 0)
+HOLDS_NOTHING = Belief(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)
+
+
+class Stream(NamedTuple):
+    """One target's event stream, for people and metrics."""
+
+    book: StreamBook | None  # None: it has none
+    stats: IndexStats
+    batches: int  # heard or replayed
+    malformed: int
+    skipped: Mapping[str, int]
+    turned_over: bool  # everything it can hold has been announced since we listen
+
+
+class _Target:
+    """The parts of one target's story that belong together."""
+
+    __slots__ = ("batches", "book", "capacity_blocks", "malformed", "skipped", "stored_blocks")
+
+    def __init__(self) -> None:
+        self.book: StreamBook | None = None
+        self.capacity_blocks: int | None = None
+        self.stored_blocks = 0  # on its GPU, since what is known of it began
+        self.batches = 0
+        self.malformed = 0
+        self.skipped: Counter[str] = Counter()
+
+    @property
+    def turned_over(self) -> bool:
+        return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
+
+
+class Knowledge:
+    """Also the event feeds' `Hearing`: the methods that answer with a number mean "replay from here, please"."""
+
+    def __init__(self, index: Index, expected: Expected, approximate: Approximate, clock: Clock) -> None:
+        self._index = index
+        self._expected = expected
+        self._approximate = approximate
+        self._clock = clock
+        self._targets: dict[TargetId, _Target] = {}
+
+    # who is there
+
+    def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
+        """`target` serves `model`; what was known under its name is forgotten."""
+        self._forget_sent(target)
+        self._index.join(target, model)
+        self._targets[target] = story = _Target()
+        if stream:
+            story.book = StreamBook(replayable)
+
+    def leave(self, target: TargetId) -> None:
+        self._forget_sent(target)
+        self._index.leave(target)
+        self._targets.pop(target, None)
+
+    def holds_at_most(self, target: TargetId, blocks: int) -> None:
+        """Its cache's size, as its metrics page tells."""
+        if (story := self._targets.get(target)) is not None:
+            story.capacity_blocks = blocks
+
+    # what engines say
+
+    def stream_connected(self, target: TargetId) -> int | None:
+        book = self._book(target)
+        return None if book is None else self._take(target, book.connected(self._clock.now()))
+
+    def heard(self, target: TargetId, batch: Batch) -> int | None:
+        book = self._book(target)
+        if book is None:
+            return None
+        self._count(target, batch)
+        return self._take(target, book.live(batch, self._clock.now(), self._clock.wall()))
+
+    def replayed(self, target: TargetId, batch: Batch) -> None:
+        if (book := self._book(target)) is not None:
+            self._count(target, batch)
+            self._take(target, book.replayed(batch, self._clock.now()))
+
+    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+        book = self._book(target)
+        return None if book is None else self._take(target, book.replay_ended(complete, self._clock.now()))
+
+    def malformed(self, target: TargetId, reason: str) -> None:
+        if (story := self._targets.get(target)) is not None:
+            story.malformed += 1
+
+    # what requests ask
+
+    def block_tokens(self, target: TargetId) -> int | None:
+        return self._index.block_tokens(target)
+
+    def beliefs(
+        self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
+    ) -> dict[TargetId, Belief]:
+        """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
+        now = self._clock.now()
+        beliefs: dict[TargetId, Belief] = {}
+        for target, its_size in block_tokens.items():
+            if its_size is None and (book := self._book(target)) is not None and book.trusted and not book.joined_late:
+                beliefs[target] = HOLDS_NOTHING  # not one block was stored there yet, or its size would be known
+        for size in {size for size in block_tokens.values() if size is not None}:
+            keys = known.keys.get(size)
+            if keys is None:  # a size that appeared while the prompt was being tokenised
+                continue
+            targets = [target for target, its_size in block_tokens.items() if its_size == size]
+            if known.complete and len(known.ids) == len(keys) * size:
+                keys = keys[:-1]  # the last token is always computed: a hit ends at the block before (protocol 4.5)
+            held = self._index.match(keys, targets)
+            for target in targets:
+                blocks = held.get(target, NOTHING)
+                beliefs[target] = self._belief(target, keys, size, blocks, target not in distrusted, now)
+        return beliefs
+
+    def sent(self, target: TargetId, known: Known, belief: Belief) -> Sent | None:
+        """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
+        if belief.block_tokens is None:
+            return None
+        keys = known.keys[belief.block_tokens]
+        approximate = belief.overlap is not None and belief.overlap.source == "approximate"
+        expectation = self._expected.sent(target, keys[belief.held_blocks :], self._clock.now())
+        return Sent(expectation, keys if approximate else ())
+
+    def began(self, sent: Sent) -> None:
+        """Its answer has begun: the prompt was computed there."""
+        now = self._clock.now()
+        self._expected.first_byte(sent.expectation, now)
+        if sent.approximate:
+            self._approximate.sent(sent.expectation.target, sent.approximate, now)
+
+    def failed(self, sent: Sent) -> None:
+        """It ended without that."""
+        self._expected.failed(sent.expectation)
+
+    def stream(self, target: TargetId) -> Stream | None:
+        """None: not a target that joined."""
+        if (story := self._targets.get(target)) is None:
+            return None
+        stats = self._index.stats(target)
+        return Stream(story.book, stats, story.batches, story.malformed, story.skipped, story.turned_over)
+
+    # parts of the above
+
+    def _book(self, target: TargetId) -> StreamBook | None:
+        story = self._targets.get(target)  # None: it left, and a last message was on its way
+        return story.book if story is not None else None
+
+    def _count(self, target: TargetId, batch: Batch) -> None:
+        story = self._targets[target]
+        story.batches += 1
+        story.skipped.update(batch.skipped)
+
+    def _take(self, target: TargetId, steps: Sequence[Step]) -> int | None:
+        replay_from = None
+        for step in steps:
+            match step:
+                case Apply(events):
+                    self._apply(target, events)
+                case Forget():
+                    self._index.forget(target)
+                    self._forget_sent(target)
+                    self._targets[target].stored_blocks = 0
+                case AskReplay(start_seq):
+                    replay_from = start_seq
+        return replay_from
+
+    def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
+        story = self._targets[target]
+        for event in events:
+            self._expected.stored(target, self._index.apply(target, event))
+            if isinstance(event, Stored) and event.tier is Tier.GPU:
+                story.stored_blocks += len(event.hashes)
+            elif isinstance(event, Cleared):
+                self._approximate.forget(target)
+
+    def _forget_sent(self, target: TargetId) -> None:
+        self._expected.forget(target)
+        self._approximate.forget(target)
+
+    def _belief(
+        self, target: TargetId, keys: Sequence[Key], size: int, held: Held, believed: bool, now: float
+    ) -> Belief:
+        story = self._targets.get(target)
+        book = story.book if story is not None else None
+        promised = None if book is None else held.disk * size
+        age_s = None if book is None or book.last_heard_s is None else now - book.last_heard_s
+        if story is None or book is None or not book.trusted or not believed:
+            likely = self._approximate.run(target, keys, now)
+            if believed:  # between two replays the index is behind, not wrong
+                likely = max(likely, held.gpu)
+            expected = self._expected.run(target, keys, likely, now)
+            tokens = likely * size
+            overlap = Overlap(tokens, tokens, tokens, expected * size, "approximate", age_s)
+            return Belief(overlap, promised, size, likely)
+        expected = self._expected.run(target, keys, held.gpu, now)
+        if not expected and not held.disk and book.joined_late and not story.turned_over:
+            return Belief(None, promised, size, 0)
+        overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
+        return Belief(overlap, promised, size, held.gpu)

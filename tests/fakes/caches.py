@@ -1,0 +1,59 @@
+"""Prompts and caches without engines: token ids with their keys, and what an engine would tell of what it cached."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from router.blocks.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
+from router.blocks.keys import Keyring
+from router.blocks.known import Known
+
+RING = Keyring(1)
+
+
+def prompt_of(
+    ids: Sequence[int], *sizes: int, complete: bool = True, model: str = "m", adapter: str | None = None
+) -> Known:
+    """These token ids as the tokenizing room hands them on, with keys for blocks of these sizes."""
+    tokens = array("I", ids)
+    root = RING.root(model, adapter, None)
+    keys = {size: RING.chain(root, tokens, size) for size in sizes or (4,)}
+    return Known(tokens, complete, "local", keys, 0.0, 0.0)
+
+
+class Cache:
+    """One rank's cache in blocks of `size`, and the batches in which it tells of what happens to it."""
+
+    def __init__(self, size: int = 4, adapter: str | None = None) -> None:
+        self.size = size
+        self.adapter = adapter
+        self.seq = -1
+        self.wall_s = 0.0
+
+    def batch(self, *events: Event, skipped: dict[str, int] | None = None) -> Batch:
+        self.seq += 1
+        self.wall_s += 1.0
+        return Batch(self.seq, self.wall_s, 0, list(events), skipped or {})
+
+    def stored(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> Stored:
+        """The full blocks of `ids` from block `start` on."""
+        hashes = self.hashes(ids)
+        tokens = array("I", ids[start * self.size : len(hashes) * self.size])
+        parent = hashes[start - 1] if start else None
+        return Stored(hashes[start:], parent, tokens, self.size, tier, 0, self.adapter, None, None)
+
+    def removed(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> Removed:
+        return Removed(self.hashes(ids)[start:], tier, 0)
+
+    def cleared(self) -> Cleared:
+        return Cleared()
+
+    def restart(self) -> None:
+        """Another process: it counts from 0 again, and clocks go on."""
+        self.seq = -1
+
+    def hashes(self, ids: Sequence[int]) -> list[EngineHash]:
+        """Of all full blocks of `ids`; this engine's own, which nobody else could compute."""
+        ends = range(self.size, len(ids) + 1, self.size)
+        return [EngineHash(hash((self.size, self.adapter, *ids[:end])) & 0xFFFF_FFFF_FFFF) for end in ends]
