@@ -1,8 +1,8 @@
 """What the router understands of a request: just what routing needs, nothing else.
 
-A `Prompt` is read once from the body (openai.py, anthropic.py, responses.py) and carries the body on, to be forwarded
-as it came unless a field had to change (edge.py). Its `source` says how its token ids come to be; rendering and
-tokenising are the business of `router/tokens`.
+A `Prompt` is read once from the body (read.py, which asks openai.py, anthropic.py or responses.py) and carries the
+body on, to be forwarded as it came unless a field had to change (edge.py). Its `source` says how its token ids come
+to be; rendering and tokenising are the business of `router/tokens`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ class Endpoint(Enum):
     OTHER = "other"
 
 
+MEDIA = "media"  # the type of a content part that stands for an image, a sound or a film
+
+
 class Chat(NamedTuple):
     """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
 
-    `cut` is True where media follows: only the text before the first media part can be known.
+    Content is always a list of parts, `{"type": "text", "text": ...}` for the most: whether a template sees that list
+    or one string is the template's own matter (`tokens/template.py`). `cut` is True where a part is `MEDIA`: only the
+    text before the first one can be known.
     """
 
     messages: list[dict[str, Any]]
@@ -36,6 +41,7 @@ class Chat(NamedTuple):
     continue_final_message: bool
     add_special_tokens: bool
     cut: bool
+    anthropic: bool = False  # from /v1/messages, where vLLM bends two things to the template: see tokens/template.py
 
 
 class Text(NamedTuple):
@@ -48,7 +54,7 @@ class Text(NamedTuple):
 class Ids(NamedTuple):
     """A prompt that came as token ids."""
 
-    ids: list[int]
+    ids: list[int]  # each in [0, 2**32)
 
 
 class Unknown(NamedTuple):

@@ -1,0 +1,99 @@
+"""Top-level fields of request bodies: what all four endpoints share, and how a part of the body is read later.
+
+One parse takes the fields that routing needs, and notices those that clients may not set. What may be large stays
+`Raw`, a view into the body, and is read only when somebody needs the prompt's content: so a policy that looks at no
+cache pays for no message.
+Whatever is read then is read with Python's own `json`, because that is what the engine uses: numbers, key order and
+repeated keys come out the same, and a template that prints a tool's schema prints the same characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.errors import BadRequest
+from router.prompt.edge import not_json
+
+Part = Raw | UnsetType  # a field's bytes, read later; UNSET: not in the body
+
+
+class Fields(msgspec.Struct):
+    """What every endpoint may carry. `Any` is for fields that the engine ignores there: they are never refused."""
+
+    model: str | None = None
+    stream: bool | None = False
+    cache_salt: str | None = None
+    session_id: Any = None
+    user: Any = None
+    metadata: Any = None
+
+
+F = TypeVar("F", bound=Fields)
+_FIELD_OF = re.compile(r"\$\.(\w+)")
+
+
+class FieldReader(Generic[F]):
+    """Reads one kind of fields from a body. `strip`: fields that must not be there, by parsed key."""
+
+    def __init__(self, kind: type[F], strip: Collection[str]) -> None:
+        unread = [(f"strip_{i}", name) for i, name in enumerate(sorted(strip))]
+        members = [(attribute, Part, msgspec.field(name=name, default=UNSET)) for attribute, name in unread]
+        own = {field.encode_name for field in msgspec.structs.fields(kind)}
+        # A name that is read here too cannot be watched for: then every body is taken for one that has it.
+        self._watched = tuple(attribute for attribute, name in unread if name not in own)
+        self._blind = len(self._watched) < len(unread)
+        watched = [member for member in members if member[0] in self._watched]
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct(kind.__name__, watched, bases=(kind,)))
+
+    def read(self, raw: bytes) -> F:
+        """Raises BadRequest for what is no JSON object, and for a small field of the wrong type."""
+        try:
+            return cast(F, self._decoder.decode(raw))
+        except msgspec.ValidationError as wrong:
+            if (field := _FIELD_OF.search(str(wrong))) is None:
+                raise not_json(wrong) from None
+            raise BadRequest(f"`{field[1]}`: {wrong}", param=field[1]) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            raise not_json(wrong) from None
+
+    def forbidden(self, fields: F) -> bool:
+        """Whether the body that `fields` were read from may hold something to strip."""
+        return self._blind or any(getattr(fields, attribute) is not UNSET for attribute in self._watched)
+
+
+def given(part: Part) -> bool:
+    """Whether the field is there and not null."""
+    return isinstance(part, Raw) and bytes(memoryview(part)[:4]) != b"null"
+
+
+def starts(part: Part, openings: bytes) -> bool:
+    """Whether the value opens with one of these bytes: its JSON type, told without reading it."""
+    return isinstance(part, Raw) and bytes(memoryview(part)[:1]) in [openings[i : i + 1] for i in range(len(openings))]
+
+
+def value(part: Part, name: str) -> Any:
+    """The field's value as the engine's own parser reads it; None if it is missing. Raises BadRequest naming it."""
+    if part is UNSET or not isinstance(part, Raw):
+        return None
+    try:
+        return json.loads(bytes(part))
+    except (ValueError, RecursionError):
+        raise BadRequest(f"`{name}` is not valid JSON", param=name) from None
+
+
+def require(part: Part, name: str, openings: bytes, kind: str) -> None:
+    """Refuses a prompt field that is missing or of the wrong type. `kind` says in words what it must be."""
+    if not given(part):
+        raise BadRequest(f"`{name}` is missing", param=name)
+    if not starts(part, openings):
+        raise BadRequest(f"`{name}` must be {kind}", param=name)
+
+
+def text_of(field: Any) -> str | None:
+    return field if isinstance(field, str) and field else None

@@ -1,0 +1,157 @@
+"""Chat messages as vLLM 0.32 hands them to the template, except that content stays a list of parts.
+
+What a template prints depends on which keys a message has and in which order, so this follows the engine to the
+letter: its request models reorder the keys of a tool call, its chat parser keeps only the fields it knows, turns
+arguments into objects (what is no object becomes `{}`), gives `reasoning` a second name, and drops a line that one
+client puts before system prompts. The facts are from vLLM's renderers/chat_utils.py and its chat_completion protocol.
+What the engine would refuse becomes None here: the engine says it better.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.prompt.prompt import MEDIA
+
+Message = dict[str, Any]
+
+_BILLING = "x-anthropic-billing-header"  # changes with every request, so the engine drops that line
+_TEXT_KEY = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_IMAGE_KEYS = {"image_url", "input_image", "image_embeds", "image_pil"}
+_MEDIA_KEYS = _IMAGE_KEYS | {"audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds"}
+_TEXT_KEYS = {"type", "text", "refusal", "thinking", "closed", "name"}
+_KNOWN_PART_KEYS = _MEDIA_KEYS - {"input_image"} | _TEXT_KEYS | {"data", "file", "uuid", "prompt_cache_breakpoint"}
+
+
+def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] | None:
+    """What the template will see, or None where the engine would refuse (or uses embeddings instead of tokens).
+
+    `validated`: the engine sent these through its chat request model, which reorders the keys of tool calls.
+    """
+    normal = []
+    for message in messages:
+        one = _message(message, validated)
+        if one is None:
+            return None
+        normal.append(one)
+    return normal
+
+
+def has_media(messages: list[Message]) -> bool:
+    return any(part["type"] == MEDIA for message in messages for part in message["content"])
+
+
+def _message(message: Any, validated: bool) -> Message | None:
+    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
+        return None
+    content = _content(message.get("content"), role)
+    if content is None:
+        return None
+    normal: Message = {"role": role, "content": content}
+    if role == "assistant":
+        calls = _tool_calls(message.get("tool_calls"), validated)
+        if calls is None:
+            return None
+        if calls:
+            normal["tool_calls"] = calls
+        reasoning = message.get("reasoning")
+        if reasoning is None and validated:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            normal["reasoning"] = normal["reasoning_content"] = reasoning
+    elif role == "tool" and "tool_call_id" in message:
+        normal["tool_call_id"] = message["tool_call_id"]
+    for key in ("name", "task"):
+        if isinstance(message.get(key), str):
+            normal[key] = message[key]
+    if role == "developer":
+        normal["tools"] = message.get("tools")
+    return normal
+
+
+def _content(content: Any, role: str) -> list[Message] | None:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        content = [content]
+    if not isinstance(content, list):
+        return None
+    parts: list[Message] = []
+    for part in content:
+        normal = _part(part)
+        if normal is None:
+            return None
+        if role == "system" and not _keep_after_billing(normal, part):
+            continue
+        if normal:
+            parts.append(normal)
+    return parts
+
+
+def _part(part: Any) -> Message | None:
+    """One content part; `{}` for one that the engine skips, None for one that it refuses."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type")
+    if not (kind is None or isinstance(kind, str)):
+        return None
+    plain = part.get("uuid") is None
+    if plain and kind in _TEXT_KEY:
+        text = part.get(_TEXT_KEY[kind])
+        if text is None and kind in ("text", "refusal"):
+            return {}
+        if not isinstance(text, str):
+            return None
+        return {"type": "text", "text": text} | {k: v for k, v in part.items() if k not in _KNOWN_PART_KEYS}
+    if plain and kind == "tool_reference":
+        return {"type": "tool_reference", "name": part["name"]} if isinstance(part.get("name"), str) else None
+    if kind in _MEDIA_KEYS or (kind is None and not _MEDIA_KEYS.isdisjoint(part)):
+        return {"type": MEDIA}
+    return None
+
+
+def _keep_after_billing(normal: Message, part: Any) -> bool:
+    """Drops the client's billing line from a system text; False if nothing is left of the part."""
+    if isinstance(part, dict) and part.get("type") != "text":
+        return True
+    text = normal.get("text", "")
+    if text.startswith(_BILLING):
+        normal["text"] = text.partition("\n")[2]
+        return bool(normal["text"])
+    return True
+
+
+def _tool_calls(calls: Any, validated: bool) -> list[Message] | None:
+    if calls is None:
+        return []
+    if not isinstance(calls, list):
+        return None
+    normal = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or call.get("type", "function") != "function":
+            return None
+        function = function | {"arguments": arguments(function.get("arguments"))}
+        call = call | {"function": function}
+        if validated:
+            call["function"] = _in_order(function, ("arguments", "name"))
+            call = _in_order(call, ("id", "function", "type"))
+        normal.append(call)
+    return normal
+
+
+def arguments(written: Any) -> dict[str, Any]:
+    """A tool call's arguments as an object: from JSON text, as they are, or `{}` for anything else."""
+    if isinstance(written, str) and written:
+        try:
+            written = json.loads(written)
+        except (ValueError, RecursionError):
+            return {}
+    return written if isinstance(written, dict) else {}
+
+
+def _in_order(record: Message, first: tuple[str, ...]) -> Message:
+    return {key: record[key] for key in first if key in record} | record

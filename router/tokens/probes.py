@@ -1,0 +1,69 @@
+"""Prompts that show whether we render and tokenise like the engine: each stresses one thing that routers get wrong.
+
+They are request bodies, so that a proof covers the whole way from a body to its ids.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": 'Tells the weather <now> & later: "as is", in °C',
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "enum": ["Zürich", "東京"]}, "days": {"type": "integer"}},
+            "required": ["town"],
+        },
+    },
+}
+_ASK = {"role": "user", "content": "How is the weather in Zürich?"}
+_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"town": "Z\\u00fcrich", "days": 2, "exact": 1.0}'},
+}
+_ODD = "naïve 東京 🎉👩\u200d🚀 مرحبا \u00a0 e\u0301 \t\r\n <|x|> {{ y }}"
+_SYSTEM = {"role": "system", "content": "You are terse.\n\n  Indent  stays. "}
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {"messages": [{"role": "user", "content": "Hello there, how are you?"}]},
+    "multi-turn": {
+        "messages": [
+            _SYSTEM,
+            {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "Two.\n"},
+            {"role": "user", "content": " three  "},
+        ]
+    },
+    "unicode": {
+        "messages": [{"role": "user", "content": "naïve 東京 🎉👩‍🚀 مرحبا \u00a0 e\u0301 \t\r\n <|x|> {{ y }}"}]
+    },
+    "content-parts": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]},
+        ]
+    },
+    "system-and-tools": {"messages": [_SYSTEM, _ASK], "tools": [_WEATHER]},
+    "tool-results": {
+        "messages": [
+            _ASK,
+            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": '{"sky": "clear", "t": 21}'},
+            {"role": "assistant", "content": "Clear, 21 °C."},
+            {"role": "user", "content": "Thanks."},
+        ],
+        "tools": [_WEATHER],
+    },
+}
+TEXTS = {"text": "The quick brown fox\n  jumps over 13 lazy dogs — naïve 東京 🎉.  "}
+
+
+def bodies(model: str) -> list[tuple[str, str, bytes]]:
+    """(name, path, body) of each probe, the cheapest first."""
+    texts = [(name, "/v1/completions", {"model": model, "prompt": text}) for name, text in TEXTS.items()]
+    chats = [(name, "/v1/chat/completions", {"model": model, **chat}) for name, chat in CHATS.items()]
+    return [(name, path, json.dumps(fields).encode()) for name, path, fields in (*texts, *chats)]
