@@ -1,0 +1,298 @@
+"""Who is there: the instances, what state each is in, what it serves, and which targets may get a request now.
+
+        join()                 learned()                  probe_failed() x failures
+          ----> joining -----------------------> ready ------------------------------> down
+                  ^                                                                      |
+                  +--------------------------- probe_ok() -------------------------------+
+
+                | asked who it is | gets requests | finishes what it has | is probed |
+    joining     |       yes       |       -       |          yes         |    yes    |
+    ready       |        -        |      yes      |          yes         |    yes    |
+    draining    |        -        |       -       |          yes         |    yes    |
+    down        |        -        |       -       |   if it still can    |    yes    |
+
+A down instance that answers goes through joining again: it may be a new process with other models and an empty cache.
+`drain` is the operator's word and outlives all of that: a drained engine that restarts comes back drained, until
+`undrain`. An instance that fails while joining is down as well.
+
+Pure: times come in, nothing is asked or sent here. `feeds/health.py` does the asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
+from math import exp
+from typing import NamedTuple
+
+from router.blocks.events import TargetId
+from router.config import schema
+from router.engines.base import Card, Gauges
+from router.fleet.breaker import Breaker
+from router.fleet.speed import Curve
+from router.fleet.target import Target
+
+BUSY_OVER_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
+BUSY_EVERY_S = 0.05  # how often it is looked at: a 20 s average cannot tell the difference
+
+
+class State(StrEnum):
+    JOINING = "joining"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class Served(NamedTuple):
+    """What a requested model name means: a base model, perhaps with a LoRA adapter on it."""
+
+    base: str
+    adapter: str | None
+
+
+class Duplicate(NamedTuple):
+    """Two instances with one id: the second did not join."""
+
+    id: str
+    url: str
+
+
+class Instance:
+    """One engine server. Its life is `joining`, `ready` or `down`; `state` is that with the operator's word."""
+
+    __slots__ = ("cards", "config", "drained", "failures", "id", "life", "served", "speed", "targets")
+
+    def __init__(self, config: schema.Instance, speed: Curve) -> None:
+        self.id = config.id
+        self.config = config
+        self.life = State.JOINING
+        self.drained = False
+        self.failures = 0  # probes in a row
+        self.cards: tuple[Card, ...] = ()
+        self.served: Mapping[str, Served] = {}
+        self.speed = speed
+        self.targets: dict[int, Target] = {}
+
+    @property
+    def state(self) -> State:
+        return State.DRAINING if self.drained and self.life is State.READY else self.life
+
+    @property
+    def base(self) -> str | None:
+        """The model its cache holds; None until it told."""
+        return next((served.base for served in self.served.values()), None)
+
+    @property
+    def has_ranks(self) -> bool:
+        """A request must name its rank, else the engine's own balancer ignores our choice."""
+        return len(self.targets) > 1
+
+    @property
+    def requests(self) -> int:
+        """Ours, in flight."""
+        return sum(target.books.requests for target in self.targets.values())
+
+    @property
+    def prefilling(self) -> bool:
+        return any(target.books.prefilling for target in self.targets.values())
+
+
+class Fleet:
+    """All instances. Unknown ids are ignored: a late answer may arrive after its instance has left."""
+
+    def __init__(self, config: schema.Fleet) -> None:
+        self._config = config
+        self._instances: dict[str, Instance] = {}
+        self._targets: dict[TargetId, Target] = {}
+        self._by_model: dict[str, list[Target]] = {}
+        self._served: dict[str, Served] = {}
+        self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s
+        self._busy_at = 0.0
+
+    # who is there
+
+    def join(self, config: schema.Instance) -> Instance | Duplicate:
+        instance = Instance(config, Curve(self._config.speed_prior))
+        if instance.id in self._instances:
+            return Duplicate(instance.id, config.url)
+        self._instances[instance.id] = instance
+        self._set_ranks(instance, [0])
+        return instance
+
+    def leave(self, id: str) -> None:
+        """Its bookings in flight can still be released; nothing else remembers it."""
+        if self._instances.pop(id, None) is not None:
+            self._arrange()
+
+    def drain(self, id: str) -> bool:
+        """It finishes what it has and gets nothing new. False: nobody of that id."""
+        return self._set_drained(id, True)
+
+    def undrain(self, id: str) -> bool:
+        return self._set_drained(id, False)
+
+    def _set_drained(self, id: str, drained: bool) -> bool:
+        instance = self._instances.get(id)
+        if instance is not None:
+            instance.drained = drained
+        return instance is not None
+
+    # what became known of it
+
+    def learned(self, id: str, cards: Sequence[Card], ranks: Collection[int]) -> None:
+        """A joining instance told what it serves: it is ready. No ranks: nothing said of them, what is known stays."""
+        if (instance := self._instances.get(id)) is None:
+            return
+        self._set_cards(instance, cards)
+        self._set_ranks(instance, sorted(ranks) or list(instance.targets))
+        for target in instance.targets.values():
+            target.renew()
+        instance.life = State.READY
+        instance.failures = 0
+
+    def serves(self, id: str, cards: Sequence[Card]) -> None:
+        """Its models changed while it ran: an adapter was loaded or unloaded."""
+        if (instance := self._instances.get(id)) is not None:
+            self._set_cards(instance, cards)
+            self._arrange()
+
+    def probe_ok(self, id: str, now: float) -> bool:
+        """It answered. True: it is joining and must be asked who it is."""
+        if (instance := self._instances.get(id)) is None:
+            return False
+        instance.failures = 0
+        if instance.life is State.DOWN:
+            instance.life = State.JOINING
+        return instance.life is State.JOINING
+
+    def probe_failed(self, id: str, now: float) -> bool:
+        """It did not answer, or not well. True: that was one too many, and it has just gone down."""
+        if (instance := self._instances.get(id)) is None:
+            return False
+        instance.failures += 1
+        if instance.life is State.DOWN or instance.failures < self._config.health.failures:
+            return False
+        instance.life = State.DOWN
+        for target in instance.targets.values():
+            target.books.forget_gauges()
+        return True
+
+    def polling(self, id: str) -> None:
+        """A poll of its metrics is being sent."""
+        if (instance := self._instances.get(id)) is not None:
+            for target in instance.targets.values():
+                target.books.polling()
+
+    def polled(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
+        """Its metrics page, by rank, sent for at `sent_at`. Returns targets that only the page made known."""
+        if (instance := self._instances.get(id)) is None or instance.life is State.DOWN:
+            return []
+        if len(page) == 1 and len(instance.targets) == 1:
+            # One engine behind one door is that engine, however it is numbered (external data-parallel balancing).
+            page = dict(zip(instance.targets, page.values(), strict=True))
+        fresh = [rank for rank in page if rank not in instance.targets]
+        if fresh:
+            self._set_ranks(instance, sorted({*instance.targets, *fresh}))
+        for rank, gauges in page.items():
+            instance.targets[rank].polled(gauges, sent_at)
+        return [instance.targets[rank] for rank in fresh]
+
+    # who may get a request
+
+    def resolve(self, model: str) -> Served | None:
+        """What a model name means; None: no instance ever named it. One whose instances are all down is still known:
+        asking for it is a 503, not a 404.
+        """
+        return self._served.get(model)
+
+    def serving(self, model: str | None) -> list[Target]:
+        """Every target that serves the model, well or not; None: every target."""
+        return list(self._targets.values()) if model is None else self._by_model.get(model, [])
+
+    def candidates(self, model: str | None, excluding: Collection[str], now: float) -> list[Target]:
+        """Of those, the ones that may get a request now, in the order their instances joined."""
+        return [
+            target
+            for target in self.serving(model)
+            if target.instance.life is State.READY
+            and not target.instance.drained
+            and target.id not in excluding
+            and target.breaker.lets(now)
+        ]
+
+    def models(self) -> list[Card]:
+        """The union of the cards of all instances that could answer, each name once."""
+        cards: dict[str, Card] = {}
+        for instance in self._instances.values():
+            if instance.life is State.READY:
+                for card in instance.cards:
+                    cards.setdefault(card.id, card)
+        return list(cards.values())
+
+    def arrived(self, now: float) -> None:
+        """A request arrived: the moment at which `busy` looks at the fleet."""
+        elapsed_s = now - self._busy_at
+        if self.busy is not None and elapsed_s < BUSY_EVERY_S:
+            return
+        ready = [instance for instance in self._instances.values() if instance.life is State.READY]
+        if not ready:
+            return
+        share = sum(instance.prefilling for instance in ready) / len(ready)
+        old = share if self.busy is None else self.busy
+        self.busy = share + (old - share) * exp(-elapsed_s / BUSY_OVER_S)
+        self._busy_at = now
+
+    # looking around
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._instances.values())
+
+    def get(self, id: str) -> Instance | None:
+        return self._instances.get(id)
+
+    def target(self, id: TargetId) -> Target | None:
+        return self._targets.get(id)
+
+    # keeping order
+
+    def _set_cards(self, instance: Instance, cards: Sequence[Card]) -> None:
+        instance.cards = tuple(cards)
+        instance.served = read_cards(cards)
+
+    def _set_ranks(self, instance: Instance, ranks: Sequence[int]) -> None:
+        """Targets that stay keep their books: requests are in flight on them."""
+        breaker = self._config.breaker
+        instance.targets = {
+            rank: instance.targets.get(rank)
+            or Target(instance, rank, Breaker(breaker.failures, breaker.open_s), instance.speed)
+            for rank in ranks
+        }
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Rebuilt on every change of who serves what, which is rare, so that a request only looks up."""
+        self._targets = {t.id: t for i in self._instances.values() for t in i.targets.values()}
+        self._by_model = {}
+        self._served = {}
+        for instance in self._instances.values():
+            for name, served in instance.served.items():
+                self._served.setdefault(name, served)
+                self._by_model.setdefault(name, []).extend(instance.targets.values())
+
+
+def read_cards(cards: Sequence[Card]) -> dict[str, Served]:
+    """What each name on an instance means. Base cards with the same root are aliases: the first is the base's name.
+    An adapter whose parent is not on the list belongs to the first base.
+    """
+    base_of_root: dict[str | None, str] = {}
+    served: dict[str, Served] = {}
+    for card in cards:
+        if card.parent is None:
+            base = card.id if card.root is None else base_of_root.setdefault(card.root, card.id)
+            served[card.id] = Served(base, None)
+    first = next(iter(served.values()), None)
+    for card in cards:
+        if card.parent is not None and card.id not in served:
+            parent = served.get(card.parent, first)
+            served[card.id] = Served(parent.base if parent else card.parent, card.id)
+    return served

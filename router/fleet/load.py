@@ -1,0 +1,177 @@
+"""How busy a target is: our own books, reconciled with what the engine says of itself.
+
+The books are exact and immediate but see only this router's requests; the engine's gauges see everybody's but are up
+to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle" engine;
+choosing by books alone is blind to other routers. So the books lead, and from each poll we keep only what they cannot
+know: `elsewhere`, the requests that were not ours.
+
+    own     ....3...4...4...3........      peak while the poll is under way = 4
+    poll         sent ------ answered      engine: running 5 + waiting 1  ->  elsewhere = 6 - 4 = 2
+
+The engine looked at itself somewhere between `sent` and `answered`, and its view of our requests trails ours at both
+ends (we book before it hears of a request, and release after it is done with it). So the *largest* own count of that
+time is subtracted: the error then goes towards "nobody else", which the next poll of a busy target corrects within a
+quarter second. The other error, phantom strangers on a target that has just become idle, would keep it idle until
+the next slow poll.
+"""
+
+from __future__ import annotations
+
+from router.engines.base import Gauges
+from scorers.contract import Load, Speed
+
+NO_GAUGES = Gauges(None, None, None, None, None, None, None)
+
+
+class Booking:
+    """One request's share of a target's load: from the choice until `release`, which counts once."""
+
+    __slots__ = (
+        "_attended",
+        "_books",
+        "_context_tokens",
+        "_prefilling",
+        "_prompt_tokens",
+        "_released",
+        "_uncached_tokens",
+        "alone",
+    )
+
+    def __init__(self, books: Books, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
+        self._books = books
+        self._uncached_tokens = uncached_tokens
+        self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
+        self._prompt_tokens = prompt_tokens
+        self._context_tokens = prompt_tokens
+        self._prefilling = True
+        self._released = False
+        self.alone = alone  # nothing else was waiting for its first byte: its TTFT shows the engine's bare speed
+
+    def first_byte(self) -> None:
+        """The prefill is over. Later calls, and calls after `release`, change nothing."""
+        if self._prefilling:
+            self._prefilling = False
+            books = self._books
+            books.changes += 1
+            books.prefilling -= 1
+            books.prefill_tokens -= self._uncached_tokens
+            books.prefill_attended -= self._attended
+
+    def progress(self, new_tokens: int) -> None:
+        """The answer grew by this many tokens: they occupy cache too."""
+        if not self._released:
+            self._books.changes += 1
+            self._context_tokens += new_tokens
+            self._books.context_tokens += new_tokens
+
+    def release(self) -> bool:
+        """Give everything back. False, and counted, when it was given back before."""
+        books = self._books
+        if self._released:
+            books.double_releases += 1
+            return False
+        self.first_byte()
+        self._released = True
+        books.changes += 1
+        books.requests -= 1
+        books.prompt_tokens -= self._prompt_tokens
+        books.context_tokens -= self._context_tokens
+        return True
+
+
+class Books:
+    """One target's bookings in flight, as running totals, and the engine's last gauges."""
+
+    __slots__ = (
+        "_peak",
+        "changes",
+        "context_tokens",
+        "double_releases",
+        "elsewhere",
+        "gauges",
+        "gauges_at",
+        "prefill_attended",
+        "prefill_tokens",
+        "prefilling",
+        "prompt_tokens",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.changes = 0  # of anything below: whoever keeps a `load` sees by it that it is outdated
+        self.requests = 0
+        self.prefilling = 0  # of those, without a first byte yet
+        self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
+        self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
+        self.prompt_tokens = 0  # whole prompts of all
+        self.context_tokens = 0  # prompt and answer tokens of all
+        self.double_releases = 0  # a caller's mistake; tests hold it at 0
+        self.gauges = NO_GAUGES
+        self.gauges_at: float | None = None  # when the last answered poll was sent: its oldest possible truth
+        self.elsewhere: int | None = None
+        self._peak = 0
+
+    def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
+        """At the choice, in the same loop turn. `uncached_tokens` is what the target has yet to compute."""
+        booking = Booking(self, uncached_tokens, prompt_tokens, not self.prefilling and not self.gauges.waiting)
+        self.changes += 1
+        self.requests += 1
+        self.prefilling += 1
+        self.prefill_tokens += uncached_tokens
+        self.prefill_attended += booking._attended
+        self.prompt_tokens += prompt_tokens
+        self.context_tokens += prompt_tokens
+        if self.requests > self._peak:
+            self._peak = self.requests
+        return booking
+
+    def polling(self) -> None:
+        """A poll is being sent: watch our own count until it is answered."""
+        self._peak = self.requests
+
+    def polled(self, gauges: Gauges, sent_at: float) -> None:
+        self.changes += 1
+        self.gauges = gauges
+        self.gauges_at = sent_at
+        if gauges.running is None or gauges.waiting is None:
+            self.elsewhere = None
+        else:
+            self.elsewhere = max(0, gauges.running + gauges.waiting - self._peak)
+
+    def forget_gauges(self) -> None:
+        """The process behind them is gone, or may be: unknown again."""
+        self.changes += 1
+        self.gauges = NO_GAUGES
+        self.gauges_at = self.elsewhere = None
+
+    def queued_ms(self, speed: Speed) -> float:
+        """The prefill work booked here, priced request by request: base, linear and attention part are additive."""
+        return (
+            speed.base_ms * self.prefilling
+            + (speed.us_per_token * self.prefill_tokens + speed.ns_per_token_context * self.prefill_attended / 1000)
+            / 1000
+        )
+
+    def load(self, speed: Speed, now: float) -> Load:
+        gauges = self.gauges
+        return Load(
+            self.requests,
+            self.prefilling,
+            self.prefill_tokens,
+            self.context_tokens,
+            self.queued_ms(speed) if self.prefilling else 0.0,
+            gauges.running,
+            gauges.waiting,
+            gauges.kv_usage,
+            self.elsewhere,
+            None if self.gauges_at is None else now - self.gauges_at,
+            gauges.adapters,
+            gauges.max_adapters,
+            gauges.waiting_adapters,
+            self.prompt_tokens,
+        )
+
+
+def attended_pairs(new: int, context: int) -> float:
+    """Token pairs that attention looks at to compute `new` tokens after `context`: as in `Speed.prefill_ms`."""
+    return new * (context + new / 2)

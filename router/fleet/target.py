@@ -1,0 +1,94 @@
+"""One target: a data-parallel rank of an instance, the thing that is chosen, with all that is known of it.
+
+The parts know nothing of each other (books, breaker, trust, speed); what must happen to several of them at once is
+said here, so that nobody can do half of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.blocks.events import TargetId
+from router.engines.base import Gauges
+from router.fleet.breaker import Breaker
+from router.fleet.load import Booking, Books
+from router.fleet.speed import Curve
+from router.fleet.trust import Trust
+from scorers.contract import Row
+
+if TYPE_CHECKING:
+    from router.fleet.instances import Instance
+
+ROW_KEPT_S = 0.1
+
+
+class Target:
+    __slots__ = (
+        "_row",
+        "_row_at",
+        "_row_changes",
+        "block_tokens",
+        "books",
+        "breaker",
+        "capacity_tokens",
+        "id",
+        "instance",
+        "rank",
+        "speed",
+        "trust",
+    )
+
+    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Curve) -> None:
+        self.id = TargetId(f"{instance.id}/{rank}")
+        self.instance = instance
+        self.rank = rank
+        self.books = Books()
+        self.breaker = breaker
+        self.trust = Trust()
+        self.speed = speed  # the instance's: its ranks run on the same hardware
+        self.block_tokens: int | None = None  # the event stream's word, set by the core, wins over the metrics page's
+        self.capacity_tokens: int | None = None
+        self._row: Row | None = None
+        self._row_at = 0.0
+        self._row_changes = 0
+
+    def row(self, now: float) -> Row:
+        """Its facts for a decision, but for the overlap. Kept until one changes; ages are good to `ROW_KEPT_S`."""
+        row, books = self._row, self.books
+        if (
+            row is None
+            or books.changes != self._row_changes
+            or now - self._row_at > ROW_KEPT_S
+            or row.block_tokens != self.block_tokens
+        ):
+            speed = self.speed.speed(now)
+            load = books.load(speed, now)
+            row = Row(self.id, self.instance.id, self.rank, self.block_tokens, self.capacity_tokens, None, load, speed)
+            self._row, self._row_at, self._row_changes = row, now, books.changes
+        return row
+
+    def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
+        """The target was chosen: its load and its breaker know at once."""
+        self.breaker.sent()
+        return self.books.book(uncached_tokens, prompt_tokens)
+
+    def polled(self, gauges: Gauges, sent_at: float) -> None:
+        self.books.polled(gauges, sent_at)
+        if self.block_tokens is None:
+            self.block_tokens = gauges.block_tokens
+        if gauges.capacity_tokens is not None:
+            self.capacity_tokens = gauges.capacity_tokens
+        self._row = None
+
+    def showed(self, booking: Booking, prompt_tokens: int, cached_tokens: int, ttft_ms: float, now: float) -> None:
+        """An answer told how much it had to compute and when its first byte came. Only for cached parts on the GPU."""
+        if booking.alone:
+            self.speed.observe(prompt_tokens - cached_tokens, cached_tokens, ttft_ms, now)
+
+    def renew(self) -> None:
+        """Perhaps another process answers there now. What is in flight stays booked, its speed is the hardware's."""
+        self.breaker.reset()
+        self.trust.reset()
+        self.books.forget_gauges()
+        self.block_tokens = self.capacity_tokens = None
+        self._row = None

@@ -1,0 +1,178 @@
+"""Our own books, exactly once each way, and what they make of an engine's gauges."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from router.engines.base import Gauges
+from router.fleet.load import Booking, Books, attended_pairs
+from scorers.contract import Speed
+
+SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
+
+
+def gauges(running: int | None = None, waiting: int | None = None) -> Gauges:
+    return Gauges(running, waiting, 0.5, 16, 1000, frozenset({"a"}), 4, frozenset({"b"}))
+
+
+def totals(books: Books) -> tuple[int, int, int, float, int, int]:
+    return (
+        books.requests,
+        books.prefilling,
+        books.prefill_tokens,
+        books.prefill_attended,
+        books.prompt_tokens,
+        books.context_tokens,
+    )
+
+
+def test_a_request_s_whole_life() -> None:
+    books = Books()
+    booking = books.book(uncached_tokens=300, prompt_tokens=1000)
+    assert totals(books) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
+    booking.first_byte()
+    assert totals(books) == (1, 0, 0, 0, 1000, 1000)
+    booking.progress(40)
+    booking.progress(2)
+    assert totals(books) == (1, 0, 0, 0, 1000, 1042)
+    assert booking.release()
+    assert totals(books) == (0, 0, 0, 0, 0, 0)
+
+
+def test_released_before_its_first_byte_and_only_once() -> None:
+    books = Books()
+    booking = books.book(300, 1000)
+    other = books.book(7, 9)
+    assert booking.release()
+    assert not booking.release()
+    assert books.double_releases == 1
+    booking.first_byte()
+    booking.progress(5)
+    assert totals(books) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
+    other.first_byte()
+    other.first_byte()
+    assert books.prefilling == 0
+
+
+def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
+    dice = random.Random(7)
+    books = Books()
+    live: list[Booking] = []
+    for _ in range(2000):
+        if live and dice.random() < 0.5:
+            booking = dice.choice(live)
+            step = dice.randrange(3)
+            if step == 0:
+                booking.first_byte()
+            elif step == 1:
+                booking.progress(dice.randrange(50))
+            else:
+                live.remove(booking)
+                assert booking.release()
+        else:
+            prompt = dice.randrange(1, 200_000)
+            live.append(books.book(dice.randrange(prompt + 1), prompt))
+        assert books.requests == len(live)
+    for booking in live:
+        booking.release()
+    assert totals(books) == (0, 0, 0, 0, 0, 0)
+    assert books.double_releases == 0
+
+
+def test_queued_ms_prices_each_request_by_itself() -> None:
+    books = Books()
+    books.book(1000, 1000)
+    books.book(500, 2500)
+    # 10 + 100 + 1000 * 500 * 2 / 1e6 = 111;   10 + 50 + 500 * (2000 + 250) * 2 / 1e6 = 62.25
+    assert books.load(SPEED, 0.0).queued_ms == pytest.approx(111 + 62.25)
+    assert books.load(SPEED, 0.0).queued_ms == pytest.approx(SPEED.prefill_ms(1000, 0) + SPEED.prefill_ms(500, 2000))
+
+
+def test_before_the_first_poll_everything_of_the_engine_is_unknown() -> None:
+    load = Books().load(SPEED, 5.0)
+    assert (load.running, load.waiting, load.kv_usage, load.elsewhere) == (None, None, None, None)
+    assert (load.metrics_age_s, load.adapters, load.waiting_adapters) == (None, None, None)
+    assert (load.requests, load.queued_ms) == (0, 0.0)
+
+
+def test_strangers_are_what_is_not_ours() -> None:
+    books = Books()
+    books.book(1, 1)
+    books.polling()
+    books.polled(gauges(running=3, waiting=2), sent_at=10.0)
+    load = books.load(SPEED, 10.5)
+    assert load.elsewhere == 4
+    assert load.metrics_age_s == pytest.approx(0.5)
+    assert (load.running, load.waiting, load.kv_usage, load.max_adapters) == (3, 2, 0.5, 4)
+    assert (load.adapters, load.waiting_adapters) == (frozenset("a"), frozenset("b"))
+
+
+@pytest.mark.parametrize("page", [gauges(running=None, waiting=2), gauges(running=2, waiting=None)])
+def test_half_a_page_says_nothing_of_strangers(page: Gauges) -> None:
+    books = Books()
+    books.polled(page, 1.0)
+    assert books.elsewhere is None
+
+
+def test_ours_that_ended_while_the_poll_was_under_way_are_not_strangers() -> None:
+    books = Books()
+    bookings = [books.book(1, 1) for _ in range(3)]
+    books.polling()
+    for booking in bookings:
+        booking.release()
+    books.polled(gauges(running=3, waiting=0), 1.0)
+    assert books.elsewhere == 0
+
+
+def test_ours_that_came_while_the_poll_was_under_way_are_not_strangers() -> None:
+    books = Books()
+    books.polling()
+    booking = books.book(1, 1)
+    booking.release()  # even one that came and went
+    books.polled(gauges(running=1, waiting=0), 1.0)
+    assert books.elsewhere == 0
+
+
+def test_an_older_peak_of_ours_does_not_hide_strangers() -> None:
+    books = Books()
+    for booking in [books.book(1, 1) for _ in range(5)]:
+        booking.release()
+    books.polling()
+    books.polled(gauges(running=2, waiting=1), 1.0)
+    assert books.elsewhere == 3
+
+
+def test_fewer_than_ours_is_none_elsewhere() -> None:
+    """The engine has not heard yet of what we have just booked."""
+    books = Books()
+    for _ in range(4):
+        books.book(1, 1)
+    books.polling()
+    books.polled(gauges(running=1, waiting=0), 1.0)
+    assert books.elsewhere == 0
+
+
+def test_gauges_of_a_gone_process_are_forgotten_and_the_books_are_not() -> None:
+    books = Books()
+    books.book(5, 10)
+    books.polled(gauges(1, 1), 1.0)
+    books.forget_gauges()
+    load = books.load(SPEED, 2.0)
+    assert (load.running, load.elsewhere, load.metrics_age_s) == (None, None, None)
+    assert load.requests == 1
+
+
+def test_only_a_lone_prefill_shows_bare_speed() -> None:
+    books = Books()
+    first = books.book(10, 10)
+    second = books.book(10, 10)
+    assert (first.alone, second.alone) == (True, False)
+    first.first_byte()
+    second.first_byte()
+    third = books.book(10, 10)
+    assert third.alone, "decoding neighbours are part of the normal"
+    third.first_byte()
+    books.polled(gauges(running=4, waiting=1), 1.0)
+    assert not books.book(10, 10).alone, "somebody waits there, ours or not"
