@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scorers.contract import View
+from scorers.contract import Scorer, View
 
 
 class Term(NamedTuple):
@@ -30,22 +30,23 @@ class Decision(NamedTuple):
     costs: tuple[float, ...]
     chosen: int
     skipped_filters: tuple[str, ...]  # filters that would have left no row
+    learners: tuple[Scorer, ...] = ()  # scorers of the policy that want to hear of this choice and its outcome
 
     @property
     def target(self) -> str:
         return self.view.rows[self.chosen].target
 
 
-class Attempt(msgspec.Struct):
+class Attempt(msgspec.Struct, gc=False):
     """One choice and how it went."""
 
     decision: Decision
-    predicted_tokens: int | None  # overlap that the index promised for the chosen target, in its fastest tier
+    predicted_tokens: int | None  # overlap that the index promised for the chosen target, in any tier of its own
     expected_tokens: int | None  # the same, counting what was just sent there
-    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | refused
+    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline
 
 
-class Stages(msgspec.Struct):
+class Stages(msgspec.Struct, gc=False):
     """Milliseconds that the router itself added, by stage; None where the stage did not run."""
 
     parse_ms: float | None = None
@@ -56,11 +57,12 @@ class Stages(msgspec.Struct):
     connect_ms: float | None = None
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, gc=False):
     """One request, from the choice to the end."""
 
     id: str
     number: int
+    arrived_s: float  # monotonic
     at_wall_s: float
     endpoint: str
     model: str
@@ -86,38 +88,17 @@ class Record(msgspec.Struct):
 
 def readable(record: Record) -> dict[str, Any]:
     """The record for people, as plain JSON types: every candidate with each weighted term, which add up to its cost."""
-    plain: dict[str, Any] = {
-        name: getattr(record, name) for name in record.__struct_fields__ if name not in ("attempts", "stages")
-    }
-    plain["target"] = record.target
-    plain["stages"] = msgspec.structs.asdict(record.stages)
-    plain["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]
-    return plain
+    shown: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name != "arrived_s"}
+    shown["target"] = record.target
+    shown["stages"] = msgspec.structs.asdict(record.stages)
+    shown["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]
+    return shown
 
 
 def _readable_attempt(attempt: Attempt) -> dict[str, Any]:
     decision = attempt.decision
-    candidates = []
-    for i, row in enumerate(decision.view.rows):
-        candidates.append(
-            {
-                "target": row.target,
-                "cost": decision.costs[i],
-                "terms": {
-                    t.name: {"unit": t.unit, "weight": t.weight, "cost": t.costs[i], "weighted": t.weight * t.costs[i]}
-                    for t in decision.terms
-                },
-                "overlap": row.overlap._asdict() if row.overlap is not None else None,
-                "load": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in row.load._asdict().items()},
-                "speed": {
-                    k: v._asdict() if hasattr(v, "_asdict") else v for k, v in row.speed._asdict().items()
-                },
-                "block_tokens": row.block_tokens,
-                "capacity_tokens": row.capacity_tokens,
-            }
-        )
-    view = {k: v for k, v in decision.view._asdict().items() if k not in ("rows", "pool", "session")}
-    view["pool"] = decision.view.pool._asdict() if decision.view.pool is not None else None
+    view: dict[str, Any] = plain(decision.view._replace(rows=()))
+    del view["rows"], view["session"]  # the candidates are below; whose session it is stays here
     return {
         "policy": decision.policy,
         "target": decision.target,
@@ -126,5 +107,27 @@ def _readable_attempt(attempt: Attempt) -> dict[str, Any]:
         "expected_tokens": attempt.expected_tokens,
         "skipped_filters": list(decision.skipped_filters),
         "view": view,
-        "candidates": candidates,
+        "candidates": [_readable_candidate(decision, i) for i in range(len(decision.costs))],
     }
+
+
+def _readable_candidate(decision: Decision, i: int) -> dict[str, Any]:
+    terms = {
+        term.name: {
+            "unit": term.unit,
+            "weight": term.weight,
+            "cost": term.costs[i],
+            "weighted": term.weight * term.costs[i],
+        }
+        for term in decision.terms
+    }
+    return {"cost": decision.costs[i], "terms": terms, **plain(decision.view.rows[i])}
+
+
+def plain(value: Any) -> Any:
+    """The contract's structs as JSON types: field names kept, sets sorted."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        items = [plain(item) for item in value]
+        return items if names is None else dict(zip(names, items, strict=True))
+    return sorted(value) if isinstance(value, frozenset) else value

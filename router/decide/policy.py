@@ -1,0 +1,195 @@
+"""A policy: filters, then weighted scorers, then a picker, put together from a policy file.
+
+Deciding is a function of the view. The host's side of the contract is kept here: every answer of a plug-in is checked
+(length, finite, POINTS within [0, 1]) and whatever goes wrong inside one comes out as a `PolicyFault` that names it.
+Knows nothing of sessions, experiments or what happens after the choice (desk.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import compress
+from math import isfinite
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from router.config import schema
+from router.decide.record import Decision, Term
+from router.errors import ConfigError, WarmrouteError
+from scorers.best import Best
+from scorers.contract import Filter, Needs, Picker, Plugin, Row, Scorer, Unit, View
+from scorers.least_requests import LeastRequests
+from scorers.registry import PluginError, Registry, installed
+
+T = TypeVar("T")
+P = ParamSpec("P")
+K = TypeVar("K", bound=Plugin)
+
+FALLBACK = "fallback"
+"""Name of the policy that decides where the active one failed."""
+
+SLACK = 1e-9
+"""By how much a POINTS cost may miss [0, 1]: the rounding of a few floating point operations."""
+
+
+class PolicyFault(WarmrouteError):
+    """A plug-in broke the contract during a decision."""
+
+    def __init__(self, policy: str, plugin: str, reason: str) -> None:
+        super().__init__(f"policy {policy}: {plugin}: {reason}")
+        self.policy = policy
+        self.plugin = plugin
+
+
+class NamedFilter(NamedTuple):
+    name: str
+    filter: Filter
+
+
+class WeightedScorer(NamedTuple):
+    name: str
+    weight: float
+    scorer: Scorer
+
+
+class NamedPicker(NamedTuple):
+    name: str
+    picker: Picker
+
+
+class Policy:
+    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file."""
+
+    def __init__(
+        self, name: str, filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: NamedPicker
+    ) -> None:
+        self.name = name
+        self.filters = tuple(filters)
+        self.scorers = tuple(scorers)
+        self.picker = picker
+        self.needs = Needs.NONE
+        plugins: list[Plugin] = [*(f.filter for f in filters), *(s.scorer for s in scorers), picker.picker]
+        for plugin in plugins:
+            self.needs |= plugin.needs
+        self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
+
+    def decide(self, view: View) -> Decision:
+        """The choice among `view.rows`, of which there must be at least one. Raises PolicyFault."""
+        view, skipped = self._filtered(view)
+        terms = tuple([self._term(weighted, view) for weighted in self.scorers])
+        costs = _total(terms)
+        if not isfinite(sum(costs)):
+            raise PolicyFault(self.name, "weights", "the weighted costs add up to more than a number can hold")
+        chosen = self._asked(self.picker.name, self._picked, view, costs)
+        return Decision(self.name, view, terms, costs, chosen, skipped, self._learners)
+
+    def _filtered(self, view: View) -> tuple[View, tuple[str, ...]]:
+        """The view of the rows that stay, and the filters that were skipped because none would have."""
+        skipped = []
+        for name, a_filter in self.filters:
+            kept = self._asked(name, _kept, a_filter, view)
+            if len(kept) == len(view.rows):
+                continue
+            if kept:
+                view = view._replace(rows=kept)
+            else:
+                skipped.append(name)
+        return view, tuple(skipped)
+
+    def _term(self, weighted: WeightedScorer, view: View) -> Term:
+        name, weight, scorer = weighted
+        return Term(name, scorer.unit.value, weight, self._asked(name, _scored, scorer, view))
+
+    def _picked(self, view: View, costs: tuple[float, ...]) -> int:
+        chosen = self.picker.picker.pick(view, costs)
+        if not 0 <= chosen < len(costs):
+            raise ValueError(f"picked row {chosen!r} of {len(costs)}")
+        return chosen
+
+    def _asked(self, plugin: str, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(*args, **kwargs)
+        except Exception as failure:  # a plug-in may raise anything: this is where it gets the plug-in's name
+            raise PolicyFault(self.name, plugin, f"{type(failure).__name__}: {failure}") from failure
+
+
+def build_policy(name: str, spec: schema.Policy, registry: Registry | None = None) -> Policy:
+    """The policy that a file describes. Raises ConfigError with every problem found, one a line."""
+    try:
+        registry = registry or installed()
+    except PluginError as twice:
+        raise ConfigError(f"policy {name!r}: {twice}") from twice
+    problems: list[str] = []
+
+    def built(kind: type[K], where: str, given: schema.Plugin) -> K | None:
+        try:
+            return registry.build(kind, given.name, given.model_extra or {})
+        except PluginError as refusal:
+            problems.append(f"{where}: {refusal}")
+            return None
+
+    filters = [(f.name, built(Filter, f"filters[{i}]", f)) for i, f in enumerate(spec.filters)]
+    scorers = [(s.name, s.weight, built(Scorer, f"scorers[{i}]", s)) for i, s in enumerate(spec.scorers)]
+    picker = built(Picker, "picker", spec.picker)
+    weighted = [WeightedScorer(n, w, s) for n, w, s in scorers if s is not None]
+    problems += _misfits(name, weighted)
+    if problems or picker is None:
+        raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
+    return Policy(
+        name, [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
+    )
+
+
+def fallback() -> Policy:
+    """What decides when a policy failed: the fewest requests of ours, whatever the engines say. Cannot fail itself."""
+    return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
+
+
+def _misfits(name: str, scorers: list[WeightedScorer]) -> list[str]:
+    """Why these scorers cannot be added up in one policy of this name."""
+    problems = []
+    if name == FALLBACK:
+        problems.append(f"the name {FALLBACK!r} is taken: it decides when a policy fails")
+    names = [s.name for s in scorers]
+    problems += [
+        f"scorer {n} is named {names.count(n)} times; once is enough" for n in sorted(set(names)) if names.count(n) > 1
+    ]
+    if scorers and not any(s.weight > 0 for s in scorers):
+        problems.append("at least one scorer needs a weight above 0")
+    units = ", ".join(f"{s.name} in {s.scorer.unit.value}" for s in scorers)
+    if len({s.scorer.unit for s in scorers}) > 1:
+        problems.append(f"scorers of different units cannot be added up: {units}")
+    elif len(scorers) > 1 and scorers[0].scorer.unit is Unit.RAW:
+        problems.append(f"a scorer whose unit is raw must be the only one: {units}")
+    return problems
+
+
+def _kept(a_filter: Filter, view: View) -> tuple[Row, ...]:
+    keep = a_filter.keep(view)
+    if len(keep) != len(view.rows):
+        raise ValueError(f"{len(keep)} answers for {len(view.rows)} rows")
+    return tuple(compress(view.rows, keep))
+
+
+def _scored(scorer: Scorer, view: View) -> tuple[float, ...]:
+    costs = tuple(scorer.score(view))
+    if len(costs) != len(view.rows):
+        raise ValueError(f"{len(costs)} costs for {len(view.rows)} rows")
+    if not isfinite(sum(costs)):  # a NaN or an infinity anywhere ends up in the sum
+        raise ValueError(f"a cost is not finite: {costs}")
+    if scorer.unit is Unit.POINTS and not (min(costs) >= -SLACK and max(costs) <= 1 + SLACK):
+        raise ValueError(f"costs in points lie between 0 and 1, not {min(costs)} to {max(costs)}")
+    return costs
+
+
+def _total(terms: tuple[Term, ...]) -> tuple[float, ...]:
+    """Each row's weighted sum, added up in the order of the terms."""
+    total = [terms[0].weight * cost for cost in terms[0].costs]
+    for term in terms[1:]:
+        weight = term.weight
+        total = [so_far + weight * cost for so_far, cost in zip(total, term.costs, strict=True)]
+    return tuple(total)
+
+
+def _learns(scorer: Scorer) -> bool:
+    kind = type(scorer)
+    return kind.picked is not Scorer.picked or kind.finished is not Scorer.finished

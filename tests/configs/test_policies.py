@@ -1,0 +1,46 @@
+"""Every policy file that ships is read, built and used."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from router.config import schema
+from router.decide.policy import Policy, build_policy
+from tests.suites.views import a_load, a_row, a_view, an_overlap
+
+FOLDER = Path(__file__).parents[2] / "configs" / "policies"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def policy(name: str) -> Policy:
+    return build_policy(name, schema.Policy.model_validate(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())))
+
+
+def test_the_files_that_the_readme_promises_are_there() -> None:
+    promised = {"default", "round_robin", "random", "least_requests", "session_affinity", "prefix_softmax"}
+    assert promised <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_every_file_decides_and_explains_itself(name: str) -> None:
+    decision = policy(name).decide(a_view(a_row("a"), a_row("b")))
+    assert decision.target in ("a/0", "b/0")
+    assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
+
+
+def test_default_goes_to_the_cache_unless_it_is_swamped() -> None:
+    def choice(requests: int, kv_usage: float) -> str:
+        warm = a_row("warm", an_overlap(950), a_load(requests=requests, elsewhere=0, kv_usage=kv_usage))
+        cold = a_row("cold", an_overlap(0), a_load(requests=2, elsewhere=0, kv_usage=0.1))
+        return policy("default").decide(a_view(warm, cold, prompt_tokens=1000)).target
+
+    assert choice(requests=6, kv_usage=0.4) == "warm/0"  # 2*1 + 2*0.4 + 3*0.05 = 2.95 < 0 + 2*0.1 + 3 = 3.2
+    assert choice(requests=6, kv_usage=0.9) == "cold/0"  # 2*1 + 2*0.9 + 3*0.05 = 3.95 > 3.2
+
+
+def test_session_affinity_beats_any_queue() -> None:
+    home = a_row("home", load=a_load(requests=50))
+    view = a_view(home, a_row("idle"), session="s", last_target="home/0")
+    assert policy("session_affinity").decide(view).target == "home/0"  # 0 + 0.5*1 < 1 + 0
+    assert policy("session_affinity").decide(view._replace(last_target=None)).target == "idle/0"
