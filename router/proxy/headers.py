@@ -1,0 +1,107 @@
+"""Which headers pass, and which the router sets itself, in both directions.
+
+Everything passes as it came, in its order and with its duplicates, but for: what belongs to one hop (RFC 9110 7.6.1,
+and what `Connection` names), what the router decides (length, host, request id, rank, credentials), what the operator
+forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no line break
+into a name or value; since one would let a client write headers of its own here, it is checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from router.errors import BadRequest
+
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+ROUTERS_OWN = frozenset((b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id"))
+CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+PREFIX = b"x-warmroute-"
+ORDINARY_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
+
+
+class Forwarded(NamedTuple):
+    """A client's headers as they go out, rendered once per request, whichever engine gets it."""
+
+    lines: bytes
+    credentials: bytes  # the client's own; an instance with a key of its own gets that instead
+
+
+class HeaderRules:
+    """`strip`: names that clients may not set. `own_keys`: clients' keys are the router's own, no engine sees them."""
+
+    def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
+        self._own_keys = own_keys
+        self._dropped = HOP_BY_HOP | ROUTERS_OWN | CREDENTIALS | {name.lower().encode() for name in strip}
+
+    def forward(self, headers: Headers, request_id: str) -> Forwarded:
+        """The client's headers for the engine. `request_id` is used where the client sent no `x-request-id`.
+
+        Raises `BadRequest` for a line break inside a header.
+        """
+        dropped = self._dropped | named_by_connection(headers)
+        lines = [b"%b: %b\r\n" % h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
+        given = next((value for name, value in headers if name == b"x-request-id"), None)
+        lines.append(b"x-request-id: %b\r\n" % (given or request_id.encode()))
+        credentials = [b"%b: %b\r\n" % h for h in headers if h[0] in CREDENTIALS and not self._own_keys]
+        return Forwarded(_checked(lines), _checked(credentials))
+
+
+NO_HEADERS = Forwarded(b"", b"")
+
+
+def request_head(
+    method: str, target: bytes, host: bytes, credentials: bytes, lines: bytes, rank: int | None, body_bytes: int
+) -> bytes:
+    """The head of a request to an engine, ready to be written."""
+    placed = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
+    length = b"" if method == "GET" and not body_bytes else b"content-length: %d\r\n" % body_bytes
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % (
+        method.encode(),
+        target,
+        host,
+        credentials,
+        placed,
+        lines,
+        length,
+    )
+
+
+def answer_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
+    """An engine's headers for the client. `resized`: its length no longer holds, part of the body is taken out."""
+    dropped = HOP_BY_HOP | named_by_connection(headers)
+    if resized:
+        dropped |= {b"content-length"}
+    kept = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
+    kept.append((b"x-warmroute-target", target.encode()))
+    kept.append((b"x-warmroute-record", record.encode()))
+    return kept
+
+
+def named_by_connection(headers: Headers) -> frozenset[bytes]:
+    """Names that `Connection` declares to be for this hop only."""
+    for name, value in headers:
+        if name == b"connection" and value not in ORDINARY_CONNECTION:
+            return frozenset(token.strip().lower() for n, v in headers if n == b"connection" for token in v.split(b","))
+    return frozenset()
+
+
+def _checked(lines: list[bytes]) -> bytes:
+    block = b"".join(lines)
+    if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
+        raise BadRequest("a header holds a line break")
+    return block

@@ -1,0 +1,156 @@
+"""One attempt: the request goes to one engine, its answer comes back to the client, byte for byte as it arrives.
+
+Nothing reaches the client before the engine has begun to answer (head and first byte of body), so until then the caller
+may try another engine; what may be tried again is the caller's decision. A 503 is swallowed and kept, to be shown if
+nobody else can answer. After the first byte there are only three ends: whole, broken by the engine (an event stream is
+closed with an error event in the OpenAI shape, anything else is cut so that the client sees it), or the client left,
+which cancels this and thereby closes the engine's connection: that is how vLLM is told to stop.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from router.proxy.call import Call
+from router.proxy.connection import Trouble
+from router.proxy.headers import Forwarded, Headers, answer_headers
+from router.proxy.upstream import Exchange, Question, Timeouts, Unanswered, Upstreams
+
+SHOWN_BYTES = 64 * 1024
+BUSY = 503
+
+
+class RelayWatch(Protocol):
+    """Who is told what passes by."""
+
+    def first_byte(self, status: int) -> None:
+        """The answer's first byte of body (or its end, if it has none) is here."""
+
+    def feed(self, data: bytes) -> bytes:
+        """A piece of the answer, as it arrived; what of it the client may see now."""
+
+    def last(self) -> bytes:
+        """The answer is whole: what was held back and may be seen after all."""
+
+
+class Outgoing(NamedTuple):
+    """A request on its way to one target. `hides`: the watch may take something out of the body. `anthropic`: the
+    dialect in which a broken stream is told of.
+    """
+
+    instance: str
+    target: str  # for the client's `x-warmroute-target`
+    record: str  # and `x-warmroute-record`
+    method: str
+    path: bytes  # with its query
+    headers: Forwarded
+    body: bytes
+    rank: int | None = None
+    hides: bool = False
+    anthropic: bool = False
+
+
+class Refusal(NamedTuple):
+    """The engine's own answer that it is too busy."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class NotStarted(NamedTuple):
+    """Nothing was sent to the client. `took_request` is False where the engine cannot have worked on it."""
+
+    reason: Literal["connect", "busy", "died"]
+    took_request: bool
+    detail: str = ""
+    refusal: Refusal | None = None
+
+
+class Finished(NamedTuple):
+    """The whole answer went through. `connect_s`: the part of the time that a new connection took, here as below."""
+
+    status: int
+    connect_s: float
+
+
+class Broken(NamedTuple):
+    """The engine failed after its first byte; the client was told as well as the format allows."""
+
+    status: int
+    trouble: Trouble
+    connect_s: float
+
+
+class Deadline(NamedTuple):
+    """No byte within the time for the first one; nothing was sent to the client."""
+
+
+End = NotStarted | Finished | Broken | Deadline
+
+
+async def relay(call: Call, upstreams: Upstreams, outgoing: Outgoing, limits: Timeouts, watch: RelayWatch) -> End:
+    question = Question(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
+    answer = await upstreams.ask(
+        outgoing.instance, question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
+    )
+    if isinstance(answer, Unanswered):
+        if answer.reason == "late":
+            return Deadline()
+        return NotStarted(answer.reason, answer.reason == "died", answer.detail)
+    with answer:
+        if answer.status == BUSY:
+            return await _too_busy(answer, outgoing)
+        return await _pass_on(call, answer, outgoing, watch)
+
+
+async def _too_busy(answer: Exchange, outgoing: Outgoing) -> NotStarted:
+    body = await answer.whole(SHOWN_BYTES)
+    refusal = None
+    if body is not None:
+        headers = answer_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=True)
+        refusal = Refusal(answer.status, headers, body)
+    return NotStarted("busy", False, "the engine answered 503", refusal)
+
+
+async def _pass_on(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayWatch) -> End:
+    watch.first_byte(answer.status)
+    stream = _first(answer.headers, b"content-type").lower().startswith(b"text/event-stream")
+    headers = answer_headers(
+        answer.headers, target=outgoing.target, record=outgoing.record, resized=outgoing.hides and stream
+    )
+    await call.start(answer.status, headers)
+    shown = b""
+    while piece := await answer.more():
+        seen = watch.feed(piece)
+        if answer.drained:
+            await call.finish(seen + watch.last())
+            return Finished(answer.status, answer.connect_s)
+        if seen:
+            shown = seen
+            await call.chunk(seen)
+    if answer.drained:
+        await call.finish(watch.last())
+        return Finished(answer.status, answer.connect_s)
+    trouble = answer.trouble or Trouble.CLOSED
+    if stream and not _first(headers, b"content-length"):  # an added event would break a promised length
+        await call.finish(_error_event(trouble, shown, outgoing.anthropic))
+    else:
+        call.cut()
+    return Broken(answer.status, trouble, answer.connect_s)
+
+
+def _error_event(trouble: Trouble, last: bytes, anthropic: bool) -> bytes:
+    """An event of its own: a half-sent one before it is closed first. Anthropic's clients go by the event's name."""
+    gap = b"" if not last or last.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+    if anthropic:
+        told = {"type": "error", "error": {"type": "api_error", "message": trouble.value}}
+        return gap + b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+    error = {"message": trouble.value, "type": "upstream_error", "param": None, "code": "engine_failed"}
+    return gap + b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
+def _first(headers: Headers, name: bytes) -> bytes:
+    return next((value for key, value in headers if key == name), b"")

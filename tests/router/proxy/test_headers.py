@@ -1,0 +1,100 @@
+"""What passes, what does not, in both directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import BadRequest
+from router.proxy.headers import HeaderRules, answer_headers, named_by_connection, request_head
+
+
+def forward(*headers: tuple[bytes, bytes], strip: tuple[str, ...] = (), own_keys: bool = False):
+    return HeaderRules(strip, own_keys=own_keys).forward(list(headers), "rec-1")
+
+
+def test_order_and_duplicates_are_kept():
+    assert forward((b"b", b"1"), (b"a", b"2"), (b"b", b"3")).lines == b"b: 1\r\na: 2\r\nb: 3\r\nx-request-id: rec-1\r\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"connection",
+        b"keep-alive",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"host",
+        b"content-length",
+        b"expect",
+        b"accept-encoding",
+        b"x-warmroute-anything",
+    ],
+)
+def test_names_that_never_pass(name):
+    assert forward((name, b"x")).lines == b"x-request-id: rec-1\r\n"
+
+
+def test_what_connection_names_does_not_pass():
+    lines = forward((b"connection", b"close, X-Secret"), (b"x-secret", b"1"), (b"x-open", b"2")).lines
+    assert lines == b"x-open: 2\r\nx-request-id: rec-1\r\n"
+
+
+def test_every_connection_header_is_read():
+    headers = [(b"connection", b"keep-alive"), (b"connection", b"x-a"), (b"connection", b"X-B,")]
+    assert named_by_connection(headers) == {b"keep-alive", b"x-a", b"x-b", b""}
+
+
+def test_names_the_operator_strips():
+    assert forward((b"x-vllm-priority", b"1"), strip=("X-Vllm-Priority",)).lines == b"x-request-id: rec-1\r\n"
+
+
+def test_the_clients_request_id_is_kept():
+    assert forward((b"x-request-id", b"mine")).lines == b"x-request-id: mine\r\n"
+
+
+def test_credentials_stand_apart_and_may_be_the_routers_own():
+    keys = ((b"authorization", b"Bearer a"), (b"x-api-key", b"b"))
+    assert forward(*keys).credentials == b"authorization: Bearer a\r\nx-api-key: b\r\n"
+    assert forward(*keys, own_keys=True).credentials == b""
+    assert forward(*keys).lines == b"x-request-id: rec-1\r\n"
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb"])
+def test_line_breaks_are_refused(value):
+    with pytest.raises(BadRequest):
+        forward((b"a", value))
+    with pytest.raises(BadRequest):
+        forward((b"authorization", value))
+
+
+def test_request_head():
+    head = request_head("POST", b"/a?b", b"h:1", b"authorization: Bearer k\r\n", b"a: b\r\n", 3, 7)
+    assert head == (
+        b"POST /a?b HTTP/1.1\r\nhost: h:1\r\nauthorization: Bearer k\r\nx-data-parallel-rank: 3\r\na: b\r\n"
+        b"content-length: 7\r\n\r\n"
+    )
+
+
+def test_a_get_without_a_body_has_no_length_and_an_empty_post_has_one():
+    assert b"content-length" not in request_head("GET", b"/", b"h", b"", b"", None, 0)
+    assert b"content-length: 0\r\n" in request_head("POST", b"/", b"h", b"", b"", None, 0)
+
+
+def test_answer_headers():
+    came = [
+        (b"set-cookie", b"a"),
+        (b"set-cookie", b"b"),
+        (b"connection", b"x-hop"),
+        (b"x-hop", b"1"),
+        (b"transfer-encoding", b"chunked"),
+        (b"x-warmroute-target", b"forged"),
+        (b"content-length", b"3"),
+    ]
+    ours = [(b"x-warmroute-target", b"e/0"), (b"x-warmroute-record", b"r")]
+    kept = [(b"set-cookie", b"a"), (b"set-cookie", b"b")]
+    assert answer_headers(came, target="e/0", record="r", resized=False) == [*kept, (b"content-length", b"3"), *ours]
+    assert answer_headers(came, target="e/0", record="r", resized=True) == [*kept, *ours]
