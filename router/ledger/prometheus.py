@@ -1,0 +1,248 @@
+"""`/metrics`: what happened, counted as it happens, and what is the case (`state.py`), read when scraped.
+
+Label sets are closed: paths, models and reasons that nobody configured become `other`, or a client could fill the
+memory of the router and of its Prometheus with names. Each router has metrics of its own; nothing is global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from router.decide.record import Attempt, Record
+from router.errors import (
+    BadGateway,
+    BadRequest,
+    DeadlineExceeded,
+    NoTarget,
+    NotFound,
+    Refused,
+    TooBusy,
+    TooLarge,
+    Unauthorized,
+)
+from router.ledger.series import Counts, Spread
+from router.ledger.state import TIERS, Snapshot, TargetState, TokenizerState, families
+
+__all__ = ["Metrics", "Snapshot", "TargetState", "TokenizerState"]
+
+OTHER = "other"
+MODELS_KEPT = 256  # adapters come and go; their counters stay
+ENDPOINTS_KEPT = 64
+TOKEN_SOURCES_KEPT = 32
+STAGES = ("parse", "tokens", "keys", "match", "decide", "connect")
+ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline"})
+REASONS: dict[type[Refused], str] = {
+    BadRequest: "bad_request",
+    Unauthorized: "unauthorized",
+    NotFound: "not_found",
+    TooLarge: "too_large",
+    TooBusy: "too_busy",
+    BadGateway: "bad_gateway",
+    NoTarget: "no_target",
+    DeadlineExceeded: "deadline",
+}
+WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0, 300.0, 600.0)
+ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+Table = TypeVar("Table", Counts, Spread)
+
+
+class Closed:
+    """Words that may be label values: the first `limit` that `admits` lets in; every other is `other`."""
+
+    def __init__(self, limit: int, admits: Callable[[str], bool] = lambda word: True) -> None:
+        self._limit = limit
+        self._admits = admits
+        self._known: set[str] = set()
+
+    def __call__(self, word: str) -> str:
+        if word in self._known:
+            return word
+        if len(self._known) >= self._limit or not self._admits(word):
+            return OTHER
+        self._known.add(word)
+        return word
+
+
+class Page(Collector):
+    """One scrape: everything it will say, already fixed."""
+
+    def __init__(self, tables: Sequence[Counts | Spread], in_flight: int, now: Snapshot) -> None:
+        self._tables = [table.frozen() for table in tables]
+        self._in_flight = in_flight
+        # Other rooms go on counting in the tables that the snapshot refers to.
+        self._now = now._replace(
+            targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
+            policy_faults=dict(now.policy_faults),
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("warmroute_in_flight_requests", "requests being answered", value=self._in_flight)
+        for table in self._tables:
+            yield table.family()
+        yield from families(self._now)
+        yield from ProcessCollector(registry=None).collect()
+
+    def written(self) -> bytes:
+        """Takes tens of milliseconds with hundreds of targets, and may be done in another thread."""
+        return generate_latest(self)
+
+
+class Metrics:
+    """`snapshot` is read at every scrape; `knows_model` says which model names may become labels."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], knows_model: Callable[[str], bool]) -> None:
+        self._snapshot = snapshot
+        self._model = Closed(MODELS_KEPT, knows_model)
+        self._endpoint = Closed(ENDPOINTS_KEPT)
+        self._token_source = Closed(TOKEN_SOURCES_KEPT)
+        self._in_flight = 0
+        self._tables: list[Counts | Spread] = []
+        self._make_requests()
+        self._make_tokens()
+
+    def started(self) -> None:
+        """A request was decided and is being relayed: its record is open."""
+        self._in_flight += 1
+
+    def finished(self, record: Record) -> None:
+        """The request of a record has ended, in whatever way: to be called once, after `started`."""
+        self._in_flight -= 1
+        endpoint, model = self._endpoint(record.endpoint), self._model(record.model)
+        status = "none" if record.status is None else f"{record.status // 100}xx"
+        self._requests[endpoint, model, status] += 1
+        if (reason := _reason(record)) is not None:
+            self._errors[endpoint, reason] += 1
+        if record.ttft_ms is not None:
+            self._ttft[endpoint, model].observe(record.ttft_ms / 1000)
+        if record.duration_ms is not None:
+            self._duration[endpoint, model].observe(record.duration_ms / 1000)
+        for attempt in record.attempts[:-1]:
+            self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+        self._count_stages(record)
+        self._count_tokens(record, model)
+
+    def refused(self, endpoint: str, refusal: Refused) -> None:
+        """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
+        endpoint = self._endpoint(endpoint)
+        self._requests[endpoint, OTHER, f"{refusal.status // 100}xx"] += 1
+        self._errors[endpoint, REASONS.get(type(refusal), OTHER)] += 1
+
+    def gone(self, endpoint: str) -> None:
+        """A client left before its request had a record."""
+        endpoint = self._endpoint(endpoint)
+        self._requests[endpoint, OTHER, "none"] += 1
+        self._errors[endpoint, "client_gone"] += 1
+
+    def page(self) -> Page:
+        """What a scrape would say now. To be called on the event loop's thread."""
+        return Page(self._tables, self._in_flight, self._snapshot())
+
+    def exposition(self) -> tuple[str, bytes]:
+        """Content type and text of a scrape."""
+        return CONTENT_TYPE_LATEST, self.page().written()
+
+    def _kept(self, table: Table) -> Table:
+        self._tables.append(table)
+        return table
+
+    def _make_requests(self) -> None:
+        by_endpoint = ("endpoint", "model")
+        self._requests = self._kept(
+            Counts("warmroute_requests_total", "requests ended, by class of their status", *by_endpoint, "status")
+        )
+        self._errors = self._kept(Counts("warmroute_errors_total", "requests not answered well", "endpoint", "reason"))
+        self._retries = self._kept(
+            Counts("warmroute_retries_total", "second choices, by how the first one ended", "reason")
+        )
+        self._poisonous = self._kept(Counts("warmroute_poison_requests_total", "requests on which two engines died"))
+        self._ttft = self._kept(
+            Spread("warmroute_ttft_seconds", "arrival to the first byte of the answer", WAIT_BOUNDS_S, *by_endpoint)
+        )
+        self._duration = self._kept(
+            Spread(
+                "warmroute_request_duration_seconds", "arrival to the end of the answer", WAIT_BOUNDS_S, *by_endpoint
+            )
+        )
+        self._added = self._kept(
+            Spread("warmroute_added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
+        )
+
+    def _make_tokens(self) -> None:
+        self._prompt = self._kept(
+            Counts("warmroute_prompt_tokens_total", "prompt tokens, by the engines' count", "model")
+        )
+        self._output = self._kept(
+            Counts("warmroute_output_tokens_total", "answer tokens, by the engines' count", "model")
+        )
+        self._predicted = self._kept(
+            Counts(
+                "warmroute_predicted_tokens_total",
+                "prompt tokens that the index promised on the chosen target, of answers that told what they found",
+                "model",
+                "tier",
+            )
+        )
+        self._delivered = self._kept(
+            Counts("warmroute_delivered_tokens_total", "prompt tokens that engines reported as cached", "model")
+        )
+        self._token_ids = self._kept(
+            Counts(
+                "warmroute_token_ids_total",
+                "requests by where their token ids came from, or why there are none",
+                "source",
+            )
+        )
+
+    def _count_stages(self, record: Record) -> None:
+        stages = record.stages
+        took = (
+            stages.parse_ms, stages.tokens_ms, stages.keys_ms, stages.match_ms, stages.decide_ms, stages.connect_ms
+        )  # fmt: skip
+        for stage, ms in zip(STAGES, took, strict=True):
+            if ms is not None:
+                self._added[(stage,)].observe(ms / 1000)
+
+    def _count_tokens(self, record: Record, model: str) -> None:
+        self._token_ids[(self._token_source(record.tokens_from),)] += 1
+        if record.poison:
+            self._poisonous[()] += 1
+        if record.prompt_tokens is not None:
+            self._prompt[(model,)] += record.prompt_tokens
+        if record.output_tokens is not None:
+            self._output[(model,)] += record.output_tokens
+        if record.cached_tokens is not None and record.attempts:
+            self._delivered[(model,)] += record.cached_tokens
+            self._count_predicted(record.attempts[-1], model)
+
+    def _count_predicted(self, attempt: Attempt, model: str) -> None:
+        """Tiers hold cumulative runs; each label counts what its tier adds."""
+        overlap = attempt.decision.view.rows[attempt.decision.chosen].overlap
+        if overlap is None:
+            return
+        slower = 0
+        for tier, tokens in zip(TIERS, overlap[:3], strict=True):
+            self._predicted[model, tier] += tokens - slower
+            slower = tokens
+
+
+def _reason(record: Record) -> str | None:
+    """Why the request was not answered well; None: it was. A 4xx is the engine's word on what the client sent."""
+    if record.poison:
+        return "poison"
+    if record.attempts and (end := record.attempts[-1].end) in ENDS:
+        return end
+    if record.status is None:
+        return "client_gone"
+    if not record.attempts:
+        return "no_target"
+    if record.status >= 400:
+        return "engine_5xx" if record.status >= 500 else "engine_4xx"
+    return None

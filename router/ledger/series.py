@@ -1,0 +1,82 @@
+"""Counters and histograms as plain tables: label values -> numbers.
+
+Why not `prometheus_client.Counter` and `Histogram`: they lock each number and search buckets one by one, and a finished
+request touches twenty of them (15 us; these cost a third). Only the event loop's thread counts, so nothing needs a
+lock; a scrape takes a `frozen` copy, which another thread may then write out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Self
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+
+class Counts(dict[tuple[str, ...], float]):
+    """A counter with labels: `counts["/v1/score", "2xx"] += 1`."""
+
+    def __init__(self, name: str, meaning: str, *labels: str) -> None:
+        super().__init__()
+        self.name, self.meaning, self.labels = name, meaning, labels
+
+    def __missing__(self, labels: tuple[str, ...]) -> float:
+        return 0.0
+
+    def frozen(self) -> Self:
+        copy = type(self)(self.name, self.meaning, *self.labels)
+        copy.update(self)
+        return copy
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name, self.meaning, labels=self.labels)
+        for labels, value in self.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Buckets:
+    """One series of a histogram: how many values fell under each bound, the last one being infinity."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def frozen(self) -> Buckets:
+        copy = Buckets(self._bounds)
+        copy.counts, copy.total = self.counts.copy(), self.total
+        return copy
+
+
+class Spread(dict[tuple[str, ...], Buckets]):
+    """A histogram with labels: `spread[("match",)].observe(0.002)`."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> None:
+        super().__init__()
+        self.name, self.meaning, self.bounds, self.labels = name, meaning, bounds, labels
+
+    def __missing__(self, labels: tuple[str, ...]) -> Buckets:
+        buckets = self[labels] = Buckets(self.bounds)
+        return buckets
+
+    def frozen(self) -> Self:
+        copy = type(self)(self.name, self.meaning, self.bounds, *self.labels)
+        copy.update((labels, buckets.frozen()) for labels, buckets in self.items())
+        return copy
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
+        edges = [*(str(bound) for bound in self.bounds), "+Inf"]
+        for labels, buckets in self.items():
+            under = list(zip(edges, accumulate(buckets.counts), strict=True))
+            family.add_metric(labels, under, sum_value=buckets.total)
+        return family

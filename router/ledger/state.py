@@ -1,0 +1,252 @@
+"""What is the case right now, as metrics: taken from a snapshot at the moment of a scrape.
+
+Nothing is kept here between scrapes, so the series of an instance that left are gone by themselves, and nobody has to
+remember to set a gauge back. Counters of other rooms (event streams, tokenizers) come the same way. The composition
+root makes the snapshot; this file does not know where its numbers come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+TARGET = ("target", "instance")
+TIERS = ("gpu", "cpu", "disk")
+INSTANCE_STATES = ("joining", "ready", "draining", "down")
+BREAKER_STATES = ("closed", "open", "half_open")
+STREAM_STATES = ("off", "new", "replaying", "live", "lost")
+TOKENIZER_SOURCES = ("local", "remote")
+
+
+class TargetState(NamedTuple):
+    """One target at the moment of the scrape. None: not known, and then there is no sample."""
+
+    target: str
+    instance: str
+    state: str  # one of INSTANCE_STATES
+    breaker: str  # one of BREAKER_STATES
+    requests: int
+    prefilling: int
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    index_blocks: tuple[int, int, int]  # per tier, as in TIERS
+    index_bytes: int
+    orphans: int
+    stream_state: str  # one of STREAM_STATES
+    trusted: bool
+    lag_s: float | None
+    batches: int
+    events: int
+    gaps: int
+    replays: int
+    restarts: int
+    malformed: int
+    skipped: Mapping[str, int]  # by reason
+    speed_us_per_token: float
+    speed_samples: int
+
+
+class TokenizerState(NamedTuple):
+    """One model's tokenizer."""
+
+    model: str
+    source: str  # one of TOKENIZER_SOURCES
+    proofs: int  # comparisons with an engine's own tokens
+    mismatches: int  # comparisons and answers that showed a difference
+
+
+class Snapshot(NamedTuple):
+    targets: Sequence[TargetState]
+    tokenizers: Sequence[TokenizerState]
+    policy_faults: Mapping[tuple[str, str], int]  # by policy and plug-in
+    discovery_trouble: Mapping[str, bool]  # by source
+
+
+class Reading(NamedTuple):
+    """One metric with a sample per target."""
+
+    family: type[CounterMetricFamily | GaugeMetricFamily]
+    name: str
+    meaning: str
+    value: Callable[[TargetState], float | None]
+
+
+READINGS = (
+    Reading(GaugeMetricFamily, "warmroute_target_requests", "our requests in flight there", lambda t: t.requests),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_target_prefilling_requests",
+        "of those, still without a first byte",
+        lambda t: t.prefilling,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_engine_running_requests",
+        "requests running, as the engine last said",
+        lambda t: t.running,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_engine_waiting_requests",
+        "requests waiting, as the engine last said",
+        lambda t: t.waiting,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_engine_kv_usage_ratio",
+        "share of cache blocks in use by live requests, as the engine last said",
+        lambda t: t.kv_usage,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_index_bytes",
+        "estimated memory of what the index knows of the target",
+        lambda t: t.index_bytes,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_index_orphan_blocks",
+        "blocks whose parent is not known (yet)",
+        lambda t: t.orphans,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_stream_trusted",
+        "1 while the target's events are believed, 0 while approximate knowledge is used instead",
+        lambda t: t.trusted,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_stream_lag_seconds",
+        "age of the last event batch when it arrived, by both clocks",
+        lambda t: t.lag_s,
+    ),
+    Reading(CounterMetricFamily, "warmroute_stream_batches_total", "event batches received", lambda t: t.batches),
+    Reading(CounterMetricFamily, "warmroute_stream_events_total", "events applied", lambda t: t.events),
+    Reading(CounterMetricFamily, "warmroute_stream_gaps_total", "holes in the sequence", lambda t: t.gaps),
+    Reading(CounterMetricFamily, "warmroute_stream_replays_total", "replays asked for", lambda t: t.replays),
+    Reading(CounterMetricFamily, "warmroute_stream_restarts_total", "engine restarts seen", lambda t: t.restarts),
+    Reading(
+        CounterMetricFamily,
+        "warmroute_stream_decode_errors_total",
+        "messages that could not be decoded",
+        lambda t: t.malformed,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_prefill_us_per_token",
+        "fitted prefill cost of the instance, microseconds per uncached token",
+        lambda t: t.speed_us_per_token,
+    ),
+    Reading(
+        GaugeMetricFamily,
+        "warmroute_prefill_samples",
+        "requests behind that fit; 0: the configured prior",
+        lambda t: t.speed_samples,
+    ),
+)
+
+
+def families(now: Snapshot) -> Iterator[Metric]:
+    """Every metric of this file, with or without samples."""
+    for reading in READINGS:
+        family = reading.family(reading.name, reading.meaning, labels=TARGET)
+        for t in now.targets:
+            if (value := reading.value(t)) is not None:
+                family.add_metric((t.target, t.instance), value)
+        yield family
+    yield from _states(now.targets)
+    yield _index_blocks(now.targets)
+    yield _skipped(now.targets)
+    yield from _tokenizers(now.tokenizers)
+    yield _policy_faults(now.policy_faults)
+    yield _discovery_trouble(now.discovery_trouble)
+
+
+def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    """1 for the state a thing is in, 0 for the others, so that alerts can be written on any of them."""
+    instance = GaugeMetricFamily(
+        "warmroute_instance_state", "1 for the state the instance is in", labels=("instance", "state")
+    )
+    for name, current in {t.instance: t.state for t in targets}.items():
+        for state in INSTANCE_STATES:
+            instance.add_metric((name, state), state == current)
+    breaker = GaugeMetricFamily(
+        "warmroute_breaker_state", "1 for the state the target's breaker is in", labels=(*TARGET, "state")
+    )
+    stream = GaugeMetricFamily(
+        "warmroute_stream_state", "1 for the state the target's event stream is in", labels=(*TARGET, "state")
+    )
+    for t in targets:
+        for state in BREAKER_STATES:
+            breaker.add_metric((t.target, t.instance, state), state == t.breaker)
+        for state in STREAM_STATES:
+            stream.add_metric((t.target, t.instance, state), state == t.stream_state)
+    yield from (instance, breaker, stream)
+
+
+def _index_blocks(targets: Sequence[TargetState]) -> Metric:
+    family = GaugeMetricFamily(
+        "warmroute_index_blocks", "blocks that the index knows the target to hold", labels=(*TARGET, "tier")
+    )
+    for t in targets:
+        for tier, blocks in zip(TIERS, t.index_blocks, strict=True):
+            family.add_metric((t.target, t.instance, tier), blocks)
+    return family
+
+
+def _skipped(targets: Sequence[TargetState]) -> Metric:
+    family = CounterMetricFamily(
+        "warmroute_stream_skipped_events_total",
+        "events that say nothing about token blocks, by reason",
+        labels=(*TARGET, "reason"),
+    )
+    for t in targets:
+        for reason, count in t.skipped.items():
+            family.add_metric((t.target, t.instance, reason), count)
+    return family
+
+
+def _tokenizers(tokenizers: Sequence[TokenizerState]) -> Iterator[Metric]:
+    source = GaugeMetricFamily(
+        "warmroute_tokenizer_source", "1 for where the model's token ids come from", labels=("model", "source")
+    )
+    proofs = CounterMetricFamily(
+        "warmroute_tokenizer_proofs_total", "comparisons with an engine's own token ids", labels=("model",)
+    )
+    mismatches = CounterMetricFamily(
+        "warmroute_tokenizer_mismatches_total",
+        "comparisons and answers whose token count differed from ours",
+        labels=("model",),
+    )
+    for t in tokenizers:
+        for choice in TOKENIZER_SOURCES:
+            source.add_metric((t.model, choice), choice == t.source)
+        proofs.add_metric((t.model,), t.proofs)
+        mismatches.add_metric((t.model,), t.mismatches)
+    yield from (source, proofs, mismatches)
+
+
+def _policy_faults(faults: Mapping[tuple[str, str], int]) -> Metric:
+    family = CounterMetricFamily(
+        "warmroute_policy_faults_total",
+        "failures of a policy's plug-in; a choice that fails so is made by the fallback",
+        labels=("policy", "plugin"),
+    )
+    for labels, count in faults.items():
+        family.add_metric(labels, count)
+    return family
+
+
+def _discovery_trouble(trouble: Mapping[str, bool]) -> Metric:
+    family = GaugeMetricFamily(
+        "warmroute_discovery_trouble",
+        "1 while the source of instances cannot be read and the last list stands",
+        labels=("source",),
+    )
+    for source, troubled in trouble.items():
+        family.add_metric((source,), troubled)
+    return family
