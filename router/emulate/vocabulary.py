@@ -1,0 +1,55 @@
+"""The emulated engines' words: text to token ids, one token to its text, and the tokens that answers are made of.
+
+Answers are drawn from tokens that spell a whole word with its leading space, because those survive the round trip: the
+text of an answer, sent back as history in the next turn, becomes the very tokens that were generated, and so it hits
+the cache as it mostly does on a real engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+DATA = Path(__file__).parent / "data"
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END = "<|im_end|>"
+
+
+class Vocabulary:
+    """A model directory's tokenizer. Raises FileNotFoundError without a `tokenizer.json`."""
+
+    def __init__(self, folder: Path = DATA) -> None:
+        self.folder = folder
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no tokenizer there")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        self.end_token = self._tokenizer.token_to_id(self.config["eos_token"]) or 0
+        self._texts = [self._tokenizer.decode([id]) for id in range(self._tokenizer.get_vocab_size())]
+        self.words = [id for id, text in enumerate(self._texts) if text[:1] == " " and _is_word(text[1:])]
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """`special`: add what the tokenizer's post-processor adds, like a begin-of-text token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def text(self, token: int) -> str:
+        """One token's text; special tokens and unknown ids have none."""
+        return self._texts[token] if token < len(self._texts) else ""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the tokenizer writes them down, for `return_token_strs`."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isalpha() and len(text) > 1

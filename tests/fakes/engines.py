@@ -1,0 +1,82 @@
+"""Emulated engines for everybody's tests: real sockets, ports from the system, no time spent unless asked for.
+
+    async with engine(ranks=2) as fake:              in this process and loop; look inside with fake.server
+    async with engine_process(model="m") as member:  a process of its own, to be killed; restarted by its fleet
+
+Options are the fields of `EngineOptions`. Everything is gone when the block is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from router.clock import SystemClock
+from router.emulate.calls import Call
+from router.emulate.options import EngineOptions
+from router.emulate.server import Server
+from router.emulate.supervise import EmbeddedFleet, Member
+from router.sim.engine import Gauges
+
+INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, "answer_tokens": 16}
+
+
+class FakeEngine:
+    """A running emulated engine and the levers that tests pull."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def address(self) -> str:
+        """host:port"""
+        return f"{self.server.options.host}:{self.server.port}"
+
+    def faults(self, **changes: Any) -> None:
+        """Set the named faults, keep the others."""
+        cores = self.server.cores
+        cores.disturb(cores.faults.changed(msgspec.json.encode(changes)))
+
+    def restart(self) -> None:
+        """The engine core crashes and comes back empty; the HTTP server stays."""
+        self.server.cores.restart()
+
+    def seen(self, path: str) -> list[Call]:
+        """Requests to this path, oldest first, as they arrived."""
+        return [call for call in self.server.app.seen if call.path == path]
+
+    def gauges(self, rank: int = 0) -> Gauges:
+        return self.server.cores.all[rank].engine.gauges()
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """As GET /kv_event_sources tells them."""
+        return self.server.cores.sources()
+
+
+@asynccontextmanager
+async def engine(**options: Any) -> AsyncIterator[FakeEngine]:
+    async with Server(EngineOptions(**(INSTANT | options)), SystemClock()) as server:
+        yield FakeEngine(server)
+
+
+@asynccontextmanager
+async def engine_process(**options: Any) -> AsyncIterator[Callable[[], Member]]:
+    """Yields a function that tells the process as it is now: its pid changes when it is killed and comes back."""
+    async with EmbeddedFleet([EngineOptions(**(INSTANT | options))]) as fleet:
+        yield lambda: fleet.members[0]
+
+
+async def eventually(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
+    """Wait until it holds. Fails with its last value when it does not in time."""
+    end = asyncio.get_running_loop().time() + deadline_s
+    while not (value := condition()):
+        assert asyncio.get_running_loop().time() < end, f"not in {deadline_s} s: still {value!r}"
+        await asyncio.sleep(0.002)
