@@ -1,0 +1,173 @@
+"""What is the case, for people and for metrics: reads the rooms, changes nothing but what an operator asks for.
+
+Implements `web.admin.Operations` and makes the snapshot behind the state metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.blocks.events import Tier
+from router.blocks.knowledge import Stream
+from router.clock import Clock
+from router.core import Core
+from router.decide.policy import Policy
+from router.decide.record import plain, readable
+from router.discovery.base import Discovery
+from router.feeds.health import Health
+from router.fleet.instances import Instance
+from router.fleet.target import Target
+from router.ledger.ring import Ring
+from router.ledger.state import Snapshot, TargetState, TokenizerState
+from router.tokens.tokens import Tokens
+
+
+class Report:
+    def __init__(
+        self,
+        core: Core,
+        tokens: Tokens,
+        health: Health,
+        discoveries: Mapping[str, Discovery],
+        ring: Ring,
+        policies: Mapping[str, Policy],
+        clock: Clock,
+    ) -> None:
+        self._core = core
+        self._tokens = tokens
+        self._health = health
+        self._discoveries = discoveries
+        self._ring = ring
+        self._policies = policies
+        self._clock = clock
+
+    # web.admin.Operations
+
+    def instances(self) -> list[dict[str, Any]]:
+        tokenizers = self._tokens.report()
+        return [
+            {
+                "id": instance.id,
+                "url": instance.config.url,
+                "state": instance.state.value,
+                "trouble": self._health.trouble(instance.id),
+                "models": [card.id for card in instance.cards],
+                "tokenizer": tokenizers[instance.base]._asdict() if instance.base in tokenizers else None,
+                "targets": [self._target(target) for target in instance.targets.values()],
+            }
+            for instance in self._core.fleet
+        ]
+
+    def discovery(self) -> dict[str, str | None]:
+        return {name: discovery.trouble for name, discovery in self._discoveries.items()}
+
+    def drain(self, instance: str, on: bool) -> bool:
+        return self._core.fleet.drain(instance) if on else self._core.fleet.undrain(instance)
+
+    def record(self, record_id: str) -> dict[str, Any] | None:
+        record = self._ring.get(record_id)
+        return None if record is None else readable(record)
+
+    def records(self, limit: int) -> list[dict[str, Any]]:
+        return [readable(record) for record in self._ring.latest(limit)]
+
+    def policies(self) -> dict[str, Any]:
+        return {
+            "active": self._core.desk.policy.name,
+            "names": sorted(self._policies),
+            "needs": [need.name for need in self._core.desk.needs],
+        }
+
+    # the state metrics
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            targets=[self._state(i, target) for i in self._core.fleet for target in i.targets.values()],
+            tokenizers=[
+                TokenizerState(model, told.source, told.proofs, told.mismatches)
+                for model, told in self._tokens.report().items()
+            ],
+            policy_faults=self._core.desk.faults,
+            discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
+        )
+
+    def _state(self, instance: Instance, target: Target) -> TargetState:
+        now = self._clock.now()
+        books, speed = target.books, target.speed.speed(now)
+        stream = self._core.knowledge.stream(target.id)
+        book = stream.book if stream is not None else None
+        return TargetState(
+            target=target.id,
+            instance=instance.id,
+            state=instance.state.value,
+            breaker=target.breaker.state(now),
+            requests=books.requests,
+            prefilling=books.prefilling,
+            running=books.gauges.running,
+            waiting=books.gauges.waiting,
+            kv_usage=books.gauges.kv_usage,
+            index_blocks=stream.stats.blocks if stream is not None else (0, 0, 0),
+            index_bytes=stream.stats.bytes if stream is not None else 0,
+            orphans=stream.stats.orphans if stream is not None else 0,
+            stream_state=book.state if book is not None else "off",
+            trusted=book is not None and book.trusted and target.trust.trusted,
+            lag_s=book.lag_s if book is not None else None,
+            batches=stream.batches if stream is not None else 0,
+            events=book.events if book is not None else 0,
+            gaps=book.gaps if book is not None else 0,
+            replays=book.replays if book is not None else 0,
+            restarts=book.restarts if book is not None else 0,
+            malformed=stream.malformed if stream is not None else 0,
+            skipped=stream.skipped if stream is not None else {},
+            speed_us_per_token=speed.us_per_token,
+            speed_samples=speed.samples,
+        )
+
+    def _target(self, target: Target) -> dict[str, Any]:
+        now = self._clock.now()
+        speed = target.speed.speed(now)
+        stream = self._core.knowledge.stream(target.id)
+        book = stream.book if stream is not None else None
+        listening = book is not None and book.trusted and not book.joined_late
+        return {
+            "id": target.id,
+            "rank": target.rank,
+            "breaker": target.breaker.state(now),
+            "block_tokens": target.block_tokens,
+            "capacity_tokens": target.capacity_tokens,
+            "load": plain(target.books.load(speed, now)),
+            "speed": plain(speed),
+            "promises": {
+                "trusted": target.trust.trusted,
+                "kept": target.trust.kept,
+                "broken": target.trust.overpromised,
+                "missed": target.trust.missed,
+                "alarm": target.trust.alarm if listening else None,
+            },
+            "stream": readable_stream(stream, now),
+        }
+
+
+def readable_stream(stream: Stream | None, now: float) -> dict[str, Any] | None:
+    """None: the target has no event stream."""
+    if stream is None or (book := stream.book) is None:
+        return None
+    return {
+        "state": book.state,
+        "joined_late": book.joined_late,
+        "turned_over": stream.turned_over,
+        "last_seq": book.last_seq,
+        "silent_s": None if book.last_heard_s is None else now - book.last_heard_s,
+        "lag_s": book.lag_s,
+        "events": book.events,
+        "gaps": book.gaps,
+        "replays": book.replays,
+        "restarts": book.restarts,
+        "duplicates": book.duplicates,
+        "malformed": stream.malformed,
+        "skipped": dict(stream.skipped),
+        "blocks": {tier.name.lower(): stream.stats.blocks[tier] for tier in Tier},
+        "orphans": stream.stats.orphans,
+        "bytes": stream.stats.bytes,
+    }

@@ -1,0 +1,96 @@
+"""Error answers in the client's own dialect: OpenAI's shape everywhere, Anthropic's on `/v1/messages`.
+
+Used by the public door, which is plain ASGI, and by the FastAPI applications, where `install` also turns the
+framework's own refusals (unknown path, wrong method, invalid parameter) into the same shape. A stream that breaks after
+its first byte is not an answer any more: `proxy/relay.py` tells of it inside the stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from router.errors import Refused
+
+ANTHROPIC_PATHS = "/v1/messages"
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class Invalid(Refused):
+    status, kind = 422, "invalid_request_error"
+
+
+class ErrorAnswer(NamedTuple):
+    """`headers` without content-length."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def error_answer(refused: Refused, path: str = "") -> ErrorAnswer:
+    """The answer to a request for `path` that is refused."""
+    headers = [(b"content-type", b"application/json")]
+    if refused.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % refused.retry_after_s))
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    shape = _anthropic if path.startswith(ANTHROPIC_PATHS) else _openai
+    return ErrorAnswer(refused.status, headers, msgspec.json.encode(shape(refused)))
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of `app` one of these."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refused)
+        return _response(error)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return _response(Invalid(f"{name}: {first['msg']}", param=name, code="invalid_value"))
+
+    async def unserved(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        refusal = Refused(f"{request.method} {request.url.path}: {error.detail.lower()}")
+        refusal.status = error.status_code
+        refusal.kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        response = _response(refusal)
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unserved)
+
+
+def _openai(refused: Refused) -> dict[str, Any]:
+    error = {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}
+    return {"error": error}
+
+
+def _anthropic(refused: Refused) -> dict[str, Any]:
+    default = "api_error" if refused.status >= 500 else "invalid_request_error"
+    kind = ANTHROPIC_KINDS.get(refused.status, default)
+    return {"type": "error", "error": {"type": kind, "message": refused.message}}
+
+
+def _response(refused: Refused) -> Response:
+    answer = error_answer(refused)
+    response = Response(answer.body, answer.status)
+    for name, value in answer.headers:
+        response.headers[name.decode()] = value.decode()
+    return response

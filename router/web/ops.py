@@ -1,0 +1,43 @@
+"""What machines ask about the router itself, on the public port: `/health`, `/ready`, `/metrics`.
+
+`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose engines
+are down. `/ready` says whether a load balancer should send requests here. Nothing else is served, and no description of
+it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from router.ledger.prometheus import Metrics
+from router.web.errors import install
+
+
+def ops_app(why_not_ready: Callable[[], str | None], metrics: Metrics) -> FastAPI:
+    """`why_not_ready` answers None when the router is started, not stopping, and has an engine to send to."""
+    app = FastAPI(openapi_url=None)
+    install(app)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        reason = why_not_ready()
+        if reason is not None:
+            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        # Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait.
+        text = await asyncio.to_thread(metrics.page().written)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return app

@@ -1,0 +1,107 @@
+"""The wiring, without a network: what the rooms are built of, and the router's own life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.app import App, build_core, build_tokens, built_policies, discoveries, secret_of
+from router.blocks.keys import Keyring
+from router.clock import ManualClock
+from router.config import schema
+from router.discovery.file import FileDiscovery
+from router.discovery.static import StaticDiscovery
+from router.engines.base import Card
+from router.errors import ConfigError
+from router.proxy.upstream import Upstreams
+from tests.fakes.engines import eventually
+
+RANDOM = {"default": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
+TOKENIZER = str(Path(__file__).parents[2] / "router/emulate/data")
+CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
+
+
+def config(**changes: object) -> schema.Config:
+    return schema.Config.model_validate({"policies": RANDOM, "seed": 1} | changes)
+
+
+def instance(name: str) -> schema.Instance:
+    return schema.Instance.model_validate({"name": name, "url": "http://127.0.0.1:1"})
+
+
+# what the rooms are built of
+
+
+def test_every_policy_is_built_at_the_start() -> None:
+    broken = {"warm": schema.Policy.model_validate({"scorers": [{"name": "prefix_overlapp"}]})}
+    with pytest.raises(ConfigError, match=r"policies\.warm: .*unknown scorer 'prefix_overlapp'.*prefix_overlap"):
+        built_policies(config(policies=RANDOM | broken))
+    assert list(built_policies(config())) == ["default"]
+
+
+def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
+    assert discoveries(schema.Fleet()) == {}
+    both = discoveries(schema.Fleet(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
+    assert {name: type(discovery) for name, discovery in both.items()} == {
+        "config": StaticDiscovery,
+        "file": FileDiscovery,
+    }
+
+
+def test_the_cores_chance_hangs_on_the_seed_given() -> None:
+    def seed(settings: schema.Config) -> int:
+        return build_core(settings, built_policies(settings)["default"], Keyring(1), ManualClock()).desk.seed
+
+    assert seed(config(seed=7)) == 7
+    assert seed(config(seed=None)) != seed(config(seed=None))
+
+
+def test_models_without_a_local_tokenizer_ask_their_engines() -> None:
+    settings = config(tokenizers={"warm-tiny": {"path": TOKENIZER}, "other": {}})
+    tokens = build_tokens(settings, Keyring(1), Upstreams(connect_timeout_s=1, keepalive_s=1), ManualClock())
+    assert list(tokens.report()) == ["warm-tiny"]
+    tokens.close()
+
+
+def test_the_secret_of_block_keys_depends_on_all_of_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def secret(given: str) -> int:
+        monkeypatch.setenv("KEY_SECRET", given)
+        return secret_of(config(index={"key_secret_env": "KEY_SECRET"}))
+
+    assert secret("warmroute-production-1") == secret("warmroute-production-1")
+    shown = {secret(given) for given in ("warmroute-production-1", "warmroute-production-2", "warm", "x", "ü")}
+    assert len(shown) == 5, "the first eight characters are often the same"
+    assert all(0 <= value < 1 << 64 for value in shown)
+
+
+def test_without_one_it_is_random() -> None:
+    assert secret_of(config()) != secret_of(config())
+
+
+# its own life
+
+
+async def test_ready_from_the_first_ready_instance_until_it_stops() -> None:
+    local = {"host": "127.0.0.1", "port": 0}
+    app = App(config(listen=local, admin=local, limits={"grace_s": 0.2}, fleet={"instances": [instance("a")]}))
+    assert app.why_not_ready() == "starting"
+    await app.start()
+    assert app.why_not_ready() == "no instance is ready"
+    assert 0 < app.port != app.admin_port > 0
+    await eventually(lambda: [member.id for member in app._core.fleet] == ["a"])
+    app._members.joined("a", [CARD], [])
+    assert app.why_not_ready() is None
+    await app.stop()
+    assert app.why_not_ready() == "stopping"
+
+
+async def test_a_port_that_is_taken_is_said_so() -> None:
+    local = {"host": "127.0.0.1", "port": 0}
+    first = App(config(listen=local, admin=local))
+    await first.start()
+    second = App(config(listen=local | {"port": first.port}, admin=local))
+    with pytest.raises(ConfigError, match=str(first.port)):
+        await second.start()
+    await second.stop()
+    await first.stop()
