@@ -1,0 +1,286 @@
+"""A whole router in front of emulated engines, on real sockets, for the tests of this folder.
+
+    async with router([a, b], usage="observe") as r:    in this process and loop; look inside with r.app, r.core
+    async with router_process(config) as r:             a process of its own, for signals and memory
+
+Both yield when every engine is known, heard and proved, so a test's first request already meets the usual state.
+`await r.record(answer)` is what the router wrote down about it, read through the admin door like anybody would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from router.app import App
+from router.config import schema
+from router.core import Core
+from router.emulate.supervise import Member
+from router.fleet.instances import State
+from router.lobby.lobby import Lobby
+from tests.fakes.engines import FakeEngine, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "warm-tiny"
+TOKENIZER = str(ROOT / "router/emulate/data")
+WARM = {"scorers": [{"name": "prefix_overlap"}], "picker": {"name": "best"}}
+SOON = {"idle_interval_s": 0.2}  # the first look at a metrics page, which tells the block size, comes within this
+LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}
+PROCESS_START_S = 30.0
+LISTENING = re.compile(rb"listening on ([\w.]+):(\d+), admin on ([\w.]+):(\d+)")
+
+Json = dict[str, Any]
+Engine = FakeEngine | Member | str | Mapping[str, Any]
+"""One engine of a fleet: a running fake, a url, or the fields of `schema.Instance`."""
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
+    """Everything here runs on uvloop, as production does."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Doors:
+    """A running router from outside: its two addresses, and clients for them."""
+
+    def __init__(self, url: str, admin_url: str) -> None:
+        self.url = url
+        self.admin_url = admin_url
+        self.http = self.client()
+        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        """Another client of the public door, with connections of its own. The caller closes it."""
+        own = {"base_url": self.url, "timeout": 10.0, "limits": httpx.Limits(max_connections=None)}
+        return httpx.AsyncClient(**(own | options))
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.admin.aclose()
+
+    async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """`body` as JSON, or bytes as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body)
+        headers = {"content-type": "application/json"} | options.pop("headers", {})
+        return await self.http.post(path, content=content, headers=headers, **options)
+
+    async def record(self, of: httpx.Response | str) -> Json:
+        """The finished record of an answer, or by its id."""
+        id = of if isinstance(of, str) else of.headers["x-warmroute-record"]
+        async with asyncio.timeout(5.0):
+            while not (found := (await self.admin.get(f"/admin/records/{id}")).raise_for_status().json())["done"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        return dict(found)
+
+    async def records(self, limit: int = 50) -> list[Json]:
+        """The newest first."""
+        answer = await self.admin.get("/admin/records", params={"limit": limit})
+        return list(answer.raise_for_status().json()["records"])
+
+    async def instances(self) -> dict[str, Json]:
+        """What the admin page says, by instance id."""
+        answer = (await self.admin.get("/admin/instances")).raise_for_status().json()
+        return {instance["id"]: instance for instance in answer["instances"]}
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of `name` with these labels."""
+        page = (await self.http.get("/metrics")).raise_for_status().text
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in page.splitlines() if re.match(rf"{re.escape(name)}[ {{]", line)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
+
+
+class Router(Doors):
+    """A router in this process."""
+
+    def __init__(self, app: App, engines: Sequence[FakeEngine], scheme: str) -> None:
+        super().__init__(f"{scheme}://127.0.0.1:{app.port}", f"http://127.0.0.1:{app.admin_port}")
+        self.app = app
+        self.engines = engines
+
+    @property
+    def core(self) -> Core:
+        return self.app._core
+
+    @property
+    def lobby(self) -> Lobby:
+        return self.app._lobby
+
+    @property
+    def booked(self) -> int:
+        """Requests in the books of all targets."""
+        return sum(instance.requests for instance in self.core.fleet)
+
+    def idle(self) -> bool:
+        """Nothing is under way and every count is back where it began."""
+        prefilling = sum(t.books.prefilling for i in self.core.fleet for t in i.targets.values())
+        return (self.lobby.inside, self.lobby.held_bytes, self.booked, prefilling) == (0, 0, 0, 0)
+
+    def proved(self) -> bool:
+        """Our tokenizers were compared with every engine that serves their model."""
+        told = self.app._tokens.report()
+        served = [instance.base for instance in self.core.fleet]
+        return all(told[base].proofs >= served.count(base) for base in set(served) if base in told)
+
+    def polled(self) -> bool:
+        """Every target's metrics page has been read."""
+        targets = [target for instance in self.core.fleet for target in instance.targets.values()]
+        return all(target.block_tokens is not None for target in targets)
+
+    def heard(self) -> bool:
+        """Every event that the engines published so far has been applied."""
+        return all(self._heard(engine) for engine in self.engines)
+
+    def _heard(self, engine: FakeEngine) -> bool:
+        member = next(i for i in self.core.fleet if i.config.url == engine.url)
+        for core in engine.server.cores.all:
+            if core.publisher is not None:
+                stream = self.core.knowledge.stream(f"{member.id}/{core.publisher.rank}")
+                if stream is None or stream.book is None or not stream.book.trusted:
+                    return False
+                if (stream.book.last_seq or 0) < core.publisher._sequence - 1:
+                    return False
+        return True
+
+    async def hear(self) -> None:
+        await eventually(self.heard)
+
+
+class RouterProcess(Doors):
+    """A router in a process of its own. `log` is what it has written to standard error so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: bytearray, url: str, admin_url: str) -> None:
+        super().__init__(url, admin_url)
+        self.process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def instance_of(engine: Engine) -> Json:
+    """As it stands in a configuration."""
+    match engine:
+        case str():
+            return {"url": engine}
+        case FakeEngine() | Member():
+            return {"url": engine.url}
+        case _:
+            return dict(engine)
+
+
+def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
+    """A configuration on free ports with one policy that looks at caches only. An override of a section keeps the
+    rest of the section.
+    """
+    config: Json = {
+        "listen": LOCAL,
+        "admin": LOCAL,
+        "fleet": {"instances": [instance_of(engine) for engine in engines], "metrics": SOON},
+        "tokenizers": {MODEL: {"path": TOKENIZER}},
+        "policies": {"warm": WARM},
+        "active": "warm",
+        "seed": 1,
+    }
+    for name, value in overrides.items():
+        keeps = isinstance(value, dict) and name not in ("tokenizers", "policies")
+        config[name] = config.get(name, {}) | value if keeps else value
+    return config
+
+
+@asynccontextmanager
+async def _router(engines: Sequence[Engine] = (), *, wait: bool = True, **overrides: Any) -> AsyncIterator[Router]:
+    config = schema.Config.model_validate(config_of(engines, **overrides))
+    app = App(config)
+    await app.start()
+    fakes = [engine for engine in engines if isinstance(engine, FakeEngine)]
+    running = Router(app, fakes, "https" if config.listen.tls else "http")
+    try:
+        if wait:
+            states = lambda: {i.id: i.state for i in app._core.fleet}  # noqa: E731
+            expected = len(config.fleet.instances)
+            await eventually(lambda: sum(state is State.READY for state in states().values()) >= expected)
+            await eventually(running.proved)
+            await eventually(running.polled)
+            await running.hear()
+        yield running
+    finally:
+        await running.close()
+        await app.stop()
+
+
+@asynccontextmanager
+async def _router_process(config: Json, folder: Path) -> AsyncIterator[RouterProcess]:
+    file = folder / "router.yaml"
+    file.write_text(json.dumps({"listen": LOCAL, "admin": LOCAL} | config))  # JSON is YAML
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--config", str(file)), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+    log = bytearray()
+    reading = asyncio.create_task(_collect(process, log))
+    try:
+        await eventually(lambda: LISTENING.search(log) or process.returncode is not None, PROCESS_START_S)
+        found = LISTENING.search(log)
+        assert found is not None, f"it ended with {process.returncode}: {log.decode()}"
+        host, port, admin_host, admin_port = (part.decode() for part in found.groups())
+        running = RouterProcess(process, log, f"http://{host}:{port}", f"http://{admin_host}:{admin_port}")
+        try:
+            async with asyncio.timeout(PROCESS_START_S):
+                while (await running.http.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            yield running
+        finally:
+            await running.close()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def _collect(process: asyncio.subprocess.Process, log: bytearray) -> None:
+    assert process.stderr is not None
+    while data := await process.stderr.read(65536):
+        log += data
+
+
+@pytest.fixture
+def router() -> Callable[..., AbstractAsyncContextManager[Router]]:
+    """`router(engines, wait=True, **config sections)`; see `config_of` for what it starts from."""
+    return _router
+
+
+@pytest.fixture(scope="module")
+def router_of_module() -> Callable[..., AbstractAsyncContextManager[Router]]:
+    """The same, for fixtures that keep one router for a whole file."""
+    return _router
+
+
+@pytest.fixture
+def router_process(tmp_path: Path) -> Callable[[Json], AbstractAsyncContextManager[RouterProcess]]:
+    """`router_process(config)`: yields when it is ready; killed at the end unless it has ended by itself."""
+    return lambda config: _router_process(config, tmp_path)
+
+
+@pytest.fixture
+def fleet_config() -> Callable[..., Json]:
+    """`fleet_config(engines, **sections)`: a configuration to give to `router_process`."""
+    return config_of
