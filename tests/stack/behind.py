@@ -1,0 +1,210 @@
+"""The router in front of the real engines, and every request that goes through it with what it promised.
+
+`Behind.ask` sends one request, reads the answer as a client would, fetches the decision's record and holds the promise
+(`predicted_tokens`: what the index said the chosen target holds) against the delivery (`cached_tokens`: what the engine
+reported). Then it waits until the router has heard all that the engine had to say about it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from tests.stack.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Json
+from tests.stack.children import Child, free_port, until
+from tests.stack.engines import MODEL, Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 60.0
+HEARD_S = 15.0
+
+
+class Asked(NamedTuple):
+    """One request as the client and the router saw it."""
+
+    path: str
+    stream: bool
+    text: str  # of the answer
+    record: Json
+    exception: str | None  # the name of the one reason why this promise may be broken
+
+    @property
+    def target(self) -> str:
+        return str(self.record["target"])
+
+    @property
+    def instance(self) -> str:
+        return self.target.rpartition("/")[0]
+
+    @property
+    def predicted(self) -> int | None:
+        tokens: int | None = self.record["attempts"][-1]["predicted_tokens"]
+        return tokens
+
+    @property
+    def cached(self) -> int | None:
+        tokens: int | None = self.record["cached_tokens"]
+        return tokens
+
+    @property
+    def kept(self) -> bool:
+        return self.predicted is not None and self.predicted == self.cached
+
+    def held(self, instance: str) -> int | None:
+        """What the router believed `instance` holds of this prompt, chosen or not; None: unknown, or no candidate."""
+        for row in self.record["attempts"][-1]["candidates"]:
+            if row["target"] == f"{instance}/0" and row["overlap"] is not None:
+                return int(row["overlap"]["gpu_tokens"])
+        return None
+
+
+class Behind:
+    """A running router and its clients. `asked` is everything that went through, in order."""
+
+    def __init__(self, name: str, engines: Sequence[Engine], model: Path, picker: Json, folder: Path) -> None:
+        self.engines = engines
+        self.asked: list[Asked] = []
+        port, admin = free_port(), free_port()
+        config = {
+            "listen": {"host": "127.0.0.1", "port": port},
+            "admin": {"port": admin},
+            "fleet": {"instances": [{"url": engine.url, "name": engine.name} for engine in engines]},
+            "tokenizers": {MODEL: {"path": str(model / "tiny")}},
+            "policies": {"warm": {"scorers": [{"name": "prefix_overlap"}], "picker": picker}},
+            "active": "warm",
+        }
+        file = folder / f"{name}.yaml"
+        file.write_text(json.dumps(config))  # JSON is YAML
+        self.child = Child(name, [sys.executable, "-m", "router", "serve", "--config", str(file)], folder)
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+        self._admin = httpx.Client(base_url=f"http://127.0.0.1:{admin}", timeout=10.0)
+
+    def close(self) -> int | None:
+        """SIGTERM; its exit code."""
+        self._http.close()
+        self._admin.close()
+        return self.child.stop()
+
+    def wait(self) -> None:
+        """Until it is ready and hears all engines."""
+        self.child.wait(self._ready, READY_S)
+        for engine in self.engines:
+            self.hear(engine)
+
+    def _ready(self) -> bool:
+        try:
+            return self._http.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def engine(self, name: str) -> Engine:
+        return next(engine for engine in self.engines if engine.name == name)
+
+    def instance(self, name: str) -> Json:
+        """What the admin page says of an instance."""
+        listed = self._admin.get("/admin/instances").raise_for_status().json()["instances"]
+        found: Json = next(instance for instance in listed if instance["id"] == name)
+        return found
+
+    def state(self, name: str) -> str:
+        return str(self.instance(name)["state"])
+
+    def hear(self, engine: Engine) -> None:
+        """Until the router has applied all events of what the engine did so far."""
+        said = engine.said_all()
+        until(f"the router hears {engine.name} up to batch {said}", lambda: self._heard(engine) == said, HEARD_S)
+
+    def _heard(self, engine: Engine) -> int | None:
+        """The number of the last batch that the router has applied; None while its stream is not live."""
+        stream = self.stream(engine.name)
+        return stream["last_seq"] if stream is not None and stream["state"] == "live" else None
+
+    def stream(self, name: str) -> Json | None:
+        """What the admin page says of an instance's event stream."""
+        targets = self.instance(name)["targets"]
+        return targets[0]["stream"] if targets else None
+
+    def ask(self, path: str, body: Json, *, tokens_from: str = "local", exception: str | None = None) -> Asked:
+        """One request, checked: answered, counted, and its promise kept unless `exception` says why not."""
+        body = {"model": MODEL, **body}
+        if body.get("stream"):
+            record_id, pieces = self._stream(path, body)
+        else:
+            answer = self._http.post(path, json=body)
+            assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
+            record_id, pieces = answer.headers["x-warmroute-record"], [answer.json()]
+        asked = Asked(path, bool(body.get("stream")), _text(path, pieces), self._record(record_id), exception)
+        self.asked.append(asked)
+        _check(asked, tokens_from)
+        self.hear(self.engine(asked.instance))
+        return asked
+
+    def _stream(self, path: str, body: Json) -> tuple[str, list[Json]]:
+        with self._http.stream("POST", path, json=body) as answer:
+            assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.read().decode()}"
+            data = [line[len("data: ") :] for line in answer.iter_lines() if line.startswith("data: ")]
+        pieces = [json.loads(piece) for piece in data if piece != "[DONE]"]
+        if path in (CHAT, COMPLETIONS):
+            assert data[-1] == "[DONE]"
+            wanted = (body.get("stream_options") or {}).get("include_usage", False)
+            assert any(piece.get("usage") for piece in pieces) == wanted, "usage shown as the client asked"
+        return answer.headers["x-warmroute-record"], pieces
+
+    def _record(self, record_id: str) -> Json:
+        def fetch() -> Json:
+            found: Json = self._admin.get(f"/admin/records/{record_id}").raise_for_status().json()
+            return found
+
+        until(f"record {record_id} is done", lambda: fetch()["done"])
+        return fetch()
+
+
+def _check(asked: Asked, tokens_from: str) -> None:
+    record = asked.record
+    story = f"{asked.path} on {asked.target}: {json.dumps(record)[:3000]}"
+    assert record["status"] == 200, story
+    assert record["tokens_from"] == tokens_from, story
+    assert record["prompt_tokens"] is not None, story
+    assert record["prompt_tokens_counted"] == record["prompt_tokens"], story
+    if asked.exception is None:
+        assert asked.predicted == asked.cached, f"predicted {asked.predicted}, delivered {asked.cached}: {story}"
+
+
+def _text(path: str, pieces: list[Json]) -> str:
+    """The answer's text, whole or from its stream."""
+    return "".join(_piece_text(path, piece) for piece in pieces)
+
+
+def _piece_text(path: str, piece: Json) -> str:
+    if path == CHAT:
+        return "".join(
+            (choice.get("delta") or choice.get("message") or {}).get("content") or "" for choice in piece["choices"]
+        )
+    if path == COMPLETIONS:
+        return "".join(choice["text"] for choice in piece["choices"])
+    if path == RESPONSES and piece.get("object") == "response":
+        return "".join(part["text"] for item in piece["output"] for part in item.get("content") or [])
+    if path == RESPONSES:
+        return piece["delta"] if piece.get("type") == "response.output_text.delta" else ""
+    assert path == MESSAGES
+    if piece["type"] == "message":
+        return "".join(block.get("text", "") for block in piece["content"])
+    return str(piece["delta"].get("text", "")) if piece["type"] == "content_block_delta" else ""
+
+
+@contextmanager
+def router_in_front(name: str, engines: Sequence[Engine], model: Path, picker: Json, folder: Path) -> Iterator[Behind]:
+    """A router that has just started; ended at the end, and it must end well."""
+    behind = Behind(name, engines, model, picker, folder)
+    behind.child.start()
+    try:
+        yield behind
+    finally:
+        code = behind.close()
+    assert code == 0, f"the router ended with {code}:\n{behind.child.tail()}"

@@ -1,0 +1,156 @@
+"""Makes a tiny random Qwen2 and one LoRA adapter for it, with nothing downloaded: `make_model.py FOLDER`.
+
+Its words are meaningless, but its tokenizer (byte-level BPE), its chat template (ChatML with tools, after Qwen's) and
+its KV cache are of the real kind, and that is all the tests ask of it. Run with the Python of the stack environment.
+The template is made to show every mistake in the conversion of messages: it prints tool-call arguments through
+`tojson`, so a string in the place of an object changes the tokens, and it knows a kwarg.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY = 4096
+POSITIONS = 32768
+LAYERS, HIDDEN, HEADS, KV_HEADS, RANK = 2, 256, 4, 2, 8
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+# How Qwen2 splits text into words: transformers does so for every Qwen2 model, whatever the model's own file says.
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PLAIN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]  # added tokens that are not special, as in Qwen's
+
+TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n\\nYou may call these functions:\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n\\nAnswer with <tool_call>{\\"name\\": ..., \\"arguments\\": ...}</tool_call>.<|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}
+        {{- '<|im_start|>system\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if message.content %}
+            {{- message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if (loop.first and message.content) or not loop.first %}
+                {{- '\\n' }}
+            {%- endif %}
+            {%- if tool_call.function %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the text that every Python brings along."""
+    raw = Tokenizer(models.BPE())
+    raw.normalizer = normalizers.NFC()
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()
+    corpus = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(PLAIN),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train([str(path) for path in corpus], trainer)
+    raw.add_tokens([AddedToken(word, special=False, normalized=False) for word in PLAIN])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        model_max_length=POSITIONS,
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def make_adapter(folder: Path) -> None:
+    """A LoRA of rank 8 on the query projections."""
+    folder.mkdir(parents=True)
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny", "bias": "none"}
+    settings |= {"r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1))
+    weights = {}
+    for layer in range(LAYERS):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{name}.lora_A.weight"] = 0.02 * torch.randn(RANK, HIDDEN, dtype=torch.float32)
+        weights[f"{name}.lora_B.weight"] = 0.02 * torch.randn(HIDDEN, RANK, dtype=torch.float32)
+    save_file(weights, str(folder / "adapter_model.safetensors"))
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    words = make_tokenizer()
+    make_model(target / "tiny", words)
+    make_adapter(target / "adapter")
