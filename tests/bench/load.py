@@ -1,0 +1,122 @@
+"""A bounded load over kept-alive loopback connections: so many requests, so many at a time, every answer checked.
+
+Raw protocols again: the load shares two cores with the router that is measured, so it must cost little itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of load: `requests` in all over `connections`; each answer must bring `chunks` pieces of a stream."""
+
+    name: str
+    unit: str
+    requests: int
+    connections: int
+    body_bytes: int
+    chunks: int = 0
+
+    @property
+    def units(self) -> int:
+        return self.requests * max(1, self.chunks)
+
+    def body(self, model: str) -> bytes:
+        request: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": ""}]}
+        if self.chunks:
+            request |= {"stream": True, "max_tokens": self.chunks}
+        padding = self.body_bytes - len(json.dumps(request))
+        words = "the warm cache remembers what the cold one forgot and "
+        request["messages"][0]["content"] = (words * (padding // len(words) + 1))[:padding]
+        return json.dumps(request).encode()
+
+
+class LoadFailed(Exception):
+    """An answer was not what it had to be."""
+
+
+class _Left:
+    """Requests not yet sent, shared by all connections."""
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+
+    def take(self) -> bool:
+        self.requests -= 1
+        return self.requests >= 0
+
+
+class _Client(asyncio.Protocol):
+    def __init__(self, request: bytes, chunks: int, left: _Left, done: asyncio.Future[None]) -> None:
+        self._request = request
+        self._chunks = chunks
+        self._left = left
+        self._done = done
+        self._parser: Any = None
+        self._transport: asyncio.Transport | None = None
+        self._seen = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(LoadFailed("the router closed a connection in use"))
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self._seen += body.count(b'"content":')
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != 200 or self._seen != max(1, self._chunks):
+            self._finish(LoadFailed(f"status {status} with {self._seen} of {max(1, self._chunks)} pieces"))
+            return
+        asyncio.get_running_loop().call_soon(self._send)  # not from within the parser that it replaces
+
+    def _send(self) -> None:
+        if self._done.done():
+            return
+        if not self._left.take():
+            self._finish(None)
+            return
+        assert self._transport is not None
+        self._seen = 0
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(self._request)
+
+    def _finish(self, failure: LoadFailed | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(failure) if failure else self._done.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def send(shape: Shape, port: int, model: str) -> None:
+    """Sends the whole load and returns when every answer is there. Raises LoadFailed at the first wrong one."""
+    body = shape.body(model)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    left = _Left(shape.requests)
+    loop = asyncio.get_running_loop()
+    ends: list[asyncio.Future[None]] = []
+    for _ in range(shape.connections):
+        done: asyncio.Future[None] = loop.create_future()
+        ends.append(done)
+        await loop.create_connection(
+            lambda d=done: _Client(head.encode() + body, shape.chunks, left, d), "127.0.0.1", port
+        )
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*ends)
