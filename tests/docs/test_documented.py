@@ -1,0 +1,77 @@
+"""What a user can set, ask for or see is documented: each name stands in some Markdown file of the repository."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from router.config.schemas import keys
+from router.ledger.prometheus import Metrics
+from router.ledger.state import Snapshot
+from router.prompt.prompt import Endpoint
+from router.web.admin import admin_app
+from router.web.openai import BY_LOAD, OPS
+from scorers.registry import BUILTINS
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT, ROOT / "configs", ROOT / "router", ROOT / "scorers")
+
+
+class Nobody:
+    """Operations that are never asked."""
+
+
+@pytest.fixture(scope="module")
+def documents() -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for folder in FOLDERS for file in sorted(folder.glob("*.md")))
+
+
+def undocumented(names: list[str], documents: str) -> list[str]:
+    return [name for name in names if f"`{name}`" not in documents]
+
+
+def test_every_config_key(documents: str) -> None:
+    names = [key.path for key in keys()]
+    assert len(names) > 80
+    assert undocumented(names, documents) == []
+
+
+def test_every_metric(documents: str) -> None:
+    page = Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True).page()
+    names = [f.name + ("_total" if f.type == "counter" else "") for f in page.collect()]
+    ours = [name for name in names if name.startswith("warmroute_")]
+    assert len(ours) > 35
+    assert undocumented(ours, documents) == []
+
+
+def test_every_endpoint(documents: str) -> None:
+    by_cache = [endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER]
+    assert undocumented([*by_cache, *sorted(BY_LOAD | OPS)], documents) == []
+
+
+def test_every_admin_endpoint(documents: str) -> None:
+    paths = admin_app(Nobody(), []).openapi()["paths"]  # type: ignore[arg-type]
+    names = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    assert len(names) == 6
+    assert undocumented(names, documents) == []
+
+
+def test_every_plug_in(documents: str) -> None:
+    names = sorted(name for of_kind in BUILTINS.values() for name in of_kind)
+    assert {"prefix_overlap", "best"} <= set(names)
+    assert undocumented(names, documents) == []
+
+
+def test_every_command_and_option(documents: str) -> None:
+    """Read from the source, not by starting the program: names of functions under `@app.command`."""
+    tree = ast.parse((ROOT / "router/cli.py").read_text(encoding="utf-8"))
+    commands = [
+        node.name.rstrip("_")
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(d, ast.Call) and ast.unparse(d.func) == "app.command" for d in node.decorator_list)
+    ]
+    assert {"serve", "fleet", "engine", "check"} <= set(commands)
+    assert [name for name in commands if f"warmroute {name}" not in documents] == []
