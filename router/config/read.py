@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from router.config.complaints import complaints, unknown
 from router.config.document import Document, Problem, load, text_of
 from router.config.references import broken_instances, broken_references
-from router.config.schema import Config, Instance, Policy
+from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -75,13 +75,14 @@ def read_instances(path: Path | str) -> list[Instance]:
 
 
 def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, Policy]:
-    """Every policy by its name: those given inline and those of `policies_dir`. Raises `ConfigError`.
+    """Every policy by its name: those given inline and of `policies_dir`; without either, the default.
 
     `base_dir` is where a relative `policies_dir` starts; a config from `read_config` has an absolute one.
+    Raises `ConfigError`.
     """
     policies = dict(config.policies)
     if config.policies_dir is None:
-        return policies
+        return policies or {"default": DEFAULT_POLICY}
     folder = Path(base_dir, config.policies_dir)
     if not folder.is_dir():
         raise ConfigError(f"policies_dir: no such folder: {folder}")

@@ -271,6 +271,15 @@ class Policy(Section):
     picker: Plugin = Field(default=Plugin(name="best"), description="how a row is taken from the costs")
 
 
+DEFAULT_POLICY = Policy(  # as configs/policies/default.yaml, which says why
+    scorers=[
+        WeightedPlugin(name="queue_depth", weight=2),
+        WeightedPlugin(name="kv_usage", weight=2),
+        WeightedPlugin(name="prefix_overlap", weight=3),
+    ]
+)
+
+
 class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severity that is logged"
@@ -297,7 +306,10 @@ class Config(Section):
     )
     records: Records = Records()
     policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
-    policies: dict[str, Policy] = Field(default={}, description="policies given here, by name")
+    policies: dict[str, Policy] = Field(
+        default={},
+        description="policies given here, by name; without any, and without a folder, there is one: `default`",
+    )
     active: str = Field(default="default", description="name of the policy that decides")
     seed: int | None = Field(default=None, description="seed of everything left to chance; default: random per process")
     log: Log = Log()

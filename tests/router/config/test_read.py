@@ -240,7 +240,9 @@ def test_the_active_policy_must_exist(folder: Path) -> None:
     assert refusal(folder, MINIMAL + "active: defalt\n") == [
         '3: active: unknown policy "defalt": did you mean "default"?'
     ]
-    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == ['2: active: unknown policy "x": known here: none']
+    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == [
+        '2: active: unknown policy "x": known here: default'
+    ]
 
 
 # policies
@@ -366,3 +368,9 @@ def test_effective_with_all_policies_inline(folder: Path) -> None:
 def test_effective_of_a_policy(folder: Path) -> None:
     policy = read_policy_file(put(folder, "scorers: [{name: random}]"))
     assert read_policy_file(put(folder, effective(policy))) == policy
+
+
+def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
+    config = read_config(put(folder, "fleet: {instances: [{url: 'http://127.0.0.1:8100'}]}"))
+    shipped = Path(__file__).parents[3] / "configs/policies/default.yaml"
+    assert load_policies(config) == {config.active: read_policy_file(shipped)}
