@@ -16,15 +16,9 @@ from msgspec import Raw
 
 from router.errors import BadRequest
 
-OWN_HEADERS = b"x-warmroute-"
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dict[str, Raw] | None)
 _USAGE = b'"stream_options":{"include_usage":true}'
-
-
-def is_stripped_header(name: bytes, names: Collection[bytes]) -> bool:
-    """Whether a client may not send this header. `name` and `names` are lower case; our own never pass."""
-    return name in names or name.startswith(OWN_HEADERS)
 
 
 class Body(NamedTuple):

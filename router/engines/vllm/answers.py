@@ -67,12 +67,6 @@ def _reachable(endpoint: str | None, host: str) -> str | None:
     return f"tcp://{bound}:{port}"
 
 
-def read_version(body: bytes) -> str | None:
-    """`GET /version`."""
-    answer = _json(body)
-    return _text(answer, "version") if isinstance(answer, dict) else None
-
-
 def read_tokenize(body: bytes) -> list[int] | None:
     """`POST /tokenize`: the prompt's token ids."""
     answer = _json(body)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.base import Card, EventEndpoint
-from router.engines.vllm.answers import read_event_sources, read_models, read_tokenize, read_version
+from router.engines.vllm.answers import read_event_sources, read_models, read_tokenize
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -108,11 +108,6 @@ def test_one_rank_given_twice_does_not_confuse() -> None:
     assert [s.rank for s in sources or []] == [1]
 
 
-def test_version() -> None:
-    assert read_version(b'{"version":"0.32.0"}') == "0.32.0"
-    assert read_version(b'{"version":32}') is None
-
-
 def test_a_recorded_tokenize_answer() -> None:
     tokens = read_tokenize((DATA / "vllm-0.32-tokenize.json").read_bytes())
     assert tokens == [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201]
@@ -123,7 +118,7 @@ def sources_of(body: bytes) -> list[EventEndpoint] | None:
     return read_event_sources(body, "h")
 
 
-READERS: list[Callable[[bytes], object]] = [read_models, sources_of, read_version, read_tokenize]
+READERS: list[Callable[[bytes], object]] = [read_models, sources_of, read_tokenize]
 
 
 @pytest.mark.parametrize("read", READERS)
