@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.prompt.edge import is_stripped_header, open_body, with_usage
+from router.prompt.edge import open_body, with_usage
+from router.prompt.read import ReadOptions, read_prompt
 
 NAMES = frozenset(("kv_transfer_params", "vllm_xargs"))
+SKIMMING = ReadOptions(NAMES, want_source=False)
 
 plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -130,8 +132,18 @@ def test_stream_options_of_the_wrong_type_are_refused() -> None:
     assert refusal.value.param == "stream_options"
 
 
-def test_headers() -> None:
-    names = frozenset((b"x-data-parallel-rank",))
-    assert is_stripped_header(b"x-data-parallel-rank", names)
-    assert is_stripped_header(b"x-warmroute-anything", names)
-    assert not is_stripped_header(b"x-session-id", names)
+@given(bodies().filter(lambda body: "model" not in json.loads(body)))  # twice there, both must be text
+def test_the_one_reading_strips_the_same(body: bytes) -> None:
+    """`read_prompt` opens a body only when its parse saw something to strip: it must see it in every spelling."""
+    end = body.rindex(b"}")
+    asked = body[:end] + (b"," if json.loads(body) else b"") + b'"model":"m","messages":[],"stream":false}'
+    expected = {key: value for key, value in json.loads(asked).items() if key not in NAMES}
+    prompt = read_prompt("/v1/chat/completions", None, asked, SKIMMING)
+    assert json.loads(prompt.body) == expected
+    assert (prompt.body is asked) == (expected == json.loads(asked))
+
+
+def test_a_field_that_is_read_can_be_stripped_too() -> None:
+    options = ReadOptions(frozenset(("cache_salt", "x")), want_source=False)
+    prompt = read_prompt("/v1/chat/completions", None, b'{"model":"m","messages":[],"cache_salt":"s","x":1}', options)
+    assert (prompt.salt, json.loads(prompt.body)) == (None, {"model": "m", "messages": []})
