@@ -74,11 +74,7 @@ async def route(call: Call, rooms: Rooms) -> None:
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        record = open_record(call, prompt, known, stages, started_at, rooms)
-        try:
-            await place_and_relay(call, prompt, served, known, record, rooms)
-        finally:
-            close_record(record, rooms)
+        await on_record(call, prompt, served, known, stages, started_at, rooms)
 
 
 async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
@@ -90,11 +86,24 @@ async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
         body = await call.body(rooms.config.limits.body_bytes, place)
         about = Unknown("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, about, previous_response_id=response_id)
-        record = open_record(call, prompt, about, Stages(), started_at, rooms)
-        try:
-            await place_and_relay(call, prompt, None, about, record, rooms)
-        finally:
-            close_record(record, rooms)
+        await on_record(call, prompt, None, about, Stages(), started_at, rooms)
+
+
+async def on_record(
+    call: Call,
+    prompt: Prompt,
+    served: Served | None,
+    known: Known | Unknown,
+    stages: Stages,
+    started_at: float,
+    rooms: Rooms,
+) -> None:
+    """Place and relay, with a record that is open while the request is under way and complete when it leaves."""
+    record = open_record(call, prompt, known, stages, started_at, rooms)
+    try:
+        await place_and_relay(call, prompt, served, known, record, rooms)
+    finally:
+        close_record(record, rooms)
 
 
 async def place_and_relay(
@@ -163,8 +172,10 @@ async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known
     if served is None:
         return Unknown("no_model")
     core = rooms.core
-    candidates = core.fleet.candidates(served.base, (), rooms.clock.now())
-    instances = list(dict.fromkeys(target.instance.id for target in candidates))
+    instances: list[str] = []
+    if rooms.tokens.asks(served.base):
+        candidates = core.fleet.candidates(served.base, (), rooms.clock.now())
+        instances = list(dict.fromkeys(target.instance.id for target in candidates))
     sizes = core.block_sizes(served.base)
     return await rooms.tokens.of(prompt, served.base, served.adapter, sizes, instances)
 

@@ -71,6 +71,11 @@ class Tokens:
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="warmroute-tokens")
         self._queued = 0
 
+    def asks(self, model: str) -> bool:
+        """Whether `of` asks an engine now: there is no tokenizer here, or it is not believed."""
+        trust = self._trust.get(model)
+        return trust is None or not trust.local
+
     async def of(
         self, prompt: Prompt, model: str, adapter: str | None, block_sizes: Iterable[int], instances: Sequence[str]
     ) -> Known | Unknown:
@@ -84,11 +89,9 @@ class Tokens:
             return source
         if isinstance(source, Ids):
             return await self._off_loop(len(source.ids) * 4, self._given, source, chain)
-        local = self._locals.get(model)
-        trust = self._trust.get(model)
-        if local is None or trust is None or not trust.local:
+        if self.asks(model):
             return await self._asked(prompt, source, chain, instances)
-        return await self._off_loop(len(prompt.body), self._made, local, source, chain)
+        return await self._off_loop(len(prompt.body), self._made, self._locals[model], source, chain)
 
     def observed(self, model: str, known: Known | Unknown | None, prompt_tokens: int | None) -> bool:
         """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
