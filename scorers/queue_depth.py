@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
+from scorers.polled import check_stale_s, polled
+
+ELSEWHERE = attrgetter("elsewhere")
 
 
 @dataclass(frozen=True)
@@ -30,20 +34,12 @@ class QueueDepth(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.stale_s <= 0:
-            raise ValueError(f"stale_s: an age above 0 s, not {self.stale_s}")
+        check_stale_s(self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
-        stale_s = self.stale_s
         loads = [row.load for row in view.rows]
-        others = [
-            load.elsewhere if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads
-        ]
-        told = [count for count in others if count is not None]
-        typical = sum(told) / len(told) if told else 0.0
-        counts = [
-            load.requests + (typical if count is None else count) for load, count in zip(loads, others, strict=True)
-        ]
+        others = polled(loads, ELSEWHERE, self.stale_s)
+        counts = [load.requests + count for load, count in zip(loads, others, strict=True)]
         least = min(counts)
         spread = max(counts) - least
         return [(count - least) / spread for count in counts] if spread > 0 else [0.0] * len(counts)
