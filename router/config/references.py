@@ -34,15 +34,30 @@ def broken_instances(instances: Sequence[Instance], path: document.Path = ()) ->
         yield from _variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
             yield Problem((*path, i), f'two instances are called "{instance.id}": give them names of their own')
+        yield from _roles((*path, i), instance)
         if isinstance(instance.kv_events, list):
             ranks = Counter(source.rank for source in instance.kv_events)
             for rank in (rank for rank, count in ranks.items() if count > 1):
                 yield Problem((*path, i, "kv_events"), f"rank {rank} is given twice")
 
 
+def _roles(path: document.Path, instance: Instance) -> Iterator[Problem]:
+    """Half of a pair must say how KV gets across, and with Mooncake where to find it."""
+    if instance.role == "both":
+        return
+    if instance.transfer is None:
+        yield Problem((*path, "transfer"), f"role {instance.role} needs it: give `transfer: {{protocol: ...}}`")
+    elif (
+        instance.role == "prefill"
+        and instance.transfer.protocol == "mooncake"
+        and instance.transfer.bootstrap_url is None
+    ):
+        yield Problem((*path, "transfer"), "a prefill instance with protocol mooncake needs `bootstrap_url`")
+
+
 def _fleet(config: Config) -> Iterator[Problem]:
     fleet = config.fleet
-    if not fleet.instances and fleet.file is None and fleet.embedded is None:
+    if not fleet.instances and fleet.file is None and fleet.embedded is None and config.stack is None:
         yield Problem(("fleet",), "no engines: give at least one of instances, file and embedded")
     yield from broken_instances(fleet.instances, ("fleet", "instances"))
 

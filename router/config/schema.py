@@ -7,38 +7,14 @@ the nearest known one). Nothing here opens a file or a socket.
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
-Positive = Annotated[int, Field(gt=0)]
-
-
-def _from_folder(path: str, info: ValidationInfo) -> str:
-    return str(info.context / path) if isinstance(info.context, PurePath) else path
-
-
-def _with_a_port_that_can_be(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        possible = parts.port != 0 and not parts.netloc.endswith(":")
-    except ValueError:
-        possible = False
-    if not possible:
-        raise ValueError("the port is not a number from 1 to 65535")
-    return url
-
-
-PathName = Annotated[str, AfterValidator(_from_folder)]
-"""Relative to the folder of the file it stands in, which `read.py` gives as the validation's context."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from router.config.pool import Pool
+from router.config.section import BaseUrl, PathName, Port, Positive, Seconds, Section
+from router.config.stack import Stack
 
 
 class Tls(Section):
@@ -93,10 +69,17 @@ class EventSource(Section):
     topic: str = Field(default="", description="topic prefix to subscribe to")
 
 
-class Instance(Section):
-    url: Annotated[str, AfterValidator(_with_a_port_that_can_be)] = Field(
-        pattern=r"^https?://[^\s/?#@]+$", description="base URL of the engine, without a path"
+class Transfer(Section):
+    protocol: Literal["mooncake", "nixl"] = Field(
+        description="the connector between them: MooncakeConnector or NixlConnector"
     )
+    bootstrap_url: BaseUrl | None = Field(
+        default=None, description="a prefill instance's Mooncake bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998)"
+    )
+
+
+class Instance(Section):
+    url: BaseUrl = Field(description="base URL of the engine, without a path")
     name: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$",
@@ -112,6 +95,18 @@ class Instance(Section):
     ] = Field(
         default="auto",
         description="auto: ask GET /kv_event_sources; off: approximate knowledge only; or the sources, by rank",
+    )
+
+    cpu_medium: Literal["pool", "host"] = Field(
+        default="pool",
+        description="what `cpu` in lower case means in its events: the shared pool (MooncakeStoreConnector) or its own "
+        "host memory (LMCache)",
+    )
+    role: Literal["both", "prefill", "decode"] = Field(
+        default="both", description="prefill: computes prompts for decode instances, never answers by itself"
+    )
+    transfer: Transfer | None = Field(
+        default=None, description="how KV gets from prefill to decode instances; both sides name the same protocol"
     )
 
     @property
@@ -155,11 +150,32 @@ class Breaker(Section):
     )
 
 
+class TransferPrior(Section):
+    base_ms: float = Field(ge=0, description="fixed cost of a load")
+    us_per_token: float = Field(ge=0, description="cost per loaded token")
+
+
 class SpeedPrior(Section):
     base_ms: float = Field(default=10.0, ge=0, description="fixed cost of a prefill")
     us_per_token: float = Field(default=100.0, gt=0, description="cost per uncached prompt token")
     ns_per_token_context: float = Field(
         default=2.0, ge=0, description="extra cost per thousand (new token x context token) pairs, in us"
+    )
+    cpu: TransferPrior = Field(
+        default=TransferPrior(base_ms=1.0, us_per_token=5.0), description="loading from an instance's host memory"
+    )
+    disk: TransferPrior = Field(
+        default=TransferPrior(base_ms=10.0, us_per_token=40.0), description="loading from an instance's disk"
+    )
+    pool: TransferPrior = Field(
+        default=TransferPrior(base_ms=5.0, us_per_token=10.0), description="loading from the shared pool's memory"
+    )
+    pool_disk: TransferPrior = Field(
+        default=TransferPrior(base_ms=20.0, us_per_token=50.0), description="loading from the shared pool's disks"
+    )
+    peer: TransferPrior = Field(
+        default=TransferPrior(base_ms=10.0, us_per_token=10.0),
+        description="handing a prompt's KV from a prefill instance to a decode instance",
     )
 
 
@@ -263,12 +279,24 @@ class WeightedPlugin(Plugin):
     weight: float = Field(default=1.0, ge=0, description="multiplies this scorer's cost")
 
 
-class Policy(Section):
-    """A routing policy: filters, then weighted scorers, then a picker."""
+class Profile(Section):
+    """Filters, then weighted scorers, then a picker."""
 
     filters: list[Plugin] = Field(default=[], description="which candidates stay; health and model always apply")
     scorers: list[WeightedPlugin] = Field(min_length=1, description="costs that are weighted and added up")
     picker: Plugin = Field(default=Plugin(name="best"), description="how a row is taken from the costs")
+
+
+class Policy(Profile):
+    """A routing policy. Its own profile places whole requests, and either half of a pair that has none of its own."""
+
+    prefill: Profile | None = Field(default=None, description="chooses among prefill instances")
+    decode: Profile | None = Field(default=None, description="chooses among decode instances")
+    prefill_from_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="a prompt of which the decode target must compute fewer tokens than this skips the prefill leg",
+    )
 
 
 DEFAULT_POLICY = Policy(  # as configs/policies/default.yaml, which says why
@@ -305,6 +333,8 @@ class Config(Section):
         description="inject: ask the engine for usage on every stream and hide what the client did not ask for",
     )
     records: Records = Records()
+    pool: Pool | None = Field(default=None, description="the Mooncake Store that the fleet shares; none: there is none")
+    stack: Stack | None = Field(default=None, description="real engines and a real store, for `warmroute stack`")
     policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
     policies: dict[str, Policy] = Field(
         default={},

@@ -236,6 +236,27 @@ def test_one_rank_twice(folder: Path) -> None:
     assert said == ["1: fleet.instances[0].kv_events: rank 0 is given twice"]
 
 
+@pytest.mark.parametrize(
+    ("instance", "complaint"),
+    [
+        ("role: decode", ".transfer: role decode needs it: give `transfer: {protocol: ...}`"),
+        (
+            "role: prefill, transfer: {protocol: mooncake}",
+            ".transfer: a prefill instance with protocol mooncake needs `bootstrap_url`",
+        ),
+        ("role: prefill, transfer: {protocol: nixl}", None),
+        ("role: decode, transfer: {protocol: mooncake}", None),
+        ("role: prefill, transfer: {protocol: mooncake, bootstrap_url: 'http://a:8998'}", None),
+    ],
+)
+def test_halves_of_a_pair_say_how_kv_gets_across(folder: Path, instance: str, complaint: str | None) -> None:
+    text = f"fleet: {{instances: [{{url: 'http://a', {instance}}}]}}\n" + POLICY
+    if complaint is None:
+        assert read_config(put(folder, text)).fleet.instances[0].transfer is not None
+    else:
+        assert refusal(folder, text) == [f"1: fleet.instances[0]{complaint}"]
+
+
 def test_the_active_policy_must_exist(folder: Path) -> None:
     assert refusal(folder, MINIMAL + "active: defalt\n") == [
         '3: active: unknown policy "defalt": did you mean "default"?'
