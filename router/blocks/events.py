@@ -45,11 +45,21 @@ class Removed(NamedTuple):
     group: int
 
 
+class Pooled(NamedTuple):
+    """This engine put consecutive blocks into the shared pool. A hint: nothing tells when they leave it."""
+
+    hashes: list[EngineHash]
+    parent: EngineHash | None  # None: begins at token 0
+    token_ids: Sequence[int]  # empty where the engine did not say
+    block_tokens: int
+
+
 class Cleared(NamedTuple):
     """Everything this rank held is gone, in every tier."""
 
 
-Event = Stored | Removed | Cleared
+CacheEvent = Stored | Removed | Cleared  # of a target's own cache
+Event = CacheEvent | Pooled
 
 
 class Batch(NamedTuple):

@@ -24,7 +24,7 @@ from operator import or_
 from sys import getsizeof
 from typing import NamedTuple
 
-from router.blocks.events import Cleared, EngineHash, Event, Key, Removed, Stored, TargetId, Tier
+from router.blocks.events import CacheEvent, Cleared, EngineHash, Key, Removed, Stored, TargetId, Tier
 from router.blocks.keys import Keyring
 
 SWEEP_BLOCKS = 128  # cleaned per event: about 100 us
@@ -137,7 +137,7 @@ class Index:
 
     # What events say
 
-    def apply(self, target: TargetId, event: Event) -> list[Key]:
+    def apply(self, target: TargetId, event: CacheEvent) -> list[Key]:
         """Takes in one event of `target` (joined: KeyError). Returns the keys that entered its GPU tier by this."""
         if self._retired:
             self._sweep()

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from router.blocks.events import Batch, Cleared, Event, Key, Stored, TargetId, Tier
+from router.blocks.events import Batch, Cleared, Event, Key, Pooled, Stored, TargetId, Tier
 from router.blocks.expected import Approximate, Expectation, Expected
 from router.blocks.index import Held, Index, IndexStats
 from router.blocks.known import Known
@@ -53,6 +53,16 @@ NOTHING = Held(0, 0, 0)
 HOLDS_NOTHING = Belief(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)
 
 
+class Witness(Protocol):
+    """Who else wants to see what engines of a model store: the pool, which must hash as they do."""
+
+    def stored(self, model: str, event: Stored) -> None:
+        """Blocks from token 0 on entered an engine's GPU cache."""
+
+    def pooled(self, model: str, event: Pooled) -> None:
+        """An engine put blocks into the shared pool."""
+
+
 class Stream(NamedTuple):
     """One target's event stream, for people and metrics."""
 
@@ -67,9 +77,10 @@ class Stream(NamedTuple):
 class _Target:
     """The parts of one target's story that belong together."""
 
-    __slots__ = ("batches", "book", "capacity_blocks", "malformed", "skipped", "stored_blocks")
+    __slots__ = ("batches", "book", "capacity_blocks", "malformed", "model", "skipped", "stored_blocks")
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self.model = model
         self.book: StreamBook | None = None
         self.capacity_blocks: int | None = None
         self.stored_blocks = 0  # on its GPU, since what is known of it began
@@ -85,11 +96,19 @@ class _Target:
 class Knowledge:
     """Also the event feeds' `Hearing`: the methods that answer with a number mean "replay from here, please"."""
 
-    def __init__(self, index: Index, expected: Expected, approximate: Approximate, clock: Clock) -> None:
+    def __init__(
+        self,
+        index: Index,
+        expected: Expected,
+        approximate: Approximate,
+        clock: Clock,
+        witness: Witness | None = None,
+    ) -> None:
         self._index = index
         self._expected = expected
         self._approximate = approximate
         self._clock = clock
+        self._witness = witness
         self._targets: dict[TargetId, _Target] = {}
 
     # who is there
@@ -98,7 +117,7 @@ class Knowledge:
         """`target` serves `model`; what was known under its name is forgotten."""
         self._forget_sent(target)
         self._index.join(target, model)
-        self._targets[target] = story = _Target()
+        self._targets[target] = story = _Target(model)
         if stream:
             story.book = StreamBook(replayable)
 
@@ -220,9 +239,15 @@ class Knowledge:
     def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
         story = self._targets[target]
         for event in events:
+            if isinstance(event, Pooled):
+                if self._witness is not None:
+                    self._witness.pooled(story.model, event)
+                continue
             self._expected.stored(target, self._index.apply(target, event))
             if isinstance(event, Stored) and event.tier is Tier.GPU:
                 story.stored_blocks += len(event.hashes)
+                if self._witness is not None and event.parent is None:
+                    self._witness.stored(story.model, event)
             elif isinstance(event, Cleared):
                 self._approximate.forget(target)
 

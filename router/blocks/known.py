@@ -1,4 +1,6 @@
-"""What is known of a prompt: its token ids, and the keys of its full blocks for every block size in the fleet."""
+"""What is known of a prompt: its token ids, the keys of its full blocks for every block size in the fleet, and what
+engines mix into their own hashes of them.
+"""
 
 from __future__ import annotations
 
@@ -15,3 +17,13 @@ class Known(NamedTuple):
     keys: dict[int, list[Key]]  # by block size: one chained key per full block
     tokens_ms: float  # spent on rendering and tokenising
     keys_ms: float  # spent on hashing
+
+
+class Origin(NamedTuple):
+    """What a prompt's blocks belong to, in the engines' words: needed only to ask the shared pool for them."""
+
+    model: str  # base model, as the engines serve it
+    path: str | None  # its path or name as the engines were started with
+    adapter: tuple[str, str] | None  # a LoRA's name and path
+    salt: str | None
+    block_tokens: int | None  # None: not told yet, or the fleet does not agree

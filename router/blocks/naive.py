@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from router.blocks.events import Cleared, EngineHash, Event, Key, Removed, Stored, TargetId, Tier
+from router.blocks.events import CacheEvent, Cleared, EngineHash, Key, Removed, Stored, TargetId, Tier
 from router.blocks.index import Held
 from router.blocks.keys import Keyring
 
@@ -50,7 +50,7 @@ class NaiveIndex:
     def forget(self, target: TargetId) -> None:
         self.join(target, self._shelves[target].model)
 
-    def apply(self, target: TargetId, event: Event) -> None:
+    def apply(self, target: TargetId, event: CacheEvent) -> None:
         shelf = self._shelves[target]
         match event:
             case Stored():

@@ -74,14 +74,14 @@ class KvEvents:
         self._pumping: asyncio.Task[None] | None = None
         self._streams: dict[TargetId, _Stream] = {}
 
-    def follow(self, target: TargetId, source: EventEndpoint) -> None:
-        """Starts to listen to `target` at `source`, in place of where it was listened to."""
+    def follow(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
+        """Starts to listen to `target` at `source`, in place of where it was listened to (`host_cpu`: see `decode`)."""
         self.drop(target)
         if self._pumping is None:
             self._pumping = self._tasks.supervise("pump", self._pump.run)
         try:
             stream = self._streams[target] = _Stream(
-                target, source, self._context, self._pump, self._hearing, self._replay_timeout_s
+                target, source, host_cpu, self._context, self._pump, self._hearing, self._replay_timeout_s
             )
             stream.connect()
         except zmq.ZMQError as trouble:
@@ -108,10 +108,18 @@ class _Stream:
     """One rank's."""
 
     def __init__(
-        self, target: TargetId, source: EventEndpoint, context: Context, pump: Pump, hearing: Hearing, timeout_s: float
+        self,
+        target: TargetId,
+        source: EventEndpoint,
+        host_cpu: bool,
+        context: Context,
+        pump: Pump,
+        hearing: Hearing,
+        timeout_s: float,
     ) -> None:
         self._target = target
         self._source = source
+        self._host_cpu = host_cpu
         self._context = context
         self._pump = pump
         self._hearing = hearing
@@ -138,14 +146,14 @@ class _Stream:
             self._start_replay(self._hearing.stream_connected(self._target))
 
     def _take(self, frames: list[bytes]) -> None:
-        batch = decode(frames)
+        batch = decode(frames, host_cpu=self._host_cpu)
         if isinstance(batch, Malformed):
             self._hearing.malformed(self._target, batch.reason)
         else:
             self._start_replay(self._hearing.heard(self._target, batch))
 
     def _take_replayed(self, frames: list[bytes]) -> None:
-        batch = decode_replay(frames)
+        batch = decode_replay(frames, host_cpu=self._host_cpu)
         if isinstance(batch, ReplayEnd):
             self._end_replay(True)
         elif isinstance(batch, Malformed):

@@ -5,13 +5,14 @@ arrays before; both are read, event by event, untyped: a typed decoder loses the
 know. What says nothing about token blocks of this rank is skipped and counted by reason, never an error:
 
     unknown      a type we do not know                     broken    fields of the wrong type, or that do not fit
-    pool         of the shared store (medium "cpu")        medium    of a place we do not know
+    pool         a removal from the shared store           medium    of a place we do not know
     group        not full attention: cannot be matched     adapter   a LoRA without its name (vLLM < 0.16)
                  by tokens (sliding window, state space)   placeholder  hashes without tokens (offload tiers)
     length       tokens and hashes do not line up (masked groups)
 
-Removals carry no kind of group, so those of other groups come through; they name hashes that the index does not hold
-in that group. Nothing here knows targets, order or keys.
+`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator says
+so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups come through;
+they name hashes that the index does not hold there. Nothing here knows targets, order or keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from router.blocks.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
+from router.blocks.events import Batch, Cleared, EngineHash, Event, Pooled, Removed, Stored, Tier
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
 
@@ -64,23 +65,23 @@ class ReplayEnd(NamedTuple):
     """The engine has sent all that it has."""
 
 
-def decode(frames: Sequence[bytes]) -> Batch | Malformed:
+def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> Batch | Malformed:
     """One message of the event stream."""
     if len(frames) != 3:
         return Malformed("frames")
-    return _batch(frames[1], frames[2])
+    return _batch(frames[1], frames[2], host_cpu)
 
 
-def decode_replay(frames: Sequence[bytes]) -> Batch | ReplayEnd | Malformed:
+def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> Batch | ReplayEnd | Malformed:
     """One answer to a replay request, as a DEALER sees it. Read from the back: since 0.26 there is a topic in front."""
     if not 3 <= len(frames) <= 4:
         return Malformed("frames")
     if frames[-2] == END_OF_REPLAY:
         return ReplayEnd()
-    return _batch(frames[-2], frames[-1])
+    return _batch(frames[-2], frames[-1], host_cpu)
 
 
-def _batch(sequence: bytes, payload: bytes) -> Batch | Malformed:
+def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> Batch | Malformed:
     if len(sequence) != 8:
         return Malformed("sequence")
     try:
@@ -96,7 +97,7 @@ def _batch(sequence: bytes, payload: bytes) -> Batch | Malformed:
     events: list[Event] = []
     skipped: dict[str, int] = {}
     for raw in raw_events:
-        event = _event(raw)
+        event = _event(raw, host_cpu)
         if isinstance(event, str):
             skipped[event] = skipped.get(event, 0) + 1
         else:
@@ -105,7 +106,7 @@ def _batch(sequence: bytes, payload: bytes) -> Batch | Malformed:
     return Batch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
 
 
-def _event(raw: Any) -> Event | Skipped:
+def _event(raw: Any, host_cpu: bool) -> Event | Skipped:
     if type(raw) is dict:
         kind, fields = raw.get("type"), raw
     elif type(raw) is list and raw and type(raw[0]) is str:
@@ -114,14 +115,16 @@ def _event(raw: Any) -> Event | Skipped:
     else:
         return "broken"
     if kind == "BlockStored":
-        return _stored(fields)
+        return _stored(fields, host_cpu)
     if kind == "BlockRemoved":
-        return _removed(fields)
+        return _removed(fields, host_cpu)
     return Cleared() if kind == "AllBlocksCleared" else "unknown"
 
 
-def _stored(fields: dict[str, Any]) -> Stored | Skipped:
-    tier = _tier(fields.get("medium"))
+def _stored(fields: dict[str, Any], host_cpu: bool) -> Stored | Pooled | Skipped:
+    tier = _tier(fields.get("medium"), host_cpu)
+    if tier == "pool":
+        return _pooled(fields)
     if isinstance(tier, str):
         return tier
     if fields.get("kv_cache_spec_kind") not in FULL_ATTENTION:
@@ -144,19 +147,33 @@ def _stored(fields: dict[str, Any]) -> Stored | Skipped:
     return Stored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
 
 
-def _removed(fields: dict[str, Any]) -> Removed | Skipped:
-    tier = _tier(fields.get("medium"))
+def _pooled(fields: dict[str, Any]) -> Pooled | Skipped:
+    """Tokens may be missing: the hint is in the hashes (`protocol.md` 6.6)."""
+    hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
+    raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
+    parent = None if raw_parent is None else _hash(raw_parent)
+    if not block_tokens:
+        return "placeholder"
+    if hashes is None or token_ids is None or type(block_tokens) is not int:
+        return "broken"
+    if (parent is None and raw_parent is not None) or len(token_ids) not in (0, block_tokens * len(hashes)):
+        return "broken"
+    return Pooled(hashes, parent, token_ids, block_tokens)
+
+
+def _removed(fields: dict[str, Any], host_cpu: bool) -> Removed | Skipped:
+    tier = _tier(fields.get("medium"), host_cpu)
     if isinstance(tier, str):
         return tier
     hashes, group = _hashes(fields.get("block_hashes")), _group(fields)
     return "broken" if hashes is None or group is None else Removed(hashes, tier, group)
 
 
-def _tier(medium: Any) -> Tier | Literal["pool", "medium"]:
-    """Case decides nothing, but for one: MooncakeStoreConnector and LMCache say "cpu" for what all instances share."""
+def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
+    """Case decides nothing, but for one word."""
     if medium is None:
         return Tier.GPU
-    if medium == "cpu":
+    if medium == "cpu" and not host_cpu:
         return "pool"
     return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.blocks.events import TargetId, Tier
+from router.blocks.events import Pooled, Stored, TargetId, Tier
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
 from router.blocks.knowledge import Belief, Knowledge, Sent
@@ -29,7 +30,16 @@ class House:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
-        self.knowledge = Knowledge(Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S), self.clock)
+        self.witnessed: list[tuple[str, Stored | Pooled]] = []
+        self.knowledge = Knowledge(
+            Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S), self.clock, witness=self
+        )
+
+    def stored(self, model: str, event: Stored) -> None:
+        self.witnessed.append((model, event))
+
+    def pooled(self, model: str, event: Pooled) -> None:
+        self.witnessed.append((model, event))
 
     def join(self, target: TargetId, *, stream: bool = True, replayable: bool = False) -> Cache:
         self.knowledge.join(target, "m", stream=stream, replayable=replayable)
@@ -492,3 +502,23 @@ def test_whatever_happens_beliefs_are_what_the_contract_says(steps: Sequence[tup
     for believed in (True, False):
         overlap = house.belief(A, prompt, believed=believed).overlap
         assert overlap is None or overlap.expected_tokens == overlap.gpu_tokens, "nothing is expected for ever"
+
+
+def test_the_pool_sees_the_roots_and_what_was_put_into_it(house: House) -> None:
+    cache = house.join(A)
+    root, rest = cache.stored(IDS[:8]), cache.stored(IDS, start=2)
+    on_host = cache.stored(IDS[:8], tier=Tier.CPU)
+    pooled = Pooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
+    house.knowledge.heard(A, cache.batch(root, rest, on_host, pooled))
+    assert house.witnessed == [("m", root), ("m", pooled)]
+    assert house.overlap(A).gpu_tokens == 16, "what went into the pool is not held twice"
+
+
+def test_nobody_need_witness() -> None:
+    clock = ManualClock(1000.0, wall=1000.0)
+    knowledge = Knowledge(Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S), clock)
+    knowledge.join(A, "m", stream=True, replayable=False)
+    cache = Cache()
+    pooled = Pooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
+    knowledge.heard(A, cache.batch(cache.stored(IDS), pooled))
+    assert tokens(knowledge.beliefs(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)

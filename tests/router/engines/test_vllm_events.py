@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.blocks.events import Batch, Cleared, Event, Removed, Stored, TargetId, Tier
+from router.blocks.events import Batch, Cleared, Event, Pooled, Removed, Stored, TargetId, Tier
 from router.blocks.index import Held, Index
 from router.blocks.keys import Keyring
 from router.engines.vllm.events import Malformed, ReplayEnd, decode, decode_replay
@@ -48,6 +48,11 @@ def batches(name: str) -> list[Batch]:
 
 def message(*events: Any, ts: Any = 1.5, seq: int = 7) -> list[bytes]:
     return [b"", seq.to_bytes(8, "big"), msgspec.msgpack.encode([ts, list(events), 0])]
+
+
+def batch_of(decoded: object) -> Batch:
+    assert isinstance(decoded, Batch)
+    return decoded
 
 
 def one(event: Any) -> Event | str:
@@ -113,18 +118,45 @@ def test_salt_and_adapter_of_the_recordings(name: str, salt: str | None, adapter
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu_blocks", "pool_events"),
+    ("name", "gpu_blocks", "pool_blocks"),
     [("pool-A-cold-A", 8, 8), ("pool-A-next-A", 2, 2), ("pool-B-next-B", 2, 2), ("pool-B-pool-B", 8, 0)],
 )
-def test_pool_events_are_skipped_and_counted(name: str, gpu_blocks: int, pool_events: int) -> None:
+def test_pool_events_are_told_apart(name: str, gpu_blocks: int, pool_blocks: int) -> None:
+    """What the saving instance put into the pool: the blocks that it has just stored, one event each."""
     decoded = batches(name)
     events = [event for batch in decoded for event in batch.events]
-    assert (
-        sum(len(event.hashes) for event in events if isinstance(event, Stored) and event.tier is Tier.GPU) == gpu_blocks
-    )
-    assert all(isinstance(event, Stored) for event in events)
-    assert sum(batch.skipped.get("pool", 0) for batch in decoded) == pool_events
-    assert sum(len(batch.skipped) for batch in decoded) == (1 if pool_events else 0)
+    stored = [hash for event in events if isinstance(event, Stored) and event.tier is Tier.GPU for hash in event.hashes]
+    pooled = [event for event in events if isinstance(event, Pooled)]
+    assert (len(stored), len(pooled)) == (gpu_blocks, pool_blocks)
+    assert len(events) == sum(isinstance(event, Stored | Pooled) for event in events)
+    assert [event.hashes for event in pooled] == [[hash] for hash in stored][: len(pooled)]
+    assert all(len(event.token_ids) == event.block_tokens == 128 for event in pooled)
+    assert all(not batch.skipped for batch in decoded)
+
+
+def test_lower_case_cpu_as_the_hosts_memory() -> None:
+    frames = message(stored(medium="cpu"), {"type": "BlockRemoved", "block_hashes": [1], "medium": "cpu"})
+    assert [type(event) for event in batch_of(decode(frames)).events] == [Pooled]
+    assert batch_of(decode(frames)).skipped == {"pool": 1}
+    assert [event.tier for event in batch_of(decode(frames, host_cpu=True)).events] == [Tier.CPU, Tier.CPU]
+    replayed = decode_replay([b"", *frames], host_cpu=True)
+    assert [event.tier for event in batch_of(replayed).events] == [Tier.CPU, Tier.CPU]
+
+
+@pytest.mark.parametrize(
+    ("fields", "made"),
+    [
+        ({"token_ids": []}, Pooled),  # after a retry the connector has no tokens left
+        ({"token_ids": [1, 2, 3]}, "broken"),
+        ({"block_size": None}, "placeholder"),
+        ({"block_size": "2"}, "broken"),
+        ({"block_hashes": None}, "broken"),
+        ({"parent_block_hash": "x"}, "broken"),
+    ],
+)
+def test_odd_pool_events(fields: dict[str, Any], made: type | str) -> None:
+    event = one(stored(medium="cpu", **fields))
+    assert (event if isinstance(event, str) else type(event)) == made
 
 
 @pytest.mark.parametrize(("name", "last"), [("t1-replay-dealer", 15), ("t2-replay-dealer", 16)])
@@ -218,7 +250,6 @@ def test_old_arrays_end_early() -> None:
         ("CPU", Tier.CPU),
         ("Cpu", Tier.CPU),
         ("STORAGE", Tier.DISK),
-        ("cpu", "pool"),
         ("cuda:0", "medium"),
         ("disk", "medium"),
         (3, "medium"),
@@ -283,11 +314,11 @@ def test_an_event_of_no_shape_is_broken(event: Any) -> None:
 
 def test_a_strange_event_does_not_take_the_batch_with_it() -> None:
     batch = decode(
-        message(stored(), {"type": "New"}, 5, stored(medium="cpu"), stored(medium="cpu"), ["AllBlocksCleared"])
+        message(stored(), {"type": "New"}, 5, stored(medium="cpu"), stored(medium="tpu"), ["AllBlocksCleared"])
     )
     assert isinstance(batch, Batch)
-    assert [type(event) for event in batch.events] == [Stored, Cleared]
-    assert batch.skipped == {"unknown": 1, "broken": 1, "pool": 2}
+    assert [type(event) for event in batch.events] == [Stored, Pooled, Cleared]
+    assert batch.skipped == {"unknown": 1, "broken": 1, "medium": 1}
 
 
 def extra(keys: list[Any], adapter: str | None = None, parent: int | None = None) -> tuple[str | None, Any]:
@@ -330,7 +361,7 @@ def test_mooncake_masters_events_pass_through() -> None:
         "parent_block_hash": None,
     }
     batch = decode(message(event, event | {"medium": "cpu"}, event | {"medium": "CPU"}, ts=1_795_226_212_615, seq=1))
-    assert batch == Batch(1, 1_795_226_212.615, 0, [], {"medium": 1, "pool": 1, "placeholder": 1})
+    assert batch == Batch(1, 1_795_226_212.615, 0, [], {"medium": 1, "placeholder": 2})
 
 
 @pytest.mark.parametrize(
