@@ -1,0 +1,16 @@
+"""What the shared pool's room offers, whatever store lies behind it. Asked once per request, never from a scorer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.blocks.known import Known, Origin
+from scorers.contract import PoolHit
+
+
+class Pool(Protocol):
+    async def held(self, known: Known, origin: Origin) -> PoolHit | None:
+        """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
+
+        Never raises for trouble over there, and never takes longer than the configured deadline.
+        """
