@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from scorers.adapter_room import AdapterRoom
 from scorers.best import Best
 from scorers.contract import Filter, Needs, Picker, Plugin, Scorer, Unit
+from scorers.expected_ttft import ExpectedTtft
 from scorers.kv_usage import KvUsage
 from scorers.least_requests import LeastRequests
 from scorers.max_waiting import MaxWaiting
@@ -30,6 +31,7 @@ P = TypeVar("P", bound=Plugin)
 
 BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
     Scorer: {
+        "expected_ttft": ExpectedTtft,
         "kv_usage": KvUsage,
         "least_requests": LeastRequests,
         "prefix_overlap": PrefixOverlap,

@@ -8,6 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class PoolLoads(NamedTuple):
+    """What one rank has loaded from the shared pool since its process started: counters, which a restart sets back."""
+
+    operations: int
+    blocks: int  # of each of its workers and cache groups, as every one of them loads for itself
+    seconds: float  # of all operations together, though they may have run side by side
+
+
 class Gauges(NamedTuple):
     """One rank's metrics page, the lines routing needs. None: the page does not say."""
 
@@ -19,6 +27,7 @@ class Gauges(NamedTuple):
     adapters: frozenset[str] | None  # LoRA names that its running requests use
     max_adapters: int | None
     waiting_adapters: frozenset[str] | None = None  # LoRA names that its waiting requests ask for
+    pool_loads: PoolLoads | None = None
 
 
 class Card(NamedTuple):

@@ -29,7 +29,7 @@ from router.blocks.events import TargetId
 from router.config import schema
 from router.engines.base import Card, Gauges
 from router.fleet.breaker import Breaker
-from router.fleet.speed import Curve
+from router.fleet.speed import Pace
 from router.fleet.target import Target
 
 BUSY_OVER_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
@@ -62,7 +62,7 @@ class Instance:
 
     __slots__ = ("cards", "config", "drained", "failures", "id", "life", "served", "speed", "targets")
 
-    def __init__(self, config: schema.Instance, speed: Curve) -> None:
+    def __init__(self, config: schema.Instance, speed: Pace) -> None:
         self.id = config.id
         self.config = config
         self.life = State.JOINING
@@ -112,7 +112,7 @@ class Fleet:
     # who is there
 
     def join(self, config: schema.Instance) -> Instance | Duplicate:
-        instance = Instance(config, Curve(self._config.speed_prior))
+        instance = Instance(config, Pace(self._config.speed_prior))
         if instance.id in self._instances:
             return Duplicate(instance.id, config.url)
         self._instances[instance.id] = instance
@@ -204,6 +204,11 @@ class Fleet:
         asking for it is a 503, not a 404.
         """
         return self._served.get(model)
+
+    def path(self, name: str) -> str | None:
+        """Where engines say that a model or adapter lies; None: nobody said."""
+        paths = (card.root for i in self._instances.values() for card in i.cards if card.id == name)
+        return next((path for path in paths if path is not None), None)
 
     def serving(self, model: str | None) -> list[Target]:
         """Every target that serves the model, well or not; None: every target."""

@@ -145,7 +145,11 @@ class Books:
         self.gauges_at = self.elsewhere = None
 
     def queued_ms(self, speed: Speed) -> float:
-        """The prefill work booked here, priced request by request: base, linear and attention part are additive."""
+        """The prefill work booked here, priced request by request: base, linear and attention part are additive.
+
+        What a booked prompt will load from a slower tier is context of this work, not a part of it: engines load beside
+        their computing (vLLM parks the request meanwhile), so who comes after waits for what is computed only.
+        """
         return (
             speed.base_ms * self.prefilling
             + (speed.us_per_token * self.prefill_tokens + speed.ns_per_token_context * self.prefill_attended / 1000)

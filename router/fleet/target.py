@@ -6,13 +6,13 @@ said here, so that nobody can do half of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from router.blocks.events import TargetId
-from router.engines.base import Gauges
+from router.engines.base import Gauges, PoolLoads
 from router.fleet.breaker import Breaker
 from router.fleet.load import Booking, Books
-from router.fleet.speed import Curve
+from router.fleet.speed import Link, Pace
 from router.fleet.trust import Trust
 from scorers.contract import Row
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from router.fleet.instances import Instance
 
 ROW_KEPT_S = 0.1
+
+
+class Loaded(NamedTuple):
+    """Part of a prompt's KV that an engine fetched, neither found on its GPU nor computed."""
+
+    link: Link
+    tokens: int
 
 
 class Target:
@@ -38,7 +45,7 @@ class Target:
         "trust",
     )
 
-    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Curve) -> None:
+    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace) -> None:
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
@@ -73,17 +80,42 @@ class Target:
         return self.books.book(uncached_tokens, prompt_tokens)
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
+        before = self.books.gauges.pool_loads
         self.books.polled(gauges, sent_at)
         if self.block_tokens is None:
             self.block_tokens = gauges.block_tokens
         if gauges.capacity_tokens is not None:
             self.capacity_tokens = gauges.capacity_tokens
+        if before is not None and gauges.pool_loads is not None:
+            self._counted(before, gauges.pool_loads, sent_at)
         self._row = None
 
-    def showed(self, booking: Booking, prompt_tokens: int, cached_tokens: int, ttft_ms: float, now: float) -> None:
-        """An answer told how much it had to compute and when its first byte came. Only for cached parts on the GPU."""
-        if booking.alone:
-            self.speed.observe(prompt_tokens - cached_tokens, cached_tokens, ttft_ms, now)
+    def showed(
+        self,
+        booking: Booking,
+        prompt_tokens: int,
+        cached_tokens: int,
+        ttft_ms: float,
+        now: float,
+        loaded: Loaded | None = None,
+    ) -> None:
+        """An answer told how much it had to compute, how much was `loaded` for it, and when its first byte came."""
+        if not booking.alone:
+            return
+        new = prompt_tokens - cached_tokens
+        if loaded is None:
+            self.speed.computed(new, cached_tokens, ttft_ms, now)
+        else:
+            self.speed.fetched(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
+
+    def _counted(self, before: PoolLoads, after: PoolLoads, now: float) -> None:
+        """What the engine loaded from the pool between two polls, as one load of mean size. A counter that has fallen
+        or stood still while others rose is another process's, or nonsense: no sample. (A model with several cache
+        groups counts a block in each, and looks so many times as fast until answers tell.)
+        """
+        operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
+        if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
+            self.speed.counted(blocks * self.block_tokens / operations, seconds / operations * 1e3, now)
 
     def renew(self) -> None:
         """Perhaps another process answers there now. What is in flight stays booked, its speed is the hardware's."""

@@ -19,6 +19,7 @@ def policy(name: str) -> Policy:
 
 def test_the_files_that_the_readme_promises_are_there() -> None:
     promised = {"default", "round_robin", "random", "least_requests", "session_affinity", "prefix_softmax"}
+    promised |= {"expected_ttft"}
     assert promised <= {path.stem for path in FILES}
 
 
@@ -44,3 +45,13 @@ def test_session_affinity_beats_any_queue() -> None:
     view = a_view(home, a_row("idle"), session="s", last_target="home/0")
     assert policy("session_affinity").decide(view).target == "home/0"  # 0 + 0.5*1 < 1 + 0
     assert policy("session_affinity").decide(view._replace(last_target=None)).target == "idle/0"
+
+
+def test_expected_ttft_leaves_a_holder_whose_queue_is_longer_than_warming_up_another() -> None:
+    def choice(queued_ms: float) -> str:
+        holder = a_row("holder", an_overlap(960), a_load(queued_ms=queued_ms))
+        return policy("expected_ttft").decide(a_view(holder, a_row("cold", an_overlap(0)), prompt_tokens=1000)).target
+
+    # cold: 5 + 1000 * 0.125 + 1000 * 500 / 1e6 = 130.5;   the holder: 5 + 40 * 0.125 + 40 * 980 / 1e6 = 10.04
+    assert choice(queued_ms=120.0) == "holder/0"
+    assert choice(queued_ms=121.0) == "cold/0"

@@ -75,8 +75,8 @@ def test_every_built_in_file_is_registered() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("prefix_overlp", "unknown scorer 'prefix_overlp' (did you mean 'prefix_overlap'?); known are kv_usage, "),
-        ("zzz", "unknown scorer 'zzz'; known are kv_usage, least_requests, prefix_overlap, queue_depth, "),
+        ("prefix_overlp", "unknown scorer 'prefix_overlp' (did you mean 'prefix_overlap'?); known are expected_ttft, "),
+        ("zzz", "unknown scorer 'zzz'; known are expected_ttft, kv_usage, least_requests, "),
         ("best", "unknown scorer 'best'"),  # is a picker
     ],
 )

@@ -1,8 +1,9 @@
 """vLLM's metrics page -> one `Gauges` per rank, reading only the lines that routing needs.
 
-A page is 66 KB and over 700 lines of which five matter; a full Prometheus parser takes 10 ms for it, which polling a
-fleet cannot afford. Here `bytes.find` jumps to each wanted metric (Prometheus promises that its lines stand
-together, so the first other line ends it), and only those lines are parsed, labels with their escapes included.
+A page is 66 KB and over 700 lines of which eight matter; a full Prometheus parser takes 10 ms for it, which polling a
+fleet cannot afford. Here `bytes.find` jumps to each wanted metric, and only its lines are parsed, labels with their
+escapes included. Prometheus promises that a metric's lines stand together, so the first other line ends it; but for
+a histogram's sums, which stand between the buckets: after them the search goes on.
 
 Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every
 cache setting as a label, "None" where it is unset. What a page does not say, or says in a way that makes no sense,
@@ -12,17 +13,20 @@ is None, and no page raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
-from router.engines.base import Gauges
+from router.engines.base import Gauges, PoolLoads
 
 LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 MOST = 1e15  # beyond it a count is nonsense
 
-Labels = dict[bytes, bytes]
+Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
+
+NO_LABELS: Labels = {}
+LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
 def scan(page: bytes) -> dict[int, Gauges]:
@@ -33,6 +37,7 @@ def scan(page: bytes) -> dict[int, Gauges]:
     usage = _gauge(page, b"vllm:kv_cache_usage_perc", max) or _gauge(page, b"vllm:gpu_cache_usage_perc", max)
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
+    loads = _pool_loads(page)
     lora = _lora(page) if len(ranks) == 1 else {}  # its line names no rank: with several it is nobody's
     return {
         rank: Gauges(
@@ -44,18 +49,35 @@ def scan(page: bytes) -> dict[int, Gauges]:
             _names(lora.get(b"running_lora_adapters")),
             _number(lora.get(b"max_lora")),
             _names(lora.get(b"waiting_lora_adapters")),
+            loads.get(rank),
         )
         for rank in ranks
     }
 
 
-def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float]) -> PerRank:
-    """The metric by rank. One engine may have a line per model name: `join` makes them one."""
+def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
+    """The metric by rank, of the lines with `only` those labels. One engine may have a line per model name: `join`
+    makes them one.
+    """
     values: PerRank = {}
-    for rank, _, value in _lines(page, name):
-        if 0 <= value < MOST:
+    for rank, labels, value in _lines(page, name):
+        if 0 <= value < MOST and only.items() <= labels.items():
             values[rank] = join(values[rank], value) if rank in values else value
     return values
+
+
+def _pool_loads(page: bytes) -> dict[int, PoolLoads]:
+    """What MooncakeStoreConnector's workers got from the store, by rank, failed and broken-off attempts left out; a
+    rank that has never loaded has no such lines. One key is one block of one worker and cache group.
+    """
+    operations, keys, seconds = (
+        _gauge(page, b"vllm:mooncake_store_operation_" + part, float.__add__, LOADED)
+        for part in (b"total", b"keys_total", b"time_seconds_sum")
+    )
+    return {
+        rank: PoolLoads(int(operations[rank]), int(keys[rank]), seconds[rank])
+        for rank in operations.keys() & keys.keys() & seconds.keys()
+    }
 
 
 def _lora(page: bytes) -> Labels:
@@ -83,9 +105,9 @@ def _lines(page: bytes, name: bytes) -> Iterator[tuple[int, Labels, float]]:
         if line[:1] in (b"{", b" "):
             if (sample := _sample(line)) is not None:
                 yield sample
-            if end < 0 or not page.startswith(name, end + 1):
+            if end < 0 or not (page.startswith(name, end + 1) or name.endswith(b"_sum")):
                 return
-            at = end
+            at = page.find(needle, end)
         else:  # another metric whose name begins alike
             at = page.find(needle, start)
 

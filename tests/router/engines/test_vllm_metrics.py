@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.base import Gauges
+from router.engines.base import Gauges, PoolLoads
 from router.engines.vllm.metrics import scan
 
 RECORDED = (Path(__file__).parents[2] / "data" / "vllm-0.32-metrics.txt").read_bytes()
@@ -30,7 +30,11 @@ def test_a_recorded_page_of_0_32() -> None:
         adapters=None,
         max_adapters=None,
         waiting_adapters=None,
+        pool_loads=PoolLoads(operations=7, blocks=189, seconds=0.17991625199988448),
     )
+    # 189 blocks of 128 tokens: the very 24192 that the page counts as external_prefix_cache_hits
+    assert b'external_prefix_cache_hits_total{engine="0",model_name="m"} 24192.0' in RECORDED
+    assert 189 * 128 == 24192
 
 
 def test_the_recorded_page_with_other_values() -> None:
@@ -147,3 +151,30 @@ def test_no_page_raises(data: st.DataObject) -> None:
     for gauges in scan(whole[:at] + junk + whole[at + cut :]).values():
         assert gauges.running is None or gauges.running >= 0
         assert gauges.block_tokens is None or gauges.block_tokens > 0
+
+
+STORE = b"""vllm:mooncake_store_operation_time_seconds_bucket{engine="0",le="+Inf",operation="load_get",status="ok"} 2.0
+vllm:mooncake_store_operation_time_seconds_count{engine="0",operation="load_get",status="ok"} 2.0
+vllm:mooncake_store_operation_time_seconds_sum{engine="0",operation="load_get",status="ok"} 0.5
+vllm:mooncake_store_operation_time_seconds_bucket{engine="0",le="+Inf",operation="load_get",status="error"} 1.0
+vllm:mooncake_store_operation_time_seconds_sum{engine="0",operation="load_get",status="error"} 9.0
+vllm:mooncake_store_operation_time_seconds_sum{engine="1",operation="load_get",status="ok"} 0.25
+vllm:mooncake_store_operation_time_seconds_sum{engine="0",operation="save_put",status="ok"} 7.0
+vllm:mooncake_store_operation_total{engine="0",operation="load_get",status="ok"} 2.0
+vllm:mooncake_store_operation_total{engine="0",operation="load_get",status="error"} 1.0
+vllm:mooncake_store_operation_total{engine="1",operation="load_get",status="ok"} 1.0
+vllm:mooncake_store_operation_keys_total{engine="0",operation="load_get",status="ok"} 20.0
+vllm:mooncake_store_operation_keys_total{engine="0",operation="save_put",status="ok"} 99.0
+vllm:num_requests_running{engine="0"} 1.0
+vllm:num_requests_running{engine="1"} 1.0
+"""
+
+
+def test_loads_from_the_pool_are_counted_where_they_worked_and_all_is_told() -> None:
+    ranks = scan(STORE)
+    assert ranks[0].pool_loads == PoolLoads(2, 20, 0.5)
+    assert ranks[1].pool_loads is None, "the page does not say how many keys"
+
+
+def test_an_engine_that_has_loaded_nothing_yet_says_nothing_of_it() -> None:
+    assert only(b"\n".join(line for line in RECORDED.splitlines() if b"load_get" not in line)).pool_loads is None
