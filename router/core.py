@@ -12,58 +12,49 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from router.blocks.events import Key, TargetId
 from router.blocks.knowledge import Belief, Knowledge, Sent
-from router.blocks.known import Known
+from router.blocks.known import Known, Origin
 from router.clock import Clock
 from router.decide.desk import Desk
-from router.decide.record import Attempt, Decision, Record
+from router.decide.pair import Choice, choose_pair
+from router.decide.record import Attempt, Decision, Leg, Record
 from router.engines.base import Card, EventEndpoint, Gauges
-from router.fleet.breaker import Verdict, verdict
 from router.fleet.instances import Fleet, Served
 from router.fleet.load import Booking
-from router.fleet.target import Target
+from router.fleet.target import Loaded, Target
 from router.fleet.view import rows
+from router.peers import Peers
 from router.prompt.prompt import Prompt
-from scorers.contract import Outcome, Row, View
+from router.prompt.usage import Usage
+from router.ticket import Half, Share, Ticket, outcome_of, verdict_of
+from scorers.contract import Overlap, PoolHit, Row, View
 
 BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
-
-
-@dataclass(slots=True)
-class Ticket:
-    """The booking of load that one choice makes; `Core.settle` gives it back exactly once.
-
-    The line fills in `end` (a word of `Attempt.end`), `status`, and through the record what the engine counted.
-    """
-
-    record: Record
-    attempt: Attempt
-    target: Target
-    booking: Booking
-    belief: Belief | None
-    sent: Sent | None
-    sent_at: float
-    end: str = "client_gone"  # what it is when the line is cut without a word
-    status: int | None = None
-    ttft_ms: float | None = None
-
-    @property
-    def prefilled(self) -> bool:
-        """The engine has computed the prompt. One that it refused left nothing in its cache."""
-        return self.ttft_ms is not None and self.status is not None and self.status < 400
+UNTOLD = Usage(None, None, None)
+ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer there
 
 
 class Core:
-    def __init__(self, fleet: Fleet, knowledge: Knowledge, desk: Desk, clock: Clock, responses_kept: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        knowledge: Knowledge,
+        desk: Desk,
+        clock: Clock,
+        responses_kept: int,
+        *,
+        shared_pool: bool = False,
+    ) -> None:
         self.fleet = fleet
         self.knowledge = knowledge
         self.desk = desk
         self._clock = clock
         self._made_by: OrderedDict[str, TargetId] = OrderedDict()
         self._responses_kept = responses_kept
+        self._shared_pool = shared_pool  # engines may find a prompt there that none of them holds
+        self.peers = Peers()
 
     # engines
 
@@ -73,6 +64,7 @@ class Core:
             return []
         for target in member.targets.values():  # perhaps it comes back with fewer
             self.knowledge.leave(target.id)
+        self.peers.joined(member.config)
         self.fleet.learned(instance, cards, {source.rank for source in sources})
         streams = {source.rank: source for source in sources}
         for target in member.targets.values():
@@ -83,6 +75,7 @@ class Core:
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 self.knowledge.leave(target.id)
+        self.peers.left(instance)
         self.fleet.leave(instance)
 
     def polled(self, instance: str, page: Mapping[int, Gauges], sent_at: float) -> None:
@@ -109,35 +102,74 @@ class Core:
         sizes = (self._block_tokens(target) for target in self.fleet.serving(model))
         return frozenset(size for size in sizes if size)
 
+    def origin(self, prompt: Prompt, served: Served) -> Origin:
+        """What the shared pool is asked about this prompt with."""
+        sizes = self.block_sizes(served.base)
+        adapter = None if served.adapter is None else (served.adapter, self.fleet.path(served.adapter) or "")
+        path = self.fleet.path(served.base)
+        return Origin(served.base, path, adapter, prompt.salt, min(sizes) if len(sizes) == 1 else None)
+
     def admit(
         self,
         record: Record,
         prompt: Prompt,
         served: Served | None,
         known: Known | None,
+        pooled: PoolHit | None = None,
         *,
         excluding: Collection[str] = (),
         only: TargetId | None = None,
+        splits: bool = False,
+        handed: Leg | None = None,
     ) -> Ticket | None:
-        """Choose a target and book it, in one go. None: nobody is left who could serve this now."""
+        """Choose a target and book it, in one go; two of them where the request `splits` and that pays. None: nobody
+        is left who could serve this now. `handed`: an earlier prefill half whose KV still waits to be fetched.
+        """
         now = self._clock.now()
         self.fleet.arrived(now)
         candidates = self.fleet.candidates(prompt.model, excluding, now)
+        answering = [target for target in candidates if not self.peers.prefills(target)] if self.peers else candidates
         if only is not None:
-            candidates = [target for target in candidates if target.id == only]
-        if not candidates:
+            answering = [target for target in answering if target.id == only]
+        if not answering:
             return None
-        beliefs = self._beliefs(known, candidates)
+        feeding = [target for target in candidates if self.peers.prefills(target)] if splits and handed is None else []
+        beliefs = self._beliefs(known, answering + feeding)
         overlaps = {target: belief.overlap for target, belief in beliefs.items()}
         matched_at = self._clock.now()
-        decision = self.desk.decide(self._view(record, prompt, served, known, rows(candidates, overlaps, now), now))
-        chosen = decision.target
-        target = next(target for target in candidates if target.id == chosen)
-        ticket = self._book(record, prompt, known, decision, target, beliefs.get(target.id), now)
-        self.desk.picked(decision)
+        view = self._view(record, prompt, served, known, pooled, rows(answering, overlaps, now), now)
+        if feeding:
+            choice = choose_pair(self.desk, view, lambda id: rows(self._peers_of(id, feeding), overlaps, now))
+        else:
+            choice = Choice(self.desk.decide(view), None)
+        ticket = self._book(record, prompt, known, choice, beliefs, handed, now)
+        self.desk.picked(choice.answer)
+        if choice.prefill is not None:
+            self.desk.picked(choice.prefill, "prefill")
         record.stages.match_ms = (matched_at - now) * 1e3
         record.stages.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
+
+    def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
+        """A pair's prefill half is over; `end` is a word of `Leg.end`. Only the first call counts."""
+        half = ticket.half
+        if half is None or half.leg.end != "running":
+            return
+        now = self._clock.now()
+        leg, instance = half.leg, half.target.instance.id
+        leg.end, leg.cached_tokens = end, usage.cached_tokens
+        leg.duration_ms = duration_ms = (now - ticket.sent_at) * 1e3
+        half.booking.release()
+        half.target.breaker.ended(verdict_of(end, status), now)
+        if end in ENGINE_IN_DOUBT:
+            self.peers.doubt(instance)
+        if half.sent is not None:
+            (self.knowledge.began if end == "ok" else self.knowledge.failed)(half.sent)
+        ttft_ms = duration_ms if end == "ok" else None  # its one token is its whole answer
+        if end == "ok":
+            self._learn(half, ticket.pooled, usage, ttft_ms, now)
+        if leg.decision.learners:
+            self.desk.finished(leg.decision, outcome_of(end, status, ttft_ms, duration_ms, usage))
 
     def first_byte(self, ticket: Ticket) -> None:
         """The engine has begun to answer, with `ticket.status`: its prefill for this request is over."""
@@ -148,17 +180,25 @@ class Core:
 
     def settle(self, ticket: Ticket) -> None:
         """The request's time at this target is over, however it ended. Everything taken is given back, once."""
+        self.prefilled(ticket, "client_gone" if ticket.end == "client_gone" else "cancelled")
         if not ticket.booking.release():
             return
+        if ticket.half is not None and ticket.status is not None and ticket.status >= 500:
+            self.peers.doubt(ticket.half.target.instance.id)  # what it fetched from may have had another name
         now = self._clock.now()
-        ticket.attempt.end = ticket.end
-        ticket.target.breaker.ended(_verdict(ticket), now)
+        record, attempt = ticket.record, ticket.attempt
+        attempt.end = ticket.end
+        ticket.target.breaker.ended(verdict_of(ticket.end, ticket.status), now)
         if ticket.sent is not None and not ticket.prefilled:
             self.knowledge.failed(ticket.sent)
-        if ticket.end == "ok":
-            self._learn(ticket, now)
-        if ticket.attempt.decision.learners:
-            self.desk.finished(ticket.attempt.decision, _outcome(ticket, now))
+        usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
+        if ticket.end == "ok" and attempt.prefill is None:  # what was handed over says nothing of the target itself
+            # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
+            self._learn(ticket, ticket.pooled, usage, ticket.ttft_ms if record.stream else None, now)
+        if attempt.decision.learners:
+            duration_ms = (now - ticket.sent_at) * 1e3
+            outcome = outcome_of(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
+            self.desk.finished(attempt.decision, outcome)
 
     def remember_response(self, response_id: str, target: TargetId) -> None:
         """Responses are state of the engine that made them."""
@@ -193,6 +233,7 @@ class Core:
         prompt: Prompt,
         served: Served | None,
         known: Known | None,
+        pooled: PoolHit | None,
         candidates: tuple[Row, ...],
         now: float,
     ) -> View:
@@ -207,67 +248,107 @@ class Core:
             prefix=prefixes[0] if prefixes else None,
             session=prompt.session,
             last_target=None,
-            pool=None,
+            pool=pooled,
             busy=self.fleet.busy,
             rows=candidates,
             now_s=now,
             prefixes=prefixes,
         )
 
+    def _peers_of(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
+        target = self.fleet.target(TargetId(answering))
+        return [] if target is None else self.peers.of(target, feeding)
+
     def _book(
         self,
         record: Record,
         prompt: Prompt,
         known: Known | None,
-        decision: Decision,
-        target: Target,
-        belief: Belief | None,
+        choice: Choice,
+        beliefs: Mapping[TargetId, Belief],
+        handed: Leg | None,
         now: float,
     ) -> Ticket:
-        overlap = belief.overlap if belief is not None else None
-        promised = belief.promised_tokens if belief is not None else None
-        attempt = Attempt(decision, promised, overlap.expected_tokens if overlap is not None else None)
-        record.attempts.append(attempt)
+        """Where KV is handed over, the prefill target has all the work; the answering one only holds the context."""
         tokens = len(known.ids) if known is not None else len(prompt.body) // BYTES_PER_TOKEN
-        cached_tokens = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
-        booking = target.book(tokens - cached_tokens, tokens)
+        pooled = choice.answer.view.pool
+        half = None
+        if choice.prefill is not None:
+            belief = beliefs.get(TargetId(choice.prefill.target))
+            handed = Leg(choice.prefill, *_predicted(belief))
+            share = self._take(choice.prefill, known, belief, tokens, _to_compute(tokens, belief, pooled))
+            half = Half(*share, leg=handed)
+        belief = beliefs.get(TargetId(choice.answer.target))
+        promised, expected = _predicted(belief)
+        beyond = None if pooled is None or expected is None else max(0, pooled.tokens - expected)
+        attempt = Attempt(choice.answer, promised, expected, beyond, prefill=handed)
+        record.attempts.append(attempt)
+        uncached = 0 if handed is not None else _to_compute(tokens, belief, pooled)
+        share = self._take(choice.answer, known, belief, tokens, uncached)
+        return Ticket(*share, record=record, attempt=attempt, sent_at=now, pooled=pooled, half=half)
+
+    def _take(
+        self, decision: Decision, known: Known | None, belief: Belief | None, tokens: int, uncached: int
+    ) -> tuple[Target, Booking, Belief | None, Sent | None]:
+        """Books the chosen target for a prompt of `tokens`, and expects it to hold that soon."""
+        target = self.fleet.target(TargetId(decision.target))
+        assert target is not None, "candidates are of the fleet"
         sent = self.knowledge.sent(target.id, known, belief) if known is not None and belief is not None else None
-        return Ticket(record, attempt, target, booking, belief, sent, now)
+        return target, target.book(uncached, tokens), belief, sent
 
-    def _learn(self, ticket: Ticket, now: float) -> None:
-        """From an answer that came whole: was the promise kept, and how fast was the prefill?
-
-        Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
-        """
-        record, belief, target = ticket.record, ticket.belief, ticket.target
+    def _learn(self, share: Share, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float) -> None:
+        """From an answer that came whole: was the promise kept, and how fast was the prefill?"""
+        prompt_tokens, cached_tokens, _ = usage
+        if cached_tokens is None:
+            return
+        belief, target = share.belief, share.target
         if belief is not None and belief.promised_tokens is not None and belief.block_tokens is not None:
-            target.trust.observe(belief.promised_tokens, record.cached_tokens, belief.block_tokens)
-        if not record.stream or ticket.ttft_ms is None or record.prompt_tokens is None or record.cached_tokens is None:
+            own = self._own(belief.promised_tokens, cached_tokens, pooled)
+            target.trust.observe(belief.promised_tokens, own, belief.block_tokens)
+        if ttft_ms is None or prompt_tokens is None:
             return
         overlap = belief.overlap if belief is not None else None
-        if overlap is not None and overlap.disk_tokens > overlap.gpu_tokens:  # loading it took time too
-            return
-        target.showed(ticket.booking, record.prompt_tokens, record.cached_tokens, ticket.ttft_ms, now)
+        loaded = self._loaded(overlap, pooled, cached_tokens) if overlap is not None else None
+        target.showed(share.booking, prompt_tokens, cached_tokens, ttft_ms, now, loaded)
+
+    def _own(self, promised: int, delivered: int, pooled: PoolHit | None) -> int:
+        """How much of what was delivered must have come from the target itself: what is beyond its promise may be the
+        pool's, as far as the pool was seen to reach.
+        """
+        reach = pooled.tokens if pooled is not None else delivered if self._shared_pool else 0
+        return min(delivered, promised) if delivered <= reach else delivered
+
+    def _loaded(self, overlap: Overlap, pooled: PoolHit | None, delivered: int) -> Loaded | None:
+        """What of the delivered tokens was brought from a slower place, and from where; None: nothing.
+
+        Fetched is what lies beyond the GPU's part. Host memory and disk are the engine's own and come first; where
+        several places could have given it, nobody knows which did, and it is told as the slowest of them.
+        """
+        tokens = delivered - max(overlap.gpu_tokens, overlap.expected_tokens)
+        if tokens <= 0:
+            return None
+        if delivered <= overlap.cpu_tokens:
+            return Loaded("cpu", tokens)
+        if delivered <= overlap.disk_tokens:
+            return Loaded("disk", tokens)
+        if pooled is None and not self._shared_pool:
+            return None  # its GPU held more than we knew
+        on_disk = pooled is not None and pooled.memory_tokens is not None and delivered > pooled.memory_tokens
+        return Loaded("pool_disk" if on_disk else "pool", tokens)
 
 
-def _verdict(ticket: Ticket) -> Verdict:
-    """What an end says of the engine. The client's leaving and our own deadline say nothing; nor does a full queue."""
-    if ticket.end in ("client_gone", "deadline", "busy"):
-        return "neutral"
-    return verdict(ticket.status if ticket.end == "ok" else None)
+def _predicted(belief: Belief | None) -> tuple[int | None, int | None]:
+    """What the index promised of a target, and the same with what was just sent there."""
+    if belief is None:
+        return None, None
+    return belief.promised_tokens, None if belief.overlap is None else belief.overlap.expected_tokens
 
 
-def _outcome(ticket: Ticket, now: float) -> Outcome:
-    record = ticket.record
-    return Outcome(
-        ok=ticket.end == "ok" and ticket.status is not None and ticket.status < 500,
-        status=ticket.status,
-        ttft_ms=ticket.ttft_ms,
-        duration_ms=(now - ticket.sent_at) * 1e3,
-        prompt_tokens=record.prompt_tokens,
-        cached_tokens=record.cached_tokens,
-        output_tokens=record.output_tokens,
-    )
+def _to_compute(tokens: int, belief: Belief | None, pooled: PoolHit | None) -> int:
+    """What is left of a prompt for a target. An engine loads whatever the pool has, cheap or not."""
+    overlap = belief.overlap if belief is not None else None
+    held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
+    return tokens - max(held, pooled.tokens if pooled is not None else 0)
 
 
 def prefix_keys(known: Known | None) -> tuple[Key, ...]:

@@ -10,19 +10,24 @@ within the router's retry budget. One that took the request and died before its 
 more may try, a second death ends it with 502 and marks the record, so that a poison prompt does not walk through the
 fleet. That one retry needs no budget: it is bounded by itself, and one engine's end must not fail the hundred requests
 that were waiting there. After a byte has gone to the client nothing is ever tried again.
+
+A pair is one attempt with two engines (`proxy/legs.py`). Where its prefill half fails, another pair is tried, and after
+the second failure the answering engine computes the prompt itself: bounded by itself again, so without the budget.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.blocks.events import TargetId
 from router.blocks.known import Known
 from router.clock import Clock
 from router.config.schema import Config
-from router.core import Core, Ticket
+from router.core import Core
 from router.decide.record import Record, Stages
+from router.engines.vllm.disagg import NIXL_PREFILL, can_split, decode_body, mooncake_params, prefill_body
 from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
 from router.feeds.health import Health
 from router.fleet.instances import Served
@@ -30,18 +35,22 @@ from router.ledger.prometheus import Metrics
 from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
+from router.pool.base import Pool
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
-from router.prompt.usage import HideUsage, UsageTail
 from router.proxy.call import Call
 from router.proxy.headers import Forwarded, HeaderRules
-from router.proxy.relay import Broken, Deadline, End, Finished, NotStarted, Outgoing, relay
-from router.proxy.upstream import Upstreams
+from router.proxy.legs import Prefill, relay_after, relay_beside
+from router.proxy.relay import Broken, Deadline, End, Finished, NotStarted, Outgoing, Rejected, relay
+from router.proxy.upstream import Question, Upstreams
+from router.ticket import Half, Ticket
 from router.tokens.tokens import Tokens
-from scorers.contract import Needs
+from router.watch import Handed, Watch
+from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # as records and metrics name it
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
+PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,7 @@ class Rooms:
     lobby: Lobby
     retries: RetryBudget
     tokens: Tokens
+    pool: Pool
     reading: ReadOptions  # of prompts, for policies that look at caches
     skimming: ReadOptions  # for those that do not
     header_rules: HeaderRules
@@ -62,6 +72,23 @@ class Rooms:
     ring: Ring
     metrics: Metrics
     run_id: str  # begins the ids of all records of this process
+
+
+class Request(NamedTuple):
+    """What is known of a request before anybody is chosen for it."""
+
+    prompt: Prompt
+    served: Served | None  # None: it names no model
+    known: Known | Unknown
+    pooled: PoolHit | None = None
+
+
+@dataclass(slots=True)
+class Tries:
+    """What earlier attempts at a request leave to the next one."""
+
+    failed: set[str]
+    handed: Handed | None = None
 
 
 async def route(call: Call, rooms: Rooms) -> None:
@@ -74,7 +101,8 @@ async def route(call: Call, rooms: Rooms) -> None:
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        await on_record(call, prompt, served, known, stages, started_at, rooms)
+        pooled = await pooled_of(prompt, served, known, stages, rooms)
+        await on_record(call, Request(prompt, served, known, pooled), stages, started_at, rooms)
 
 
 async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
@@ -86,58 +114,80 @@ async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
         body = await call.body(rooms.config.limits.body_bytes, place)
         about = Unknown("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, about, previous_response_id=response_id)
-        await on_record(call, prompt, None, about, Stages(), started_at, rooms)
+        await on_record(call, Request(prompt, None, about), Stages(), started_at, rooms)
 
 
-async def on_record(
-    call: Call,
-    prompt: Prompt,
-    served: Served | None,
-    known: Known | Unknown,
-    stages: Stages,
-    started_at: float,
-    rooms: Rooms,
-) -> None:
+async def on_record(call: Call, request: Request, stages: Stages, started_at: float, rooms: Rooms) -> None:
     """Place and relay, with a record that is open while the request is under way and complete when it leaves."""
-    record = open_record(call, prompt, known, stages, started_at, rooms)
+    record = open_record(call, request.prompt, request.known, stages, started_at, rooms)
     try:
-        await place_and_relay(call, prompt, served, known, record, rooms)
+        await place_and_relay(call, request, record, rooms)
     finally:
         close_record(record, rooms)
 
 
-async def place_and_relay(
-    call: Call, prompt: Prompt, served: Served | None, known: Known | Unknown, record: Record, rooms: Rooms
-) -> None:
+async def place_and_relay(call: Call, request: Request, record: Record, rooms: Rooms) -> None:
     """Choose, book, relay; again while that is allowed."""
     headers = rooms.header_rules.forward(call.headers, record.id)
-    only = pinned(prompt.previous_response_id, rooms.core)
-    ids = known if isinstance(known, Known) else None
-    failed: set[str] = set()
+    only = pinned(request.prompt.previous_response_id, rooms.core)
+    splits = only is None and bool(rooms.core.peers) and can_split(request.prompt.endpoint, request.prompt.body)
+    tries = Tries(failed=set())
     last: End | None = None
     rooms.retries.request()
     while last is None or may_retry(last, record, rooms.retries):
-        ticket = rooms.core.admit(record, prompt, served, ids, excluding=failed, only=only)
+        ticket = rooms.core.admit(
+            record,
+            request.prompt,
+            request.served,
+            request.known if isinstance(request.known, Known) else None,
+            request.pooled,
+            excluding=tries.failed,
+            only=only,
+            splits=splits and failed_prefills(record) < PREFILLS_ALLOWED,
+            handed=tries.handed.leg if tries.handed is not None else None,
+        )
         if ticket is None:
             break
-        try:
-            watch = Watch(ticket, prompt, served, known, rooms)
-            last = await relay(
-                call, rooms.upstreams, outgoing(call, prompt, headers, ticket, rooms), rooms.config.limits, watch
-            )
-            watch.ended(last)
-        except asyncio.CancelledError:
-            watch.left()
-            raise
-        finally:
-            rooms.core.settle(ticket)
+        last = await attempt(call, request, headers, ticket, tries, rooms)
         if not isinstance(last, NotStarted):
             break
-        failed.add(ticket.target.id)
-        if last.reason != "busy":
-            rooms.health.suspect(ticket.target.instance.id)
     if not isinstance(last, Finished | Broken):
         await refuse(call, last, record)
+
+
+async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Ticket, tries: Tries, rooms: Rooms) -> End:
+    """One engine, or a pair of them. Whatever happens, what was booked for it is given back."""
+    watch = Watch(ticket, request.prompt, request.served, request.known, rooms.core, rooms.tokens, rooms.clock)
+    try:
+        end = await send(call, outgoing(call, request.prompt, headers, ticket), ticket, tries.handed, watch, rooms)
+        watch.ended(end)
+    except asyncio.CancelledError:
+        watch.left()
+        raise
+    finally:
+        rooms.core.settle(ticket)
+    if isinstance(end, NotStarted):
+        tries.handed = still_there(watch.handed or tries.handed, end, rooms.clock.now())
+        culprit = ticket.half.target if end.prefill and ticket.half is not None else ticket.target
+        tries.failed.add(culprit.id)
+        if end.reason != "busy":
+            rooms.health.suspect(culprit.instance.id)
+    return end
+
+
+async def send(call: Call, out: Outgoing, ticket: Ticket, handed: Handed | None, watch: Watch, rooms: Rooms) -> End:
+    limits, half = rooms.config.limits, ticket.half
+    if half is None:
+        if handed is not None:
+            out = out._replace(body=decode_body(out.body, handed.params))
+        return await relay(call, rooms.upstreams, out, limits, watch)
+    if (peer := rooms.core.peers.mooncake(half.target)) is None:
+        return await relay_after(call, rooms.upstreams, prefill_of(out, half, NIXL_PREFILL), out, limits, watch)
+    transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
+    params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
+    prefill = prefill_of(out, half, params.prefill)
+    out = out._replace(body=decode_body(out.body, params.decode))
+    return await relay_beside(call, rooms.upstreams, prefill, out, limits, watch)
 
 
 def read(call: Call, body: bytes, rooms: Rooms) -> Prompt:
@@ -180,6 +230,18 @@ async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known
     return await rooms.tokens.of(prompt, served.base, served.adapter, sizes, instances)
 
 
+async def pooled_of(
+    prompt: Prompt, served: Served | None, known: Known | Unknown, stages: Stages, rooms: Rooms
+) -> PoolHit | None:
+    """What the shared pool holds of it, when a policy in use looks at that. None: unknown."""
+    if Needs.POOL not in rooms.core.desk.needs or served is None or not isinstance(known, Known):
+        return None
+    asked_at = rooms.clock.now()
+    held = await rooms.pool.held(known, rooms.core.origin(prompt, served))
+    stages.pool_ms = (rooms.clock.now() - asked_at) * 1e3
+    return held
+
+
 def pinned(response_id: str | None, core: Core) -> TargetId | None:
     """Responses are state of the engine that made them: a follow-up must go there. None: anywhere.
 
@@ -189,17 +251,31 @@ def pinned(response_id: str | None, core: Core) -> TargetId | None:
 
 
 def may_retry(last: End, record: Record, retries: RetryBudget) -> bool:
-    """A death is paid for with the record, everything else from the router's budget."""
+    """A death is paid for with the record, a prefill half by splitting no more, the rest from the router's budget."""
     if not isinstance(last, NotStarted):
         return False
-    return deaths(record) <= DEATHS_ALLOWED if last.reason == "died" else retries.take()
+    if last.reason == "died":
+        return deaths(record) <= DEATHS_ALLOWED
+    return last.prefill or retries.take()
 
 
 def deaths(record: Record) -> int:
-    return sum(attempt.end == "died" for attempt in record.attempts)
+    halves = (attempt.prefill.end for attempt in record.attempts if attempt.prefill is not None)
+    return sum(attempt.end == "died" for attempt in record.attempts) + sum(end == "died" for end in halves)
 
 
-def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket, rooms: Rooms) -> Outgoing:
+def failed_prefills(record: Record) -> int:
+    return sum(attempt.end == "prefill" for attempt in record.attempts)
+
+
+def still_there(handed: Handed | None, end: NotStarted, now: float) -> Handed | None:
+    """Handed-over KV that another engine may fetch: one that took the request may have fetched and so freed it, and
+    one that turned it away lets it go.
+    """
+    return handed if handed is not None and end.reason == "connect" and now < handed.until_s else None
+
+
+def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket) -> Outgoing:
     target = ticket.target
     return Outgoing(
         instance=target.instance.id,
@@ -211,8 +287,17 @@ def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket, roo
         body=prompt.body,
         rank=target.rank if target.instance.has_ranks else None,
         hides=prompt.hide_usage,
-        anthropic=prompt.endpoint is Endpoint.MESSAGES,
+        endpoint=prompt.endpoint,
     )
+
+
+def prefill_of(out: Outgoing, half: Half, params: bytes) -> Prefill:
+    """The prefill half of what goes out to the answering target."""
+    target = half.target
+    rank = target.rank if target.instance.has_ranks else None
+    body = prefill_body(out.endpoint, out.body, params)
+    question = Question(out.method, out.path, out.headers, body, rank)
+    return Prefill(target.instance.id, target.id, out.record, out.endpoint, question)
 
 
 async def refuse(call: Call, last: End | None, record: Record) -> None:
@@ -222,7 +307,7 @@ async def refuse(call: Call, last: End | None, record: Record) -> None:
             refusal: Refused = NoTarget("no engine can serve this model now; try again", retry_after_s=1)
         case Deadline():
             refusal = DeadlineExceeded("the engine did not begin to answer in time")
-        case NotStarted("busy", refusal=answer) if answer is not None:
+        case NotStarted("busy", refusal=answer) | Rejected(answer) if answer is not None:
             record.status = answer.status
             await call.answer(answer.status, answer.headers, answer.body)
             return
@@ -233,70 +318,6 @@ async def refuse(call: Call, last: End | None, record: Record) -> None:
             refusal = NoTarget("no engine could be reached; try again", retry_after_s=1)
     record.status, record.error = refusal.status, refusal.message
     raise refusal
-
-
-class Watch:
-    """Sees the answer pass by: when it began, what it cost, and the one chunk that the client must not see."""
-
-    def __init__(
-        self, ticket: Ticket, prompt: Prompt, served: Served | None, known: Known | Unknown, rooms: Rooms
-    ) -> None:
-        self._ticket = ticket
-        self._served = served
-        self._known = known
-        self._rooms = rooms
-        self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
-        self._hide = HideUsage() if prompt.hide_usage else None
-        self._unnamed = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
-
-    def first_byte(self, status: int) -> None:
-        record = self._ticket.record
-        self._ticket.status = record.status = status
-        record.ttft_ms = (self._rooms.clock.now() - record.arrived_s) * 1e3
-        self._rooms.core.first_byte(self._ticket)
-
-    def feed(self, data: bytes) -> bytes:
-        if self._tail is not None:
-            self._tail.feed(data)
-            if self._unnamed and (response_id := self._tail.response_id()) is not None:
-                self._unnamed = False  # known from its first event on: a stream can be cancelled while it runs
-                self._rooms.core.remember_response(response_id, self._ticket.target.id)
-        return data if self._hide is None else self._hide.feed(data)
-
-    def last(self) -> bytes:
-        """What was held back and may go out now that the answer is over."""
-        return b"" if self._hide is None else self._hide.end()
-
-    def left(self) -> None:
-        """The client has gone. Some hang up on the stream's last word, before its end: they got all they wanted."""
-        if self._tail is not None and self._tail.whole():
-            self._ticket.end = "ok"
-            self._read_tail()
-
-    def ended(self, end: End) -> None:
-        """The relay is over: what it came to goes into the ticket and the record."""
-        ticket, record = self._ticket, self._ticket.record
-        match end:
-            case Finished(connect_s=connect_s):
-                ticket.end = "ok"
-                record.stages.connect_ms = connect_s * 1e3
-                self._read_tail()
-            case Broken(trouble=trouble, connect_s=connect_s):
-                ticket.end = "broken"
-                record.stages.connect_ms = connect_s * 1e3
-                record.error = trouble.value
-            case Deadline():
-                ticket.end = "deadline"
-            case NotStarted(reason=reason):
-                ticket.end = reason
-
-    def _read_tail(self) -> None:
-        record = self._ticket.record
-        if self._tail is None or self._served is None:
-            return
-        if (usage := self._tail.usage()) is not None:
-            record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            self._rooms.tokens.observed(self._served.base, self._known, usage.prompt_tokens)
 
 
 def open_record(

@@ -2,8 +2,9 @@
 
 That is the number of the request, whose turn it is, the seed, and where each session went last. All of it goes into
 the view, so a decision can be replayed from its record. `decide` changes none of it: only what was really chosen
-(`picked`) does, so that asking "what would happen now" leaves no trace. A policy that breaks is stood in for by the
-fallback, and the fault is counted: a scorer's bug may cost cache hits, never requests.
+(`picked`) does, so that asking "what would happen now" leaves no trace. Prefill halves of pairs have a history of their
+own: they go to other targets. A policy that breaks is stood in for by the fallback, and the fault is counted: a
+scorer's bug may cost cache hits, never requests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 
-from router.decide.policy import Policy, PolicyFault, fallback
+from router.decide.policy import Part, Policy, PolicyFault, fallback
 from router.decide.record import Decision
 from scorers.contract import Needs, Outcome, Scorer, View
 
@@ -43,18 +44,30 @@ class Sessions:
             del self._targets[next(iter(self._targets))]
 
 
+class _History:
+    """What was chosen so far."""
+
+    def __init__(self, sessions: int) -> None:
+        self.sessions = Sessions(sessions)
+        self.turns: Counter[tuple[str, str | None]] = Counter()  # as many keys as the fleet serves models
+
+
 class Desk:
     """Decides by the policy in force. `seed` is what chance hangs on, `sessions` how many are remembered."""
 
     def __init__(self, policy: Policy, *, seed: int, sessions: int = 100_000) -> None:
         self.seed = seed
-        self.sessions = Sessions(sessions)
         self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in lessons
         self.fallbacks = 0  # decisions that the fallback had to make
         self._policy = policy
         self._fallback = fallback()
         self._numbers = 0
-        self._turns: Counter[tuple[str, str | None]] = Counter()  # as many keys as the fleet serves models
+        answers = _History(sessions)
+        self._histories: dict[Part, _History] = {
+            "whole": answers,
+            "decode": answers,
+            "prefill": _History(sessions),
+        }
 
     @property
     def policy(self) -> Policy:
@@ -75,25 +88,27 @@ class Desk:
         self._numbers += 1
         return number
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View, part: Part = "whole") -> Decision:
         """The choice for a view with at least one row; `seed`, `turn` and `last_target` are filled in here."""
+        history = self._histories[part]
         view = view._replace(
             seed=self.seed,
-            turn=self._turns[view.model, view.adapter],
-            last_target=self.sessions.last(view.model, view.session),
+            turn=history.turns[view.model, view.adapter],
+            last_target=history.sessions.last(view.model, view.session),
         )
         try:
-            return self._policy.decide(view)
+            return self._policy.part(part).decide(view)
         except PolicyFault as fault:
             self._count(fault)
             self.fallbacks += 1
             return self._fallback.decide(view)
 
-    def picked(self, decision: Decision) -> None:
+    def picked(self, decision: Decision, part: Part = "whole") -> None:
         """The request goes where `decision` says: call it once, when it is booked."""
         view, row = decision.view, decision.view.rows[decision.chosen]
-        self._turns[view.model, view.adapter] += 1
-        self.sessions.went(view.model, view.session, row.target)
+        history = self._histories[part]
+        history.turns[view.model, view.adapter] += 1
+        history.sessions.went(view.model, view.session, row.target)
         self._teach(decision, lambda scorer: scorer.picked(view, row))
 
     def finished(self, decision: Decision, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import compress
 from math import isfinite
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 from router.config import schema
 from router.decide.record import Decision, Term
@@ -23,6 +23,9 @@ from scorers.registry import PluginError, Registry, installed
 T = TypeVar("T")
 P = ParamSpec("P")
 K = TypeVar("K", bound=Plugin)
+
+Part = Literal["whole", "prefill", "decode"]
+"""What is placed: a whole request, or one half of a pair."""
 
 FALLBACK = "fallback"
 """Name of the policy that decides where the active one failed."""
@@ -57,20 +60,39 @@ class NamedPicker(NamedTuple):
 
 
 class Policy:
-    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file."""
+    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file.
+
+    `prefill` and `decode` are policies of their own for the halves of a pair; None: this one places that half, too.
+    """
 
     def __init__(
-        self, name: str, filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: NamedPicker
+        self,
+        name: str,
+        filters: Sequence[NamedFilter],
+        scorers: Sequence[WeightedScorer],
+        picker: NamedPicker,
+        *,
+        prefill: Policy | None = None,
+        decode: Policy | None = None,
+        prefill_from_tokens: int = 0,
     ) -> None:
         self.name = name
+        self.prefill_from_tokens = prefill_from_tokens
+        self._parts: dict[Part, Policy] = {"whole": self, "prefill": prefill or self, "decode": decode or self}
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
         self.picker = picker
-        self.needs = Needs.NONE
+        self.needs = Needs.CACHE if prefill_from_tokens else Needs.NONE  # of all parts: which it will be shows later
         plugins: list[Plugin] = [*(f.filter for f in filters), *(s.scorer for s in scorers), picker.picker]
         for plugin in plugins:
             self.needs |= plugin.needs
+        for part in (prefill, decode):
+            self.needs |= part.needs if part is not None else Needs.NONE
         self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
+
+    def part(self, part: Part) -> Policy:
+        """The policy that places this part of a request."""
+        return self._parts[part]
 
     def decide(self, view: View) -> Decision:
         """The choice among `view.rows`, of which there must be at least one. Raises PolicyFault."""
@@ -118,24 +140,48 @@ def build_policy(name: str, spec: schema.Policy, registry: Registry | None = Non
         registry = registry or installed()
     except PluginError as twice:
         raise ConfigError(f"policy {name!r}: {twice}") from twice
-    problems: list[str] = []
+    problems = [f"the name {FALLBACK!r} is taken: it decides when a policy fails"] if name == FALLBACK else []
+    whole = _built(spec, "", registry, problems)
+    prefill = None if spec.prefill is None else _built(spec.prefill, "prefill.", registry, problems)
+    decode = None if spec.decode is None else _built(spec.decode, "decode.", registry, problems)
+    if problems or whole is None:
+        raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
+    return Policy(
+        name,
+        *whole,
+        prefill=None if prefill is None else Policy(f"{name}.prefill", *prefill),
+        decode=None if decode is None else Policy(f"{name}.decode", *decode),
+        prefill_from_tokens=spec.prefill_from_tokens,
+    )
 
-    def built(kind: type[K], where: str, given: schema.Plugin) -> K | None:
+
+class _Parts(NamedTuple):
+    """A profile's plug-ins, built."""
+
+    filters: list[NamedFilter]
+    scorers: list[WeightedScorer]
+    picker: NamedPicker
+
+
+def _built(spec: schema.Profile, where: str, registry: Registry, problems: list[str]) -> _Parts | None:
+    """The plug-ins of one profile; what is wrong is added to `problems`. `where`: what its keys begin with."""
+
+    def built(kind: type[K], at: str, given: schema.Plugin) -> K | None:
         try:
             return registry.build(kind, given.name, given.model_extra or {})
         except PluginError as refusal:
-            problems.append(f"{where}: {refusal}")
+            problems.append(f"{where}{at}: {refusal}")
             return None
 
     filters = [(f.name, built(Filter, f"filters[{i}]", f)) for i, f in enumerate(spec.filters)]
     scorers = [(s.name, s.weight, built(Scorer, f"scorers[{i}]", s)) for i, s in enumerate(spec.scorers)]
     picker = built(Picker, "picker", spec.picker)
     weighted = [WeightedScorer(n, w, s) for n, w, s in scorers if s is not None]
-    problems += _misfits(name, weighted)
-    if problems or picker is None:
-        raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
-    return Policy(
-        name, [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
+    problems += [f"{where}scorers: {misfit}" if where else misfit for misfit in _misfits(weighted)]
+    if picker is None:
+        return None
+    return _Parts(
+        [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
     )
 
 
@@ -144,13 +190,10 @@ def fallback() -> Policy:
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
 
 
-def _misfits(name: str, scorers: list[WeightedScorer]) -> list[str]:
-    """Why these scorers cannot be added up in one policy of this name."""
-    problems = []
-    if name == FALLBACK:
-        problems.append(f"the name {FALLBACK!r} is taken: it decides when a policy fails")
+def _misfits(scorers: list[WeightedScorer]) -> list[str]:
+    """Why these scorers cannot be added up in one policy."""
     names = [s.name for s in scorers]
-    problems += [
+    problems = [
         f"scorer {n} is named {names.count(n)} times; once is enough" for n in sorted(set(names)) if names.count(n) > 1
     ]
     if scorers and not any(s.weight > 0 for s in scorers):

@@ -37,13 +37,30 @@ class Decision(NamedTuple):
         return self.view.rows[self.chosen].target
 
 
+class Leg(msgspec.Struct, gc=False):
+    """The prefill half of a pair: another instance computes the prompt and hands its KV over."""
+
+    decision: Decision
+    predicted_tokens: int | None  # as in `Attempt`, of the prefill target
+    expected_tokens: int | None
+    end: str = "running"  # ok | rejected | connect | busy | died | failed | deadline | cancelled | client_gone
+    duration_ms: float | None = None
+    cached_tokens: int | None = None  # delivered there
+
+    @property
+    def target(self) -> str:
+        return self.decision.target
+
+
 class Attempt(msgspec.Struct, gc=False):
     """One choice and how it went."""
 
     decision: Decision
     predicted_tokens: int | None  # overlap that the index promised for the chosen target, in any tier of its own
     expected_tokens: int | None  # the same, counting what was just sent there
-    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline
+    pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
+    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
+    prefill: Leg | None = None  # where the prompt's KV came from, when not from the target's own work
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -52,6 +69,7 @@ class Stages(msgspec.Struct, gc=False):
     parse_ms: float | None = None
     tokens_ms: float | None = None
     keys_ms: float | None = None
+    pool_ms: float | None = None
     match_ms: float | None = None
     decide_ms: float | None = None
     connect_ms: float | None = None
@@ -96,15 +114,27 @@ def readable(record: Record) -> dict[str, Any]:
 
 
 def _readable_attempt(attempt: Attempt) -> dict[str, Any]:
-    decision = attempt.decision
+    return {
+        **_readable_choice(attempt),
+        "pool_tokens": attempt.pool_tokens,
+        "prefill": None if attempt.prefill is None else _readable_leg(attempt.prefill),
+    }
+
+
+def _readable_leg(leg: Leg) -> dict[str, Any]:
+    return {**_readable_choice(leg), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
+
+
+def _readable_choice(choice: Attempt | Leg) -> dict[str, Any]:
+    decision = choice.decision
     view: dict[str, Any] = plain(decision.view._replace(rows=()))
     del view["rows"], view["session"]  # the candidates are below; whose session it is stays here
     return {
         "policy": decision.policy,
         "target": decision.target,
-        "end": attempt.end,
-        "predicted_tokens": attempt.predicted_tokens,
-        "expected_tokens": attempt.expected_tokens,
+        "end": choice.end,
+        "predicted_tokens": choice.predicted_tokens,
+        "expected_tokens": choice.expected_tokens,
         "skipped_filters": list(decision.skipped_filters),
         "view": view,
         "candidates": [_readable_candidate(decision, i) for i in range(len(decision.costs))],

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from router.prompt.prompt import Endpoint
 from router.proxy.call import Call
 from router.proxy.connection import Trouble
 from router.proxy.headers import Forwarded, Headers, answer_headers
@@ -36,8 +37,8 @@ class RelayWatch(Protocol):
 
 
 class Outgoing(NamedTuple):
-    """A request on its way to one target. `hides`: the watch may take something out of the body. `anthropic`: the
-    dialect in which a broken stream is told of.
+    """A request on its way to one target. `hides`: the watch may take something out of the body. `endpoint` says in
+    which dialect a broken stream is told of.
     """
 
     instance: str
@@ -49,11 +50,11 @@ class Outgoing(NamedTuple):
     body: bytes
     rank: int | None = None
     hides: bool = False
-    anthropic: bool = False
+    endpoint: Endpoint = Endpoint.OTHER
 
 
 class Refusal(NamedTuple):
-    """The engine's own answer that it is too busy."""
+    """An engine's own answer, kept: that it is too busy, or what is wrong with the request."""
 
     status: int
     headers: Headers
@@ -61,12 +62,17 @@ class Refusal(NamedTuple):
 
 
 class NotStarted(NamedTuple):
-    """Nothing was sent to the client. `took_request` is False where the engine cannot have worked on it."""
+    """Nothing was sent to the client. `took_request` is False where the engine cannot have worked on it.
 
-    reason: Literal["connect", "busy", "died"]
+    `prefill`: it was the prefill half of a pair (`legs.py`) that failed so; only such a one can have `failed`, with a
+    5xx, since an answering engine's is the client's to see.
+    """
+
+    reason: Literal["connect", "busy", "died", "failed"]
     took_request: bool
     detail: str = ""
     refusal: Refusal | None = None
+    prefill: bool = False
 
 
 class Finished(NamedTuple):
@@ -88,14 +94,29 @@ class Deadline(NamedTuple):
     """No byte within the time for the first one; nothing was sent to the client."""
 
 
-End = NotStarted | Finished | Broken | Deadline
+class Rejected(NamedTuple):
+    """A prefill half found fault with the request (4xx), before anything was sent to the client."""
+
+    refusal: Refusal
+
+
+End = NotStarted | Finished | Broken | Deadline | Rejected
 
 
 async def relay(call: Call, upstreams: Upstreams, outgoing: Outgoing, limits: Timeouts, watch: RelayWatch) -> End:
+    return await pass_on(call, await ask(upstreams, outgoing, limits), outgoing, watch)
+
+
+async def ask(upstreams: Upstreams, outgoing: Outgoing, limits: Timeouts) -> Exchange | Unanswered:
+    """The first half of `relay`: until the engine has begun to answer."""
     question = Question(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
-    answer = await upstreams.ask(
+    return await upstreams.ask(
         outgoing.instance, question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
     )
+
+
+async def pass_on(call: Call, answer: Exchange | Unanswered, outgoing: Outgoing, watch: RelayWatch) -> End:
+    """The second half."""
     if isinstance(answer, Unanswered):
         if answer.reason == "late":
             return Deadline()
@@ -103,19 +124,23 @@ async def relay(call: Call, upstreams: Upstreams, outgoing: Outgoing, limits: Ti
     with answer:
         if answer.status == BUSY:
             return await _too_busy(answer, outgoing)
-        return await _pass_on(call, answer, outgoing, watch)
+        return await _shown(call, answer, outgoing, watch)
 
 
 async def _too_busy(answer: Exchange, outgoing: Outgoing) -> NotStarted:
-    body = await answer.whole(SHOWN_BYTES)
-    refusal = None
-    if body is not None:
-        headers = answer_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=True)
-        refusal = Refusal(answer.status, headers, body)
+    refusal = await kept(answer, outgoing.target, outgoing.record)
     return NotStarted("busy", False, "the engine answered 503", refusal)
 
 
-async def _pass_on(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayWatch) -> End:
+async def kept(answer: Exchange, target: str, record: str) -> Refusal | None:
+    """The whole answer of `target`, to be shown to the client perhaps. None: too large for that, or it broke off."""
+    body = await answer.whole(SHOWN_BYTES)
+    if body is None:
+        return None
+    return Refusal(answer.status, answer_headers(answer.headers, target=target, record=record, resized=True), body)
+
+
+async def _shown(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayWatch) -> End:
     watch.first_byte(answer.status)
     stream = _first(answer.headers, b"content-type").lower().startswith(b"text/event-stream")
     headers = answer_headers(
@@ -136,7 +161,7 @@ async def _pass_on(call: Call, answer: Exchange, outgoing: Outgoing, watch: Rela
         return Finished(answer.status, answer.connect_s)
     trouble = answer.trouble or Trouble.CLOSED
     if stream and not _first(headers, b"content-length"):  # an added event would break a promised length
-        await call.finish(_error_event(trouble, shown, outgoing.anthropic))
+        await call.finish(_error_event(trouble, shown, outgoing.endpoint is Endpoint.MESSAGES))
     else:
         call.cut()
     return Broken(answer.status, trouble, answer.connect_s)

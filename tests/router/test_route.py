@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from router.config.schema import Policy, WeightedPlugin
 from router.decide.policy import build_policy
-from router.decide.record import Attempt, Record, Stages
-from router.fleet.instances import Served
+from router.decide.record import Attempt, Leg, Record, Stages
 from router.lobby.retries import RetryBudget
-from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.proxy.connection import Trouble
 from router.proxy.relay import Broken, Deadline, Finished, NotStarted
-from router.route import Watch, may_retry
+from router.route import failed_prefills, may_retry, still_there
+from router.watch import Handed
 from tests.suites.views import a_row, a_view
 
-CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
-LAST = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
 DECISION = build_policy("p", Policy(scorers=[WeightedPlugin(name="round_robin")])).decide(a_view(a_row("a")))
 
 
-def a_record(*ends: str) -> Record:
+def a_record(*ends: str, prefills: Sequence[str | None] = ()) -> Record:
     return Record(
         id="r-0",
         number=0,
@@ -35,49 +30,11 @@ def a_record(*ends: str) -> Record:
         tokens_from="unknown",
         prompt_tokens_counted=None,
         stages=Stages(),
-        attempts=[Attempt(DECISION, None, None, end) for end in ends],
+        attempts=[
+            Attempt(DECISION, None, None, end=end, prefill=None if half is None else Leg(DECISION, None, None, half))
+            for end, half in zip_longest(ends, prefills)
+        ],
     )
-
-
-def a_watch(record: Record) -> tuple[Watch, Any]:
-    ticket = SimpleNamespace(record=record, end="client_gone", status=None, target=SimpleNamespace(id="a/0"))
-    rooms = SimpleNamespace(tokens=SimpleNamespace(observed=lambda *_: True), core=None)
-    prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", Unknown("not_needed"), stream=True)
-    return Watch(ticket, prompt, Served("m", None), Unknown("not_needed"), rooms), ticket  # type: ignore[arg-type]
-
-
-def test_who_hangs_up_on_the_last_word_got_all_they_wanted() -> None:
-    record = a_record()
-    watch, ticket = a_watch(record)
-    for chunk in (CHUNK, LAST):
-        assert watch.feed(chunk) == chunk
-    watch.left()
-    assert (ticket.end, record.prompt_tokens, record.output_tokens) == ("ok", 7, 1)
-
-
-def test_who_hangs_up_before_it_is_gone() -> None:
-    record = a_record()
-    watch, ticket = a_watch(record)
-    watch.feed(CHUNK)
-    watch.left()
-    assert (ticket.end, record.prompt_tokens) == ("client_gone", None)
-
-
-@pytest.mark.parametrize(
-    ("end", "word"),
-    [
-        (Finished(200, 0.0), "ok"),
-        (Broken(200, Trouble.CLOSED, 0.0), "broken"),
-        (Deadline(), "deadline"),
-        (NotStarted("connect", False), "connect"),
-        (NotStarted("busy", False), "busy"),
-        (NotStarted("died", True), "died"),
-    ],
-)
-def test_every_end_has_its_word(end: Any, word: str) -> None:
-    watch, ticket = a_watch(a_record())
-    watch.ended(end)
-    assert ticket.end == word
 
 
 def test_only_what_did_not_start_is_tried_again_and_a_second_death_is_not() -> None:
@@ -91,3 +48,27 @@ def test_only_what_did_not_start_is_tried_again_and_a_second_death_is_not() -> N
     assert budget.left == 1.0, "a death is not paid for from the budget"
     assert may_retry(NotStarted("connect", False), a_record("connect"), budget)
     assert not may_retry(NotStarted("busy", False), a_record("connect", "busy"), budget), "the budget is used up"
+
+
+def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> None:
+    nothing_left = RetryBudget(ratio=0.0, burst=1)
+    nothing_left.take()
+    unreached = NotStarted("connect", False, prefill=True)
+    assert may_retry(unreached, a_record("prefill", prefills=["connect"]), nothing_left)
+    died = NotStarted("died", True, prefill=True)
+    assert may_retry(died, a_record("prefill", prefills=["died"]), nothing_left)
+    assert not may_retry(died, a_record("prefill", "prefill", prefills=["died", "died"]), nothing_left)
+    assert not may_retry(NotStarted("died", True), a_record("prefill", "died", prefills=["died"]), nothing_left)
+
+
+def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() -> None:
+    assert failed_prefills(a_record("prefill", "connect", "prefill", prefills=["died", "cancelled", "busy"])) == 2
+
+
+def test_what_was_handed_over_is_there_for_another_while_nobody_touched_it_and_the_lease_runs() -> None:
+    handed = Handed(b"{}", until_s=30.0, leg=Leg(DECISION, None, None, "ok"))
+    assert still_there(handed, NotStarted("connect", False), 29.9) is handed
+    assert still_there(handed, NotStarted("connect", False), 30.0) is None
+    assert still_there(handed, NotStarted("busy", False), 1.0) is None, "who turns it away lets it go"
+    assert still_there(handed, NotStarted("died", True), 1.0) is None, "it may have fetched it, which frees it"
+    assert still_there(None, NotStarted("connect", False), 1.0) is None

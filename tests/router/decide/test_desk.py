@@ -170,3 +170,38 @@ def test_any_text_names_a_session() -> None:
     for name in ("", "\ud800", "x" * 100_000, "a\0b"):
         sessions.went("m", name, "a/0")
         assert sessions.last("m", name) == "a/0"
+
+
+def test_each_part_is_placed_by_its_profile_and_the_whole_one_stands_in() -> None:
+    spec = {"scorers": [{"name": "round_robin"}], "prefill": {"scorers": [{"name": "least_requests"}]}}
+    desk = Desk(build_policy("p", schema.Policy.model_validate(spec)), seed=1)
+    view = a_view(a_row("a", load=a_load(requests=4)), a_row("b", load=a_load(requests=1)))
+    parts = {"whole": desk.decide(view), "decode": desk.decide(view, "decode"), "prefill": desk.decide(view, "prefill")}
+    assert {part: decision.policy for part, decision in parts.items()} == {
+        "whole": "p", "decode": "p", "prefill": "p.prefill",
+    }  # fmt: skip
+    assert {part: decision.target for part, decision in parts.items()} == {
+        "whole": "a/0", "decode": "a/0", "prefill": "b/0",
+    }  # fmt: skip
+
+
+def test_prefill_halves_have_turns_and_sessions_of_their_own() -> None:
+    desk = Desk(named("round_robin"), seed=1)
+    desk.picked(desk.decide(a_view(*ROWS, session="s"), "decode"))
+    desk.picked(desk.decide(a_view(*ROWS[1:], session="s"), "prefill"), "prefill")
+    desk.picked(desk.decide(a_view(*ROWS, session="s")))
+    answers, prefills = desk.decide(a_view(*ROWS, session="s")).view, desk.decide(a_view(*ROWS, session="s"), "prefill")
+    assert (answers.turn, answers.last_target) == (2, "b/0")
+    assert (prefills.view.turn, prefills.view.last_target) == (1, "b/0")
+    desk.picked(prefills, "prefill")
+    assert desk.decide(a_view(*ROWS, session="s"), "prefill").view.last_target == "b/0"
+
+
+def test_a_broken_profile_is_stood_in_for() -> None:
+    bad = of(Broken(), name="p.prefill")
+    good = of(Pupil(), name="p")
+    whole = Policy("p", good.filters, good.scorers, good.picker, prefill=bad)
+    desk = Desk(whole, seed=1)
+    assert desk.decide(a_view(*ROWS), "prefill").policy == "fallback"
+    assert desk.decide(a_view(*ROWS), "decode").policy == "p"
+    assert desk.faults == {("p.prefill", "scorer0"): 1}

@@ -192,7 +192,7 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
     [
         (
             {"scorers": [{"name": "queue_deph"}]},
-            ["policies.mine: scorers[0]: unknown scorer 'queue_deph' (did you mean 'queue_depth'?); known are kv_"],
+            ["policies.mine: scorers[0]: unknown scorer 'queue_deph' (did you mean 'queue_depth'?); known are "],
         ),
         (
             {"scorers": [{"name": "kv_usage", "stale": 3}]},
@@ -245,3 +245,27 @@ def test_the_fallback_takes_the_fewest_own_requests_whatever_the_view(view: View
     decision = fallback().decide(view)
     assert decision.policy == "fallback"
     assert decision.view.rows[decision.chosen].load.requests == min(row.load.requests for row in view.rows)
+
+
+def test_the_halves_of_a_pair_have_profiles_of_their_own_or_the_policys() -> None:
+    whole = build_policy("mine", read(scorers=[{"name": "round_robin"}], decode={"scorers": [{"name": "kv_usage"}]}))
+    assert whole.part("whole") is whole.part("prefill") is whole
+    assert (whole.part("decode").name, whole.part("decode").needs) == ("mine.decode", Needs.LOAD)
+    assert whole.needs == Needs.LOAD, "all that any part reads"
+    assert whole.prefill_from_tokens == 0
+    measuring = build_policy("mine", read(scorers=[{"name": "round_robin"}], prefill_from_tokens=100))
+    assert (measuring.prefill_from_tokens, measuring.needs) == (100, Needs.CACHE), "a prompt must be counted first"
+
+
+def test_what_is_wrong_with_a_profile_is_said_with_its_place() -> None:
+    spec = read(
+        scorers=[{"name": "round_robin"}],
+        prefill={"scorers": [{"name": "nope"}], "filters": [{"name": "none"}]},
+        decode={"scorers": [{"name": "kv_usage", "weight": 0}], "picker": {"name": "wurst"}},
+    )
+    with pytest.raises(ConfigError) as refusal:
+        build_policy("mine", spec)
+    begins = ["prefill.filters[0]: ", "prefill.scorers[0]: ", "decode.picker: ", "decode.scorers: at least one scorer"]
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == len(begins)
+    assert [line.startswith(f"policies.mine: {begin}") for line, begin in zip(lines, begins, strict=True)] == [True] * 4

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from router.config import schema
 from router.decide.policy import build_policy
-from router.decide.record import Attempt, Record, Stages, plain, readable
+from router.decide.record import Attempt, Leg, Record, Stages, plain, readable
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_speed, a_view, an_overlap, views
 
@@ -52,7 +52,7 @@ def test_a_record_without_an_attempt() -> None:
         "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None, "cached_tokens": None,
         "output_tokens": None, "poison": False, "done": False, "target": None,
         "stages": {
-            "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "match_ms": None, "decide_ms": None,
+            "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
             "connect_ms": None,
         },
     }  # fmt: skip
@@ -118,3 +118,17 @@ def test_the_terms_add_up_to_every_candidates_cost(view: View) -> None:
         assert all(term["weighted"] == term["weight"] * term["cost"] for term in row["terms"].values())
     (chosen,) = [row for row in candidates if row["target"] == attempt["target"]]
     assert chosen["cost"] == min(row["cost"] for row in candidates)
+
+
+def test_a_pair_shows_both_choices_and_how_each_half_ended() -> None:
+    record = a_record(VIEW)
+    record.attempts[0].prefill = Leg(DEFAULT.decide(VIEW._replace(rows=VIEW.rows[1:])), 0, 16, "ok", 12.5, 32)
+    (attempt,) = readable(record)["attempts"]
+    half = attempt.pop("prefill")
+    assert (attempt["target"], attempt["end"]) == ("a/0", "running")
+    assert (half["target"], half["end"], half["duration_ms"], half["cached_tokens"]) == ("b/0", "ok", 12.5, 32)
+    assert (half["predicted_tokens"], half["expected_tokens"]) == (0, 16)
+    (candidate,) = half["candidates"]
+    assert sum(term["weighted"] for term in candidate["terms"].values()) == pytest.approx(candidate["cost"])
+    assert json.loads(msgspec.json.encode(half)) == half
+    assert readable(a_record(VIEW))["attempts"][0]["prefill"] is None

@@ -16,12 +16,15 @@ import pytest
 import uvloop
 
 from router.config.schema import Limits, Listen, Tls
+from router.engines.vllm.disagg import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
 from router.errors import Refused
 from router.lobby.lobby import Lobby
+from router.prompt.prompt import Endpoint
 from router.proxy.call import Call, ClientGone
 from router.proxy.headers import HeaderRules
+from router.proxy.legs import Prefill, Prefilled, relay_after, relay_beside
 from router.proxy.relay import End, Outgoing, relay
-from router.proxy.upstream import Upstreams
+from router.proxy.upstream import Question, Upstreams
 from router.web.listener import Listener, serve_config
 
 PATIENCE_S = 5.0
@@ -109,6 +112,7 @@ class Watch:
     statuses: list[int] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     hide: bytes = b""
+    halves: list[Prefilled] = field(default_factory=list)
 
     def first_byte(self, status: int) -> None:
         self.statuses.append(status)
@@ -119,6 +123,9 @@ class Watch:
 
     def last(self) -> bytes:
         return b""
+
+    def prefilled(self, prefilled: Prefilled) -> None:
+        self.halves.append(prefilled)
 
 
 class Front:
@@ -157,24 +164,54 @@ class Front:
             self.bodies.append(body)
             watch = Watch(hide=self.hides)
             self.watches.append(watch)
-            out = Outgoing(
-                instance=self.instance,
-                target=f"{self.instance}/0",
-                record="rec-1",
-                method=call.method,
-                path=call.target,
-                headers=self.rules.forward(call.headers, "rec-1"),
-                body=body,
-                hides=bool(self.hides),
-            )
-            end = await relay(call, self.upstreams, out, self.limits, watch)
+            end = await self.relay(call, self.outgoing(call, body), watch)
             self.ends.put_nowait(end)
             if not call.started:
                 await call.answer(502, [], type(end).__name__.encode())
 
+    def outgoing(self, call: Call, body: bytes) -> Outgoing:
+        return Outgoing(
+            instance=self.instance,
+            target=f"{self.instance}/0",
+            record="rec-1",
+            method=call.method,
+            path=call.target,
+            headers=self.rules.forward(call.headers, "rec-1"),
+            body=body,
+            hides=bool(self.hides),
+        )
+
+    async def relay(self, call: Call, out: Outgoing, watch: Watch) -> End:
+        return await relay(call, self.upstreams, out, self.limits, watch)
+
     async def end(self) -> End | str:
         async with asyncio.timeout(PATIENCE_S):
             return await self.ends.get()
+
+
+PAIR_PARAMS = mooncake_params("xfer-1", "http://p:8998", "engine-1")
+
+
+class PairFront(Front):
+    """Every request goes to two engines: `p` prefills, `e` answers."""
+
+    protocol = "mooncake"
+
+    async def relay(self, call: Call, out: Outgoing, watch: Watch) -> End:
+        out = out._replace(endpoint=Endpoint(call.path))
+        if self.protocol == "mooncake":
+            prefill = self.prefill(out, PAIR_PARAMS.prefill)
+            out = out._replace(body=decode_body(out.body, PAIR_PARAMS.decode))
+            return await relay_beside(call, self.upstreams, prefill, out, self.limits, watch)
+        return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.limits, watch)
+
+    def prefill(self, out: Outgoing, params: bytes) -> Prefill:
+        body = prefill_body(out.endpoint, out.body, params)
+        return Prefill("p", "p/1", "rec-1", out.endpoint, Question("POST", out.path, out.headers, body, 1))
+
+
+class NixlFront(PairFront):
+    protocol = "nixl"
 
 
 @dataclass
@@ -255,9 +292,10 @@ class House:
         listen: dict[str, Any] | None = None,
         stall_timeout_s: float = 120.0,
         certificate: Certificate | None = None,
+        kind: type[Front] = Front,
         **limits: Any,
     ) -> Front:
-        front = Front(Limits(**limits), "e", hides)
+        front = kind(Limits(**limits), "e", hides)
         if engine is not None or url:
             front.upstreams.add("e", url or f"http://127.0.0.1:{engine.port}", api_key=api_key, ca_file=ca_file)
         tls = Tls(cert_file=certificate.cert_file, key_file=certificate.key_file) if certificate else None
@@ -272,6 +310,14 @@ class House:
             await asyncio.sleep(0)
 
         self.stack.push_async_callback(stop)
+        return front
+
+    async def pair(self, protocol: str, prefill: Engine | str, decode: Engine | str, **limits: Any) -> Front:
+        """Engines, or urls of some that cannot be reached."""
+        kind = {"mooncake": PairFront, "nixl": NixlFront}[protocol]
+        front = await self.front(kind=kind, **limits)
+        for name, engine in (("p", prefill), ("e", decode)):
+            front.upstreams.add(name, engine if isinstance(engine, str) else f"http://127.0.0.1:{engine.port}")
         return front
 
     async def client(self, port: int, **options: Any) -> Peer:
