@@ -21,10 +21,11 @@ import msgspec
 
 from router.clock import Clock
 from router.emulate.calls import Call, Disconnected, Message, Receive, Send
-from router.emulate.cores import Cores
-from router.emulate.generating import SHAPES, Broken, Generating
+from router.emulate.cores import Broken, Cores
+from router.emulate.generating import SHAPES, Generating
 from router.emulate.metrics import page
 from router.emulate.options import EngineOptions
+from router.emulate.outside import Outside
 from router.emulate.small import Small
 from router.emulate.vocabulary import Vocabulary
 from router.errors import BadRequest, NotFound, Refused
@@ -41,13 +42,20 @@ class App:
     """A plain ASGI callable, raw because the benches measure the router, not its engines."""
 
     def __init__(
-        self, options: EngineOptions, vocabulary: Vocabulary, cores: Cores, clock: Clock, tasks: Tasks
+        self,
+        options: EngineOptions,
+        vocabulary: Vocabulary,
+        cores: Cores,
+        outside: Outside,
+        clock: Clock,
+        tasks: Tasks,
     ) -> None:
         self._options = options
         self._cores = cores
+        self._outside = outside
         self._clock = clock
         self.seen: deque[Call] = deque(maxlen=SEEN)
-        self._generating = Generating(options, vocabulary, cores, clock, tasks)
+        self._generating = Generating(options, vocabulary, cores, outside, clock, tasks)
         self._key = _digest(options.api_key) if options.api_key else None
         small = Small(options, vocabulary, self._generating.orders, clock)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generating for path in SHAPES} | {
@@ -168,6 +176,7 @@ class App:
     async def _restart(self, call: Call) -> None:
         log.info("%s: the engine core restarts", self._options.name)
         self._cores.restart()
+        self._outside.restart()
         await call.answer({})
 
 

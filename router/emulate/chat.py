@@ -15,7 +15,7 @@ from router.emulate.shape import (
     openai_usage,
     whole_usage,
 )
-from router.sim.engine import Finish
+from router.sim.interface import Finish
 
 
 class ChatShape:

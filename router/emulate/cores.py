@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import zmq
 
 from router.clock import Clock
 from router.emulate.options import EngineOptions, Faults
 from router.emulate.publisher import Publisher
-from router.sim.engine import Engine, EngineShape, Output, Refusal, Request, RequestId
+from router.emulate.store import Store
+from router.errors import WarmrouteError
+from router.sim.engine import Engine
+from router.sim.interface import EngineShape, Finish, Output, Refusal, Request, RequestId, Save
 from router.tasks import Tasks
 
 
@@ -22,56 +26,89 @@ class Gone(Exception):
     """There is no use in going on: the client left, or the engine core died."""
 
 
+class Broken(WarmrouteError):
+    """The engine failed at a request: 500."""
+
+
 class Answer:
     """Tokens as they come, tagged with the number of their sequence."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        self.core = core
+        self.ids: list[RequestId] = []  # by sequence
+        self.finishes: dict[int, Finish] = {}  # by sequence
         self._open: dict[RequestId, int] = {}
         self._new: list[tuple[int, Output]] = []
         self._wake = asyncio.Event()
-        self._gone = False
+        self._end: Gone | Broken | None = None
+        self._bringing: asyncio.Task[None] | None = None
 
     async def tokens(self) -> list[tuple[int, Output]]:
-        """At least one new token; an empty list when every sequence has ended. Raises Gone."""
-        while not self._new and self._open and not self._gone:
+        """At least one new token; an empty list when every sequence has ended. Raises Gone, Broken."""
+        while not self._new and self._open and self._end is None:
             self._wake.clear()
             await self._wake.wait()
-        if self._gone:
-            raise Gone
+        if self._end is not None:
+            raise self._end
         new, self._new = self._new, []
         return new
 
     def abandon(self) -> None:
         """Nobody wants it any more."""
-        self._gone = True
-        self._wake.set()
+        self._stop(Gone())
+
+    def fail(self) -> None:
+        """The engine gives it up."""
+        self._stop(Broken("Internal server error"))
+
+    def bring(self, task: asyncio.Task[None]) -> None:
+        """This task gets its prompt's KV, and is of no use without it."""
+        self._bringing = task
 
     def close(self) -> None:
+        if self._bringing is not None:
+            self._bringing.cancel()
         for id in self._open:
-            self._core.cancel(id, self)
+            self.core.cancel(id, self)
         self._open.clear()
 
     def expect(self, id: RequestId, sequence: int) -> None:
+        self.ids.append(id)
         self._open[id] = sequence
 
     def take(self, id: RequestId, output: Output) -> None:
         self._new.append((self._open[id], output))
         if output.finish is not None:
-            del self._open[id]
+            self.finishes[self._open.pop(id)] = output.finish
+        self._wake.set()
+
+    def _stop(self, end: Gone | Broken) -> None:
+        self._end = end
         self._wake.set()
 
 
 class Core:
     """One rank: a simulated engine, its publisher, and who waits for what."""
 
-    def __init__(self, shape: EngineShape, clock: Clock, publisher: Publisher | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        shape: EngineShape,
+        clock: Clock,
+        publisher: Publisher | None,
+        store: Store | None,
+        tasks: Tasks,
+    ) -> None:
+        self.rank = rank
         self.engine = Engine(shape)
         self.publisher = publisher
+        self.saving = 0  # prompts on their way into the pool
         self.may_run = asyncio.Event()  # not set: frozen
         self.may_run.set()
         self._shape = shape
         self._clock = clock
+        self._store = store
+        self._tasks = tasks
         self._answers: dict[RequestId, Answer] = {}
         self._work = asyncio.Event()
 
@@ -93,6 +130,24 @@ class Core:
         if self._answers.get(id) is answer:
             del self._answers[id]
             self.engine.cancel(id, self._clock.now())
+            self._work.set()
+
+    def arrived(self, answer: Answer) -> None:
+        """The KV that it waits for can be had."""
+        for id in self._mine(answer):
+            self.engine.arrived(id, self._clock.now())
+        self._work.set()
+
+    def lost(self, answer: Answer) -> None:
+        """The KV that it waits for will not come."""
+        for id in self._mine(answer):
+            self.engine.lost(id)
+        self._work.set()
+
+    def free(self, id: RequestId, engine: Engine) -> None:
+        """Nobody needs the blocks any more that `engine`, ours or one before a restart, kept of a finished request."""
+        engine.free(id)
+        self._work.set()
 
     async def run(self) -> None:
         """Step when due, for ever. With no time to spend, other work still gets its turn after every step."""
@@ -105,11 +160,14 @@ class Core:
             for id, output in result.outputs.items():
                 answer = self._answers[id] if output.finish is None else self._answers.pop(id)
                 answer.take(id, output)
-            if result.next_wake_s is None:
-                self._work.clear()
-                await self._work.wait()
+            for save in result.saves:
+                self.saving += 1
+                self._tasks.spawn("save", self._save(save))
+            pause_s = None if result.next_wake_s is None else max(0.0, result.next_wake_s - now)
+            if self.engine.stepping and pause_s is not None:
+                await asyncio.sleep(pause_s)
             else:
-                await asyncio.sleep(max(0.0, result.next_wake_s - now))
+                await self._idle(pause_s)
 
     def restart(self) -> None:
         """A new engine core in the old one's place: an empty cache, sequences from 0, and everybody's answer lost."""
@@ -123,16 +181,42 @@ class Core:
         for answer in lost:
             answer.abandon()
 
+    def _mine(self, answer: Answer) -> list[RequestId]:
+        return [id for id in answer.ids if self._answers.get(id) is answer]
+
+    async def _idle(self, pause_s: float | None) -> None:
+        """Until there is work, or a load is done."""
+        self._work.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._work.wait()
+
+    async def _save(self, save: Save) -> None:
+        """Puts a computed prompt into the pool, and announces what is new there: a batch of its own."""
+        assert self._store is not None
+        pooled = save.pooled(await self._store.put(save.digests))
+        await self.may_run.wait()
+        if pooled and self.publisher is not None:
+            self.publisher.publish(pooled)
+        self.saving -= 1
+
 
 class Cores:
     """All ranks of a server, and vLLM's way of choosing one when the request does not."""
 
-    def __init__(self, options: EngineOptions, shape: EngineShape, clock: Clock) -> None:
+    def __init__(self, options: EngineOptions, shape: EngineShape, clock: Clock, store: Store | None) -> None:
         self.faults = options.faults
         self._tasks = Tasks(f"engine {options.name}")
         self._context = zmq.Context()
         self.all = [
-            Core(shape, clock, self._publisher(options, rank, clock) if options.events else None)
+            Core(
+                rank,
+                shape,
+                clock,
+                self._publisher(options, rank, clock) if options.events else None,
+                store,
+                self._tasks,
+            )
             for rank in range(options.ranks)
         ]
         self.disturb(options.faults)

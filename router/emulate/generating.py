@@ -16,15 +16,18 @@ from router.clock import Clock
 from router.emulate.calls import Call
 from router.emulate.chat import ChatShape
 from router.emulate.completions import CompletionShape
-from router.emulate.cores import Answer, Cores, Gone
+from router.emulate.cores import Answer, Broken, Cores, Gone
 from router.emulate.messages import MessageShape
 from router.emulate.options import EngineOptions
 from router.emulate.orders import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Order, Orders
+from router.emulate.outside import Outside
+from router.emulate.pairs import Decode
 from router.emulate.responses import Kept, ResponseShape, items_of
-from router.emulate.shape import Facts, Piece, Said, Shape, Usage
+from router.emulate.shape import DONE, Facts, Piece, Said, Shape, Usage, data
 from router.emulate.vocabulary import Vocabulary
-from router.errors import BadRequest, NoTarget, WarmrouteError
+from router.errors import BadRequest, NoTarget
 from router.sim.dice import Dice
+from router.sim.interface import Output
 from router.tasks import Tasks
 
 SHAPES: dict[str, Callable[[Facts], Shape]] = {
@@ -36,10 +39,6 @@ SHAPES: dict[str, Callable[[Facts], Shape]] = {
 CUT_AFTER_TOKENS = 3  # where `die_mid_stream` ends an answer
 
 
-class Broken(WarmrouteError):
-    """The `error_rate` fault: answered with 500."""
-
-
 class Generating:
     """Serves all four; `in_flight` is what `/load` tells."""
 
@@ -48,6 +47,7 @@ class Generating:
         options: EngineOptions,
         vocabulary: Vocabulary,
         cores: Cores,
+        outside: Outside,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
@@ -57,6 +57,7 @@ class Generating:
         self._options = options
         self._vocabulary = vocabulary
         self._cores = cores
+        self._outside = outside
         self._clock = clock
         self._tasks = tasks
         self._dice = Dice(options.seed)
@@ -70,9 +71,11 @@ class Generating:
         if call.path == RESPONSES and body.get("previous_response_id") is not None:
             body = self.kept.continued(body) | {"previous_response_id": None}
             raw = msgspec.json.encode(body)
-        order = self.orders.read(call.path, raw, body)
-        answer = self._submit(order, rank)
         id = call.headers.get("x-request-id") or uuid.uuid4().hex[:16]
+        order = self.orders.read(call.path, raw, body)
+        order = await self._outside.find(order, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
+        answer = self._submit(order, rank)
+        self._outside.begin(order, answer)
         facts = Facts(id, int(self._clock.wall()), order, self._options.cached_tokens)
         shape = SHAPES[call.path](facts)
         if isinstance(shape, ResponseShape) and body.get("background"):
@@ -84,6 +87,12 @@ class Generating:
             await self._speak(call, order, answer, shape)
         except Gone:
             await call.cut()
+        except Broken as broken:
+            if not call.started:
+                raise
+            error = {"message": str(broken), "type": "InternalServerError", "param": None, "code": 500}
+            await call.write(data({"error": error}) + DONE)
+            await call.end()
         finally:
             self.in_flight -= 1
             answer.close()
@@ -108,7 +117,7 @@ class Generating:
             await call.stream()
             if greeting := shape.greeting():
                 await call.write(greeting)
-        while pieces := self._pieces(await answer.tokens(), said, usage):
+        while pieces := self._pieces(order, await answer.tokens(), said, usage):
             if order.stream:
                 opening = shape.opening(pieces[0].usage) if usage.completion_tokens == 0 else b""
                 await call.write(opening + b"".join(map(shape.piece, pieces)))
@@ -118,6 +127,8 @@ class Generating:
         if dies:
             raise Gone
         whole = shape.whole(said, usage)
+        if (params := self._outside.end(order, answer, usage.cached_tokens)) is not None:
+            whole["kv_transfer_params"] = params
         if isinstance(shape, ResponseShape) and order.body.get("store") is not False:
             self.kept.keep(whole, items_of(order.body))
         if order.stream:
@@ -126,11 +137,12 @@ class Generating:
         else:
             await call.answer(whole)
 
-    def _pieces(self, tokens: list[tuple[int, Any]], said: list[Said], usage: Usage) -> list[Piece]:
+    def _pieces(self, order: Order, tokens: list[tuple[int, Output]], said: list[Said], usage: Usage) -> list[Piece]:
         """Writes new tokens down, and makes pieces of them."""
         pieces = []
+        told = order.half.cached_tokens if isinstance(order.half, Decode) else None
         for choice, output in tokens:
-            usage = usage.and_token(output.cached_tokens)
+            usage = usage.and_token(output.cached_tokens if told is None else told)
             text = "" if output.finish == "stop" else self._vocabulary.text(output.token)
             one = said[choice]
             one.tokens.append(output.token)
@@ -149,7 +161,7 @@ class Generating:
     async def _finish_background(self, shape: ResponseShape, order: Order, answer: Answer) -> None:
         said, usage = [Said()], Usage(order.prompt_tokens, 0, 0)
         try:
-            while pieces := self._pieces(await answer.tokens(), said, usage):
+            while pieces := self._pieces(order, await answer.tokens(), said, usage):
                 usage = pieces[-1].usage
         except Gone:
             return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from router.emulate.options import EngineOptions
-from router.sim.engine import Gauges
+from router.sim.interface import Gauges
 
 
 class Line(NamedTuple):
@@ -17,19 +17,33 @@ class Line(NamedTuple):
     kind: str
     value: Callable[[Gauges], float]
     labels: str = ""  # beside engine and model_name
+    part: str = ""  # of a histogram
 
 
+def _cached(gauges: Gauges) -> int:
+    return gauges.hit_tokens + gauges.external_hit_tokens
+
+
+BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 LINES = (
     Line("vllm:num_requests_running", "gauge", lambda g: g.running),
     Line("vllm:num_requests_waiting", "gauge", lambda g: g.waiting),
-    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting, 'reason="capacity"'),
-    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: 0, 'reason="deferred"'),
+    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting - g.loading, 'reason="capacity"'),
+    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.loading, 'reason="deferred"'),
+    Line("vllm:num_requests_kv_fetch_by_stage", "gauge", lambda g: g.loading, 'stage="in_progress"'),
     Line("vllm:kv_cache_usage_perc", "gauge", lambda g: g.kv_usage),
     Line("vllm:prefix_cache_queries_total", "counter", lambda g: g.queried_tokens),
     Line("vllm:prefix_cache_hits_total", "counter", lambda g: g.hit_tokens),
+    Line("vllm:external_prefix_cache_queries_total", "counter", lambda g: g.external_queried_tokens),
+    Line("vllm:external_prefix_cache_hits_total", "counter", lambda g: g.external_hit_tokens),
     Line("vllm:num_preemptions_total", "counter", lambda g: g.preemptions),
     Line("vllm:prompt_tokens_total", "counter", lambda g: g.prompt_tokens),
-    Line("vllm:prompt_tokens_cached_total", "counter", lambda g: g.hit_tokens),
+    Line(
+        BY_SOURCE, "counter", lambda g: g.prompt_tokens - g.hit_tokens - g.external_hit_tokens, 'source="local_compute"'
+    ),
+    Line(BY_SOURCE, "counter", lambda g: g.hit_tokens, 'source="local_cache_hit"'),
+    Line(BY_SOURCE, "counter", lambda g: g.external_hit_tokens, 'source="external_kv_transfer"'),
+    Line("vllm:prompt_tokens_cached_total", "counter", _cached),
     Line("vllm:generation_tokens_total", "counter", lambda g: g.generated_tokens),
     Line("vllm:request_success_total", "counter", lambda g: g.stopped, 'finished_reason="stop"'),
     Line("vllm:request_success_total", "counter", lambda g: g.truncated, 'finished_reason="length"'),
@@ -37,23 +51,36 @@ LINES = (
 )
 
 
+STORE = "vllm:mooncake_store_operation"
+LOADED = 'operation="load_get",status="ok"'
+LOADS = (  # vLLM writes none of them before the first load
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOADED},le="+Inf"', "_bucket"),
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, LOADED, "_count"),
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_load_s, LOADED, "_sum"),
+    Line(f"{STORE}_total", "counter", lambda g: g.pool_loads, LOADED),
+    Line(f"{STORE}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOADED),
+)
+
+
 def page(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> bytes:
     """`gauges` by rank."""
-    lines = [*_counts(options, gauges), *_cache_config(options)]
+    lines = [*_counts(options, LINES, gauges), *_cache_config(options)]
+    if any(each.pool_loads for each in gauges):
+        lines += _counts(options, LOADS, gauges)
     if options.loras:
         lines += _adapters(options, gauges, wall_s)
     return "\n".join(lines).encode() + b"\n"
 
 
-def _counts(options: EngineOptions, gauges: Sequence[Gauges]) -> Iterator[str]:
+def _counts(options: EngineOptions, lines: Sequence[Line], gauges: Sequence[Gauges]) -> Iterator[str]:
     typed = ""
-    for line in LINES:
+    for line in lines:
         if line.name != typed:
             typed = line.name
             yield f"# TYPE {line.name} {line.kind}"
         for rank, each in enumerate(gauges):
             labels = _labels({"engine": rank, "model_name": options.model}) + (line.labels and "," + line.labels)
-            yield f"{line.name}{{{labels}}} {float(line.value(each))}"
+            yield f"{line.name}{line.part}{{{labels}}} {float(line.value(each))}"
 
 
 def _cache_config(options: EngineOptions) -> Iterator[str]:
@@ -68,7 +95,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
             "hash_block_size": None,  # so it reads on a real engine, too
             "kv_cache_size_tokens": options.blocks * options.block_tokens,
             "num_gpu_blocks": options.blocks,
-            "prefix_caching_hash_algo": "sha256",
+            "prefix_caching_hash_algo": options.hash_algo,
             "sliding_window": None,
         }
         yield f"vllm:cache_config_info{{{_labels(labels)}}} 1.0"

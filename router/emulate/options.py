@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from router.blocks.engine_hashes import DEFAULT_SEED
+from router.config.pool import HashAlgo
+
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -49,6 +52,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 8000.0  # 0: prompts take no time
     decode_ms_per_token: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     answer_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64  # length of an answer that is not cut by max_tokens
+    pool_url: str | None = None  # the shared pool's master; none: no store connector
+    pool_model: str | None = None  # the model's part of its keys; default: the last component of the model's name
+    pool_timeout_s: float = 1.0  # an answer that takes longer is none: nothing is held, nothing saved
+    load_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 100_000.0  # from pool or peer; 0: no time
+    load_base_ms: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    hash_algo: HashAlgo = "sha256"
+    hash_seed: str = DEFAULT_SEED  # PYTHONHASHSEED
+    role: Literal["both", "prefill", "decode"] = "both"  # kv_both, kv_producer, kv_consumer
+    transfer: Literal["mooncake", "nixl"] | None = None  # the connector between prefill and decode engines
+    bootstrap_port: Port = 0  # of a prefill engine's side door: Mooncake's bootstrap server, Nixl's side channel
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # what a peer did not send
+    transfer_timeout_s: float = 2.0  # a decode engine waits so long for its peer (vLLM: 480 s)
+    lease_s: float = 30.0  # blocks kept for a peer are freed after it (vLLM: Nixl 30 s, Mooncake 480 s)
     ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 256
     max_queued: int | None = None  # waiting requests per rank beyond which new ones get 503
@@ -72,6 +88,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def context_tokens(self) -> int:
         """The longest prompt and answer together."""
         return self.max_model_len or min(self.blocks * self.block_tokens, 32768)
+
+    @property
+    def store_model(self) -> str:
+        return self.pool_model or self.model.rstrip("/").rpartition("/")[2]
 
     def adapters(self) -> dict[str, str]:
         """LoRA adapters by name, with the path that `/v1/models` shows."""

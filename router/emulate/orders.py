@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from router.clock import Clock
 from router.emulate.options import EngineOptions
+from router.emulate.pairs import Decode, Prefill
 from router.emulate.specimen import specimen
 from router.emulate.vocabulary import Vocabulary
 from router.errors import BadRequest, NotFound
 from router.prompt.prompt import Chat, Ids, Source, Text, Unknown
 from router.prompt.read import ReadOptions, read_prompt
-from router.sim.engine import Request
+from router.sim.interface import Request
 from router.tokens.template import Template, Unrenderable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -45,6 +46,7 @@ class Order(NamedTuple):
     stream: bool
     usage: bool  # a last chunk with usage
     every_usage: bool  # usage on every chunk
+    half: Prefill | Decode | None = None  # of a pair
 
 
 class Orders:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from router.emulate.orders import Order
-from router.sim.engine import Finish
+from router.sim.interface import Finish
 
 FINGERPRINT = "vllm-0.32.0-emulated"
 DONE = b"data: [DONE]\n\n"

@@ -37,6 +37,7 @@ class Member(NamedTuple):
     name: str
     url: str
     pid: int
+    bootstrap_url: str | None = None  # of a prefill engine with a transfer
 
 
 class _Child:
@@ -110,7 +111,7 @@ class EmbeddedFleet:
     def members(self) -> list[Member]:
         """As announced last; between a death and the new start it is the dead one's pid."""
         facts = [child.announced for child in self._children]
-        return [Member(fact["name"], fact["url"], fact["pid"]) for fact in facts]
+        return [Member(fact["name"], fact["url"], fact["pid"], fact["bootstrap_url"]) for fact in facts]
 
     async def _start(self) -> None:
         """All at the same time; the first that fails ends the waiting for the others."""
@@ -142,6 +143,8 @@ async def _keep(child: _Child) -> None:
 def _pinned(options: EngineOptions, announced: dict[str, Any]) -> EngineOptions:
     """The same engine on the ports it has now. Event ports of several ranks stay the system's choice unless given."""
     pinned = msgspec.structs.replace(options, port=_port(announced["url"]))
+    if announced["bootstrap_url"] is not None:
+        pinned = msgspec.structs.replace(pinned, bootstrap_port=_port(announced["bootstrap_url"]))
     if options.ranks == 1 and options.events:
         source = announced["events"]["0"]
         pinned = msgspec.structs.replace(

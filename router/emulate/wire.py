@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.blocks.events import Cleared, Event, Removed, Stored
+from router.blocks.events import Cleared, Event, Pooled, Removed, Stored
 
 Format = Literal["map", "array"]
 Fields = dict[str, Any]
 
 MEDIUM = "GPU"
+POOL_MEDIUM = "cpu"
 KIND = "full_attention"
 ALWAYS = frozenset(
     ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
@@ -53,6 +54,18 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
             }
         case Removed():
             return "BlockRemoved", {"block_hashes": event.hashes, "medium": MEDIUM, "group_idx": event.group}
+        case Pooled():  # as MooncakeStoreConnector has it: no extra keys, no kind
+            return "BlockStored", {
+                "block_hashes": event.hashes,
+                "parent_block_hash": event.parent,
+                "token_ids": list(event.token_ids),
+                "block_size": event.block_tokens,
+                "lora_id": None,
+                "medium": POOL_MEDIUM,
+                "lora_name": None,
+                "extra_keys": None,
+                "group_idx": 0,
+            }
         case Cleared():
             return "AllBlocksCleared", {}
 

@@ -3,132 +3,40 @@
 One `Engine` is one data-parallel rank. It works in steps, as vLLM's scheduler does:
 
     submit -> waiting -> [step: decode one token each | chunks of prefill, within a token budget] -> tokens -> done
+                 |                              ^
+                 +-- loading from outside ------+
 
 A step is planned when the one before it has ended; planning takes blocks (evicting, announcing), ending it yields one
 token per request that is fully computed, together with everything the cache announced since. `step(now)` does
 whatever is due and says when to be called again, so the same object serves real sockets (`router/emulate`) and virtual
-time. It knows no clock, no I/O and nothing of the router.
+time. It knows no clock, no I/O and nothing of the router: who holds KV outside, and where saves go, others know.
 
 Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, sliding
-windows, offloading, priorities.
+windows, offloading to its own host, priorities.
 """
 
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NewType
+from collections.abc import Iterable
 
-import xxhash
-
-from router.blocks.events import EngineHash, Event, Stored, Tier
-from router.sim import hashes
-from router.sim.dice import Dice
+from router.blocks.engine_hashes import Digest, EngineChain
+from router.blocks.events import Stored, Tier
+from router.sim.interface import (
+    EngineShape,
+    Finish,
+    Gauges,
+    Output,
+    Refusal,
+    Request,
+    RequestId,
+    Save,
+    StepResult,
+)
+from router.sim.loads import Load, Loads
 from router.sim.pool import Pool
-
-RequestId = NewType("RequestId", int)
-Finish = Literal["stop", "length"]
-Refusal = Literal["queue full", "too long", "empty prompt", "unknown adapter"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineShape:
-    """How big and how fast an engine is. `prefill_tokens_per_s` 0 means prompts take no time at all."""
-
-    block_tokens: int = 16
-    blocks: int = 4096
-    prefill_tokens_per_s: float = 8000.0
-    decode_ms_per_token: float = 10.0
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_queued: int | None = None  # waiting requests beyond which new ones are refused
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA name -> path (the path is part of the hash)
-    vocabulary: Sequence[int] = range(1000, 4000)  # what answers are made of
-    end_token: int = 2  # closes an answer that ends by itself
-    hash_seed: str = hashes.SEED
-
-    @property
-    def capacity_tokens(self) -> int:
-        return self.blocks * self.block_tokens
-
-
-class Request(NamedTuple):
-    """One sequence to complete. Its answer follows from (prompt, seed), unless `script` gives it."""
-
-    token_ids: Sequence[int]
-    max_tokens: int
-    natural_tokens: int | None = None  # length at which the answer ends by itself ("stop"), the end token included
-    script: Sequence[int] | None = None  # the answer's tokens; ends by itself after them
-    adapter: str | None = None
-    salt: str | None = None
-    seed: int = 0
-
-
-class Output(NamedTuple):
-    """One new token of one request."""
-
-    token: int
-    finish: Finish | None
-    cached_tokens: int  # of the prompt, found in the prefix cache when it was admitted
-
-
-class StepResult(NamedTuple):
-    next_wake_s: float | None  # when to call again, on the caller's clock; None: when something is submitted
-    outputs: dict[RequestId, Output]
-    events: list[Event]  # one batch: removals come before the stores that needed the room
-
-
-class Gauges(NamedTuple):
-    running: int
-    waiting: int
-    kv_usage: float  # share of blocks in use by requests, cached but unused ones not counted
-    cached_blocks: int
-    queried_tokens: int
-    hit_tokens: int
-    prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    stopped: int
-    truncated: int  # ended by max_tokens
-    cancelled: int
-    running_adapters: tuple[str, ...]
-    waiting_adapters: tuple[str, ...]
-
-
-class _Sequence:
-    """A request on its way: its tokens so far, its blocks, how far it is computed and announced."""
-
-    __slots__ = (
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "digest",
-        "id",
-        "labels",
-        "registered",
-        "request",
-        "tokens",
-        "voice",
-    )
-
-    def __init__(self, id: RequestId, request: Request, root: hashes.Digest) -> None:
-        self.id = id
-        self.request = request
-        self.tokens = array("I", request.token_ids)
-        self.blocks: list[int] = []
-        self.labels: list[EngineHash] = []  # of every full block of `tokens`, as far as they were needed
-        self.digest = root  # of the last of them
-        self.computed = 0
-        self.registered = 0  # leading blocks that are hashed in the pool
-        self.cached_tokens: int | None = None  # None until first admitted
-        self.voice = Dice(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - len(self.request.token_ids)
+from router.sim.sequence import Sequence
 
 
 class Engine:
@@ -141,13 +49,17 @@ class Engine:
         self.shape = shape
         self.slowdown = 1.0
         self._pool = Pool(shape.blocks)
-        self._root = hashes.root(shape.hash_seed)
+        self._chain = EngineChain(shape.hash_algo, shape.hash_seed)
         self._ids = itertools.count()
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._step: list[tuple[_Sequence, int]] = []  # what the current step computes: how many tokens of whom
+        self._waiting: deque[Sequence] = deque()
+        self._loads = Loads(shape)
+        self._running: list[Sequence] = []
+        self._kept: dict[RequestId, list[int]] = {}  # blocks of finished requests, for their peers
+        self._step: list[tuple[Sequence, int]] = []  # what the current step computes: how many tokens of whom
         self._step_ends_s: float | None = None
+        self._saves: list[Save] = []
         self._queried = self._hits = self._prompted = self._generated = 0
+        self._external_queried = self._external_hits = 0
         self._preemptions = self._stopped = self._truncated = self._cancelled = 0
 
     def submit(self, request: Request, now: float) -> RequestId | Refusal:
@@ -160,36 +72,61 @@ class Engine:
             return "unknown adapter"
         if self.shape.max_queued is not None and len(self._waiting) >= self.shape.max_queued:
             return "queue full"
-        sequence = _Sequence(RequestId(next(self._ids)), request, self._root)
+        sequence = Sequence(RequestId(next(self._ids)), request, self.shape, self._chain)
         self._waiting.append(sequence)
         return sequence.id
 
     def cancel(self, id: RequestId, now: float) -> bool:
         """Forget a request and release its blocks. False: it was not here (any more)."""
-        for sequence in self._running:
-            if sequence.id == id:
-                self._leave(sequence)
-                break
+        if (sequence := _with_id(id, self._running)) is not None:
+            self._leave(sequence)
+        elif (sequence := self._loads.drop(id)) is not None:
+            self._pool.release(sequence.blocks)
+        elif (sequence := _with_id(id, self._waiting)) is not None:
+            self._waiting.remove(sequence)
         else:
-            found = next((sequence for sequence in self._waiting if sequence.id == id), None)
-            if found is None:
-                return False
-            self._waiting.remove(found)
+            return False
         self._cancelled += 1
         return True
+
+    def arrived(self, id: RequestId, now: float) -> None:
+        """The peer has computed the prompt of this request: its KV begins to come as soon as there is room for it."""
+        if (sequence := _with_id(id, self._waiting)) is not None:
+            sequence.waits_for_peer = False
+        self._loads.arrived(id, now)
+
+    def lost(self, id: RequestId) -> None:
+        """The peer's KV will not come: the prompt is computed here."""
+        if (sequence := _with_id(id, self._waiting)) is not None:
+            sequence.external_tokens = 0
+        elif (sequence := self._loads.drop(id)) is not None:
+            sequence.cached_tokens = sequence.computed
+            self._running.append(sequence)
+
+    def free(self, id: RequestId) -> None:
+        """Nobody needs the blocks any longer that this finished request has kept."""
+        self._pool.release(self._kept.pop(id, []))
+
+    def digests(self, request: Request) -> list[Digest]:
+        """What the full blocks of its prompt are called in the shared pool."""
+        full = len(request.token_ids) // self.shape.block_tokens
+        sequence = Sequence(RequestId(-1), request, self.shape, self._chain)
+        sequence.label(full)
+        return sequence.digests
 
     def step(self, now: float) -> StepResult:
         """End the step that is due, if any, and plan the next. A busy engine's steps follow without gaps."""
         if self._step_ends_s is None:
             self._plan(now)
-            return StepResult(self._step_ends_s, {}, [])
+            return StepResult(self._wake_s, {}, [])
         if now < self._step_ends_s:
             return StepResult(self._step_ends_s, {}, [])
         ended_s = self._step_ends_s
         outputs = self._end()
         events = self._pool.drain()
+        saves, self._saves = self._saves, []
         self._plan(ended_s)
-        return StepResult(self._step_ends_s, outputs, events)
+        return StepResult(self._wake_s, outputs, events, saves)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes; refused while a block is in use. As on vLLM it is announced with the next step."""
@@ -198,16 +135,31 @@ class Engine:
     @property
     def load(self) -> int:
         """What vLLM's balancer compares between ranks: four times the queue plus what runs."""
-        return 4 * len(self._waiting) + len(self._running)
+        return 4 * (len(self._waiting) + len(self._loads)) + len(self._running)
+
+    @property
+    def stepping(self) -> bool:
+        """It computes: what is new is looked at when it has done."""
+        return self._step_ends_s is not None
+
+    @property
+    def _wake_s(self) -> float | None:
+        return self._loads.next_s if self._step_ends_s is None else self._step_ends_s
 
     def gauges(self) -> Gauges:
         return Gauges(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._loads),
+            loading=len(self._loads),
             kv_usage=1 - self._pool.free / self.shape.blocks,
             cached_blocks=self._pool.cached,
             queried_tokens=self._queried,
             hit_tokens=self._hits,
+            external_queried_tokens=self._external_queried,
+            external_hit_tokens=self._external_hits,
+            pool_loads=self._loads.count,
+            pool_loaded_blocks=self._loads.blocks,
+            pool_load_s=self._loads.seconds,
             prompt_tokens=self._prompted,
             generated_tokens=self._generated,
             preemptions=self._preemptions,
@@ -215,7 +167,7 @@ class Engine:
             truncated=self._truncated,
             cancelled=self._cancelled,
             running_adapters=_adapters(self._running),
-            waiting_adapters=_adapters(self._waiting),
+            waiting_adapters=_adapters([*self._waiting, *self._loads.sequences]),
         )
 
     # -- planning a step
@@ -223,9 +175,11 @@ class Engine:
     def _plan(self, now: float) -> None:
         """Choose what the next step computes, take the blocks for it, and set its end."""
         self._step = []
+        for load in self._loads.finished(now):
+            self._resume(load)
         budget, preempted = self._plan_running(self.shape.max_num_batched_tokens)
         if not preempted:
-            self._plan_waiting(budget)
+            self._plan_waiting(budget, now)
         self._step_ends_s = now + self._duration_s() if self._step else None
 
     def _plan_running(self, budget: int) -> tuple[int, bool]:
@@ -246,24 +200,27 @@ class Engine:
             place += 1
         return budget, preempted
 
-    def _plan_waiting(self, budget: int) -> None:
+    def _plan_waiting(self, budget: int, now: float) -> None:
         """First come, first served, while whole prompts fit: a head that must wait holds the rest."""
-        while self._waiting and budget > 0 and len(self._running) < self.shape.max_num_seqs:
+        while self._waiting and budget > 0 and len(self._running) + len(self._loads) < self.shape.max_num_seqs:
             sequence = self._waiting[0]
             if not self._admit(sequence):
                 return
             self._waiting.popleft()
+            if outside := max(0, sequence.external_tokens - sequence.computed):
+                self._load(sequence, outside, now)
+                continue
             self._running.append(sequence)
             count = min(len(sequence.tokens) - sequence.computed, budget)
             self._compute(sequence, count)
             budget -= count
 
-    def _admit(self, sequence: _Sequence) -> bool:
+    def _admit(self, sequence: Sequence) -> bool:
         """Take the blocks its prefix finds in the cache, if there is room for the rest of it."""
         size = self.shape.block_tokens
         length = len(sequence.tokens)
-        self._label(sequence, length // size)
-        hits = self._pool.leading(sequence.labels[: (length - 1) // size])  # the last token is always computed
+        labels = sequence.label(length // size)
+        hits = self._pool.leading(labels[: (length - 1) // size])  # the last token is always computed
         missing = -(-length // size) - len(hits)
         if missing > self._pool.free - self._pool.waiting(hits):
             return False
@@ -272,32 +229,53 @@ class Engine:
         sequence.registered = len(hits)
         sequence.computed = len(hits) * size
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed
-            self._prompted += length
-            self._queried += length
-            self._hits += sequence.computed
+            self._count(sequence)
         return True
 
-    def _fits(self, sequence: _Sequence, count: int) -> bool:
+    def _count(self, sequence: Sequence) -> None:
+        """It is admitted for the first time: where its prompt comes from."""
+        length, local = len(sequence.tokens), sequence.computed
+        sequence.cached_tokens = max(local, sequence.external_tokens)
+        self._prompted += length
+        self._queried += length
+        self._hits += local
+        if sequence.request.external_tokens is not None:
+            self._external_queried += length - local
+            self._external_hits += sequence.cached_tokens - local
+
+    def _load(self, sequence: Sequence, tokens: int, now: float) -> None:
+        """Park it, with room for what comes from outside. That happens once: preempted, it computes all itself."""
+        sequence.external_tokens = 0
+        sequence.blocks += self._pool.take(self._missing(sequence, tokens))
+        self._loads.begin(sequence, tokens, now)
+
+    def _resume(self, load: Load) -> None:
+        """All is here: announce it as its own. Of a prompt that came whole the last token is computed all the same."""
+        sequence, reached = load.sequence, load.sequence.computed + load.tokens
+        sequence.computed = min(reached, len(sequence.tokens) - 1)
+        self._announce(sequence, reached // self.shape.block_tokens)
+        self._running.append(sequence)
+
+    def _fits(self, sequence: Sequence, count: int) -> bool:
         return self._missing(sequence, count) <= self._pool.free
 
-    def _missing(self, sequence: _Sequence, count: int) -> int:
+    def _missing(self, sequence: Sequence, count: int) -> int:
         return -(-(sequence.computed + count) // self.shape.block_tokens) - len(sequence.blocks)
 
-    def _compute(self, sequence: _Sequence, count: int) -> None:
+    def _compute(self, sequence: Sequence, count: int) -> None:
         """Plan `count` more tokens of it: take blocks, and announce those that will be full."""
         missing = self._missing(sequence, count)
         if missing > 0:
             sequence.blocks += self._pool.take(missing)
         self._step.append((sequence, count))
-        full = (sequence.computed + count) // self.shape.block_tokens
-        if full > sequence.registered:
-            self._announce(sequence, full)
+        self._announce(sequence, (sequence.computed + count) // self.shape.block_tokens)
 
-    def _announce(self, sequence: _Sequence, full: int) -> None:
+    def _announce(self, sequence: Sequence, full: int) -> None:
+        """Its first `full` blocks can be hit from here on."""
         first, size, request = sequence.registered, self.shape.block_tokens, sequence.request
-        self._label(sequence, full)
-        labels = sequence.labels[first:full]
+        if full <= first:
+            return
+        labels = sequence.label(full)[first:full]
         self._pool.hold(sequence.blocks[first:full], labels)
         self._pool.events.append(
             Stored(
@@ -313,15 +291,6 @@ class Engine:
             )
         )
         sequence.registered = full
-
-    def _label(self, sequence: _Sequence, full: int) -> None:
-        """Make sure the first `full` blocks of its tokens have labels."""
-        size, request = self.shape.block_tokens, sequence.request
-        adapter = (request.adapter, self.shape.adapters[request.adapter]) if request.adapter is not None else None
-        for index in range(len(sequence.labels), full):
-            tokens = sequence.tokens[index * size : (index + 1) * size]
-            sequence.digest = hashes.block(sequence.digest, tokens, hashes.extras(index, adapter, request.salt))
-            sequence.labels.append(hashes.label(sequence.digest))
 
     def _duration_s(self) -> float:
         """Prefill costs by the token, decoding once per step however many decode (they share the memory traffic)."""
@@ -347,33 +316,35 @@ class Engine:
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):
                 continue
-            token, finish = self._speak(sequence)
+            if self.shape.saves and not sequence.generated:
+                self._save(sequence)
+            token, finish = sequence.speak()
             sequence.tokens.append(token)
             self._generated += 1
             outputs[sequence.id] = Output(token, finish, sequence.cached_tokens or 0)
             if finish is not None:
-                self._stopped += finish == "stop"
-                self._truncated += finish == "length"
-                self._leave(sequence)
+                self._finish(sequence, finish)
         return outputs
 
-    def _speak(self, sequence: _Sequence) -> tuple[int, Finish | None]:
-        request, position = sequence.request, sequence.generated
-        ends = len(request.script) + 1 if request.script is not None else request.natural_tokens
-        if ends is not None and position + 1 >= ends:
-            return self.shape.end_token, "stop"
-        if request.script is not None:
-            token = request.script[position]
-        else:
-            token = self.shape.vocabulary[sequence.voice.below(len(self.shape.vocabulary))]
-        return token, "length" if position + 1 >= request.max_tokens else None
+    def _save(self, sequence: Sequence) -> None:
+        """Its full blocks, all of the prompt: what is said later is not saved, as vLLM does it by default."""
+        size = self.shape.block_tokens
+        if full := len(sequence.tokens) // size:
+            self._saves.append(Save(sequence.tokens[: full * size], sequence.digests[:full], size))
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _finish(self, sequence: Sequence, finish: Finish) -> None:
+        self._stopped += finish == "stop"
+        self._truncated += finish == "length"
+        if finish in sequence.request.keeps_after:
+            self._kept[sequence.id], sequence.blocks = sequence.blocks, []
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
 
-    def _preempt(self, sequence: _Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """Its blocks go; what was cached of it may be hit again when it comes back, first in the queue."""
         self._leave(sequence)
         sequence.computed = sequence.registered = 0
@@ -381,5 +352,9 @@ class Engine:
         self._preemptions += 1
 
 
-def _adapters(sequences: Sequence[_Sequence] | deque[_Sequence]) -> tuple[str, ...]:
+def _with_id(id: RequestId, sequences: Iterable[Sequence]) -> Sequence | None:
+    return next((sequence for sequence in sequences if sequence.id == id), None)
+
+
+def _adapters(sequences: Iterable[Sequence]) -> tuple[str, ...]:
     return tuple(sorted({s.request.adapter for s in sequences if s.request.adapter is not None}))

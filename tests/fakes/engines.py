@@ -20,7 +20,7 @@ from router.emulate.calls import Call
 from router.emulate.options import EngineOptions
 from router.emulate.server import Server
 from router.emulate.supervise import EmbeddedFleet, Member
-from router.sim.engine import Gauges
+from router.sim.interface import Gauges
 
 INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, "answer_tokens": 16}
 
@@ -40,6 +40,11 @@ class FakeEngine:
         """host:port"""
         return f"{self.server.options.host}:{self.server.port}"
 
+    @property
+    def bootstrap_url(self) -> str | None:
+        """Of a prefill engine with a transfer: where decode engines find it."""
+        return self.server.outside.door_url
+
     def faults(self, **changes: Any) -> None:
         """Set the named faults, keep the others."""
         cores = self.server.cores
@@ -48,6 +53,7 @@ class FakeEngine:
     def restart(self) -> None:
         """The engine core crashes and comes back empty; the HTTP server stays."""
         self.server.cores.restart()
+        self.server.outside.restart()
 
     def seen(self, path: str) -> list[Call]:
         """Requests to this path, oldest first, as they arrived."""
@@ -55,6 +61,11 @@ class FakeEngine:
 
     def gauges(self, rank: int = 0) -> Gauges:
         return self.server.cores.all[rank].engine.gauges()
+
+    @property
+    def saving(self) -> int:
+        """Computed prompts that are not in the pool yet."""
+        return sum(core.saving for core in self.server.cores.all)
 
     def sources(self) -> dict[str, dict[str, Any]]:
         """As GET /kv_event_sources tells them."""

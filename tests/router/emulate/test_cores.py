@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.emulate.cores import Answer, Gone
-from router.sim.engine import Request
+from router.sim.interface import Request
 from tests.fakes.engines import engine, eventually
 
 

@@ -37,12 +37,13 @@ async def test_a_fleet_starts_together_and_ends_together() -> None:
 
 
 async def test_a_killed_engine_comes_back_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    async with engine_process(name="victim") as member, httpx.AsyncClient() as http:
+    async with engine_process(name="victim", transfer="mooncake") as member, httpx.AsyncClient() as http:
         before = member()
         sources = (await http.get(f"{before.url}/kv_event_sources")).json()
+        assert before.bootstrap_url is not None
         os.kill(before.pid, signal.SIGKILL)
         await eventually(lambda: member().pid != before.pid, 15)
-        assert member().url == before.url
+        assert (member().url, member().bootstrap_url) == (before.url, before.bootstrap_url)
         assert (await http.get(f"{before.url}/kv_event_sources")).json() == sources
     assert "engine victim ended with status -9" in caplog.text
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.blocks.events import Cleared, Event, Removed, Stored
-from router.sim.engine import Engine, EngineShape, Output, Request, RequestId, StepResult
+from router.sim.engine import Engine
+from router.sim.interface import EngineShape, Output, Request, RequestId, StepResult
 
 NINE = [11, 12, 13, 14, 21, 22, 23, 24, 31]  # two full blocks and a token
 

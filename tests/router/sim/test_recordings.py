@@ -2,6 +2,7 @@
 
 `t1` has int hashes made with `sha256` and seed "0", as the simulation makes them, so even the labels must be equal.
 `t2` has blocks of 32 tokens, a LoRA, and a cache of 40 blocks (one of which vLLM never uses): 100 evictions.
+`pool` is two engines that share a Mooncake Store: A computes and saves a prompt, B loads it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.blocks.events import Cleared, Event, Removed, Stored
-from router.sim.engine import Engine, EngineShape, Request
+from router.blocks.events import Batch, Cleared, Event, Pooled, Removed, Stored
+from router.engines.vllm.events import decode
+from router.sim.engine import Engine
+from router.sim.interface import EngineShape, Request, StepResult
 
 FRAMES = Path(__file__).parents[2] / "data" / "frames"
 A = [(7 * i) % 4000 + 3 for i in range(300)]
@@ -117,6 +120,58 @@ def test_announces_what_the_real_engine_announced(run: str, block_tokens: int, b
     (batch,) = simulated(engine, Request(A, 4))
     assert [outline(event) for event in batch] == [outline(event) for event in recorded(run, "11")[0]]
     assert exact == (15 if run == "t1" else 0)
+
+
+def pool_engine() -> Engine:
+    return Engine(EngineShape(block_tokens=128, blocks=600, hash_seed="0", saves=True))
+
+
+def decoded(label: str) -> list[list[Event]]:
+    """The events of each message as the router reads them; their labels are made of the whole digests."""
+    batches = []
+    for frames in _messages((FRAMES / f"pool-{label}.bin").read_bytes()):
+        batch = decode(frames)
+        assert isinstance(batch, Batch)
+        batches.append([plain(event) for event in batch.events])
+    return batches
+
+
+def plain(event: Event) -> Event:
+    assert isinstance(event, Stored | Pooled)
+    return event._replace(token_ids=list(event.token_ids), hashes=list(event.hashes))
+
+
+@pytest.mark.parametrize("label", ["A-cold-A", "A-next-A", "B-next-B"])
+def test_a_computed_prompt_is_saved_and_announced_block_by_block(label: str) -> None:
+    stored, saved = decoded(label)
+    assert isinstance(stored[0], Stored)
+    result = finished(pool_engine(), Request(stored[0].token_ids, 1))
+    assert [plain(event) for event in result.events] == stored
+    (save,) = result.saves
+    assert [plain(event) for event in save.pooled(set(save.digests))] == saved
+    assert len(saved) == {"A-cold-A": 8, "A-next-A": 2, "B-next-B": 2}[label]
+
+
+def test_what_is_loaded_from_the_pool_is_announced_as_the_real_engine_did() -> None:
+    (events,) = decoded("B-pool-B")
+    prompt = [token for event in events if isinstance(event, Stored) for token in event.token_ids]
+    assert len(prompt) == 1024  # all eight blocks were in the pool, and one less was loaded
+    result = finished(pool_engine(), Request(prompt, 1, external_tokens=896))
+    assert [plain(event) for event in result.events] == events
+    (output,) = result.outputs.values()
+    assert output.cached_tokens == 896
+    (save,) = result.saves
+    assert save.pooled(set()) == []  # nothing new in the pool: B announced nothing
+
+
+def finished(engine: Engine, request: Request) -> StepResult:
+    """What came of its only step."""
+    engine.submit(request, 0.0)
+    result = engine.step(0.0)
+    while not result.outputs:
+        assert result.next_wake_s is not None
+        result = engine.step(result.next_wake_s)
+    return result
 
 
 def _labels(batches: list[list[Event]]) -> list[list[int]]:

@@ -1,0 +1,123 @@
+"""What a workload really has: its published statistics counted on the workload itself, before anybody serves it.
+
+The most that any cache could give is counted with an infinite one that everybody shares. It stores spans, not blocks:
+a tree whose nodes are "this source, so far, after that node", so that a context of 80,000 tokens costs a few dozen
+steps and not five thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from router.sim.workloads import Session, Span, Workload
+
+ANSWER = -1  # sources of answers are negative; those of prompts are not
+
+
+class Statistics(NamedTuple):
+    """Means and medians are over what they name: sessions, or turns of all sessions."""
+
+    sessions: int
+    turns: int
+    median_turns: float
+    mean_first_tokens: float
+    mean_growth_tokens: float  # from one prompt to the next
+    median_last_tokens: float  # the prompt of a session's last turn
+    longest_tokens: int
+    input_tokens: int
+    output_tokens: int
+    ideal_share: float  # of input tokens found by an infinite cache of whole blocks, shared by all
+    shared_share: float  # of input tokens: what turns of different sessions have in common
+    median_think_s: float
+
+    @property
+    def input_per_output(self) -> float:
+        return self.input_tokens / self.output_tokens
+
+
+def statistics(workload: Workload, block_tokens: int) -> Statistics:
+    """Turns are taken session by session, in the sessions' order of start. The workload must not be empty."""
+    cache, alone = InfiniteCache(), InfiniteCache()
+    hit = common = 0
+    for session in sorted(workload.sessions, key=lambda session: session.start_s):
+        for prompt, answered in (seen := contexts(session)):
+            hit += _whole(cache.matched(prompt), prompt, block_tokens)
+            common += alone.matched(prompt)
+            cache.add(answered)
+        alone.add(seen[-1][1])
+    prompts = [[turn.prompt_tokens for turn in session.turns] for session in workload.sessions]
+    given = sum(map(sum, prompts))
+    return Statistics(
+        sessions=len(prompts),
+        turns=workload.turns,
+        median_turns=median(map(len, prompts)),
+        mean_first_tokens=fmean(own[0] for own in prompts),
+        mean_growth_tokens=fmean([b - a for own in prompts for a, b in pairwise(own)] or [0]),
+        median_last_tokens=median(own[-1] for own in prompts),
+        longest_tokens=max(map(max, prompts)),
+        input_tokens=given,
+        output_tokens=sum(turn.output_tokens for session in workload.sessions for turn in session.turns),
+        ideal_share=hit / given,
+        shared_share=common / given,
+        median_think_s=median(turn.think_s for session in workload.sessions for turn in session.turns),
+    )
+
+
+def contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
+    """Per turn the prompt as spans, and the prompt with its answer as the engine has cached it.
+
+    The last token of an answer is never run through the model, so no engine has its KV.
+    """
+    seen: list[tuple[list[Span], list[Span]]] = []
+    context: list[Span] = []
+    for number, turn in enumerate(session.turns):
+        prompt = cut(context, turn.kept_tokens) + list(turn.fresh)
+        answer = ANSWER - (session.number << 20 | number)
+        context = [*prompt, Span(answer, turn.output_tokens)]
+        seen.append((prompt, [*prompt, Span(answer, turn.output_tokens - 1)]))
+    return seen
+
+
+def cut(spans: Sequence[Span], tokens: int) -> list[Span]:
+    """The leading spans that hold `tokens` tokens, the last one shortened."""
+    kept: list[Span] = []
+    for span in spans:
+        if tokens <= 0:
+            break
+        kept.append(Span(span.source, min(span.tokens, tokens)))
+        tokens -= span.tokens
+    return kept
+
+
+def _whole(matched: int, prompt: Sequence[Span], block_tokens: int) -> int:
+    """In whole blocks, and never the whole prompt: its last token must be computed for the first answer token."""
+    return min(matched, sum(span.tokens for span in prompt) - 1) // block_tokens * block_tokens
+
+
+class InfiniteCache:
+    """Prefixes of spans; nothing is ever forgotten."""
+
+    def __init__(self) -> None:
+        self._longest: dict[tuple[int, int], int] = {}  # (node, source) -> tokens of the source cached after the node
+        self._nodes: dict[tuple[int, int, int], int] = {}  # (node, source, tokens) -> the node that follows
+
+    def matched(self, spans: Sequence[Span]) -> int:
+        """Leading tokens that are cached."""
+        node, matched = 0, 0
+        for source, tokens in spans:
+            cached = self._longest.get((node, source), 0)
+            matched += min(cached, tokens)
+            following = self._nodes.get((node, source, tokens))
+            if cached < tokens or following is None:
+                break
+            node = following
+        return matched
+
+    def add(self, spans: Sequence[Span]) -> None:
+        node = 0
+        for source, tokens in spans:
+            self._longest[node, source] = max(tokens, self._longest.get((node, source), 0))
+            node = self._nodes.setdefault((node, source, tokens), len(self._nodes) + 1)
