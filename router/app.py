@@ -18,11 +18,12 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
+from urllib.parse import urlsplit
 
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
 from router.blocks.keys import Keyring
-from router.blocks.knowledge import Knowledge
+from router.blocks.knowledge import Knowledge, Witness
 from router.clock import Clock, SystemClock
 from router.config import schema
 from router.config.read import load_policies, read_client_keys
@@ -32,6 +33,7 @@ from router.decide.policy import Policy, build_policy
 from router.discovery.base import Discovery
 from router.discovery.file import FileDiscovery
 from router.discovery.static import StaticDiscovery
+from router.feeds.bootstrap import Bootstrap
 from router.feeds.health import Health
 from router.feeds.kv_events import KvEvents
 from router.feeds.metrics import MetricsPoll
@@ -41,6 +43,8 @@ from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
 from router.members import Membership
+from router.pool.mooncake import MooncakePool
+from router.pool.none import NoPool
 from router.prompt.read import ReadOptions
 from router.proxy.headers import HeaderRules
 from router.proxy.upstream import Upstreams
@@ -71,16 +75,18 @@ class App:
         self._policies = built_policies(config)
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         keyring = Keyring(secret_of(config))
-        core = build_core(config, self._policies[config.active], keyring, clock)
+        self._pool = build_pool(config, self._upstreams, clock)
+        core = build_core(config, self._policies[config.active], keyring, clock, self._pool)
         self._tokens = build_tokens(config, keyring, self._upstreams, clock)
         members = Membership(core, self._upstreams, self._tokens, self._tasks)
         fetch = self._upstreams.fetch
         members.health = self._health = Health(members, fetch, self._tasks, clock, config.fleet.health)
         members.polls = self._polls = MetricsPoll(members, fetch, self._tasks, clock, config.fleet.metrics)
         members.events = self._events = KvEvents(core.knowledge, self._tasks, clock, config.index.replay_timeout_s)
+        self._bootstrap = Bootstrap(core.peers, fetch, self._tasks, clock)
         ring = Ring(config.records.keep)
         self._discoveries = discoveries(config.fleet)
-        report = Report(core, self._tokens, self._health, self._discoveries, ring, self._policies, clock)
+        report = Report(core, self._tokens, self._pool, self._health, self._discoveries, ring, self._policies, clock)
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
         self._lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
@@ -92,6 +98,7 @@ class App:
             lobby=self._lobby,
             retries=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokens=self._tokens,
+            pool=self._pool,
             reading=ReadOptions(strip, inject_usage=config.usage == "inject", want_source=True),
             skimming=ReadOptions(strip, inject_usage=config.usage == "inject", want_source=False),
             header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
@@ -131,8 +138,10 @@ class App:
         """Raises `ConfigError` when a port cannot be had."""
         await self._admin_listener.start()
         await self._listener.start()
+        self._pool.start()
         self._health.start()
         self._polls.start()
+        self._bootstrap.start()
         for name, discovery in self._discoveries.items():
             self._tasks.supervise(f"discovery by {name}", partial(self._follow, name, discovery))
         self._started = True
@@ -152,6 +161,7 @@ class App:
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         await self._admin_listener.stop(0.5)
         await self._events.close()
+        await self._pool.close()
         await self._tasks.close()
         self._tokens.close()
         self._upstreams.close()
@@ -205,16 +215,29 @@ def built_policies(config: schema.Config) -> dict[str, Policy]:
     return {name: build_policy(name, spec) for name, spec in load_policies(config).items()}
 
 
-def build_core(config: schema.Config, active: Policy, keyring: Keyring, clock: Clock) -> Core:
+def build_core(
+    config: schema.Config, active: Policy, keyring: Keyring, clock: Clock, witness: Witness | None = None
+) -> Core:
     index = config.index
     knowledge = Knowledge(
         Index(keyring, index.orphan_blocks),
         Expected(index.expected_ttl_s),
         Approximate(index.approximate_blocks, index.approximate_ttl_s),
         clock,
+        witness,
     )
     desk = Desk(active, seed=config.seed if config.seed is not None else secrets.randbits(64))
-    return Core(Fleet(config.fleet), knowledge, desk, clock, config.limits.responses_kept)
+    shared = config.pool is not None
+    return Core(Fleet(config.fleet), knowledge, desk, clock, config.limits.responses_kept, shared_pool=shared)
+
+
+def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock) -> MooncakePool | NoPool:
+    if config.pool is None:
+        return NoPool()
+    masters = [f"mooncake master {urlsplit(url).netloc}" for url in config.pool.masters]
+    for name, url in zip(masters, config.pool.masters, strict=True):
+        upstreams.add(name, url)
+    return MooncakePool(config.pool, masters, upstreams.fetch, Tasks("pool"), clock)
 
 
 def build_tokens(config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock) -> Tokens:

@@ -18,6 +18,7 @@ from router.config import schema
 from router.core import Core
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.errors import ConfigError
+from router.feeds.bootstrap import bootstrap_of
 from router.feeds.health import Health
 from router.feeds.kv_events import KvEvents
 from router.feeds.metrics import MetricsPoll
@@ -77,6 +78,8 @@ class Membership:
         except ConfigError as wrong:  # of one instance: the others of its list are none the worse
             log.error("instance %s does not join: %s", id, wrong)
             return
+        if config.transfer is not None and config.transfer.bootstrap_url is not None:
+            self._upstreams.add(bootstrap_of(id), config.transfer.bootstrap_url)
         self._configs[id] = config
         self._core.fleet.join(config)
         self.health.watch(config)
@@ -91,6 +94,7 @@ class Membership:
         self._core.left(id)
         self._tokens.forget(id)
         self._upstreams.remove(id)
+        self._upstreams.remove(bootstrap_of(id))
         log.info("instance %s leaves", id)
 
     def _drop_streams(self, id: str) -> None:
@@ -105,7 +109,7 @@ class Membership:
         streams = {source.rank: source for source in sources}
         for target in self._core.joined(instance, cards, sources):
             if (stream := streams.get(target.rank)) is not None:
-                self.events.follow(target.id, stream)
+                self.events.follow(target.id, stream, host_cpu=target.instance.config.cpu_medium == "host")
         member = self._core.fleet.get(instance)
         if member is not None and member.base is not None:
             self._tasks.spawn("prove", self._tokens.prove(instance, member.base))

@@ -17,9 +17,12 @@ from router.decide.record import plain, readable
 from router.discovery.base import Discovery
 from router.feeds.health import Health
 from router.fleet.instances import Instance
+from router.fleet.speed import LINKS
 from router.fleet.target import Target
 from router.ledger.ring import Ring
-from router.ledger.state import Snapshot, TargetState, TokenizerState
+from router.ledger.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState
+from router.pool.mooncake import MooncakePool, PoolReport
+from router.pool.none import NoPool
 from router.tokens.tokens import Tokens
 
 
@@ -28,6 +31,7 @@ class Report:
         self,
         core: Core,
         tokens: Tokens,
+        pool: MooncakePool | NoPool,
         health: Health,
         discoveries: Mapping[str, Discovery],
         ring: Ring,
@@ -36,6 +40,7 @@ class Report:
     ) -> None:
         self._core = core
         self._tokens = tokens
+        self._pool = pool
         self._health = health
         self._discoveries = discoveries
         self._ring = ring
@@ -79,6 +84,10 @@ class Report:
             "needs": [need.name for need in self._core.desk.needs],
         }
 
+    def pool(self) -> dict[str, Any] | None:
+        told = self._pool.report()
+        return None if told is None else readable_pool(told)
+
     # the state metrics
 
     def snapshot(self) -> Snapshot:
@@ -90,6 +99,8 @@ class Report:
             ],
             policy_faults=self._core.desk.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
+            unpaired=self._core.peers.unpaired,
+            pool=pool_state(self._pool.report()),
         )
 
     def _state(self, instance: Instance, target: Target) -> TargetState:
@@ -122,6 +133,7 @@ class Report:
             skipped=stream.skipped if stream is not None else {},
             speed_us_per_token=speed.us_per_token,
             speed_samples=speed.samples,
+            links=[LinkState(link, *getattr(speed, link)[:3]) for link in LINKS],
         )
 
     def _target(self, target: Target) -> dict[str, Any]:
@@ -171,3 +183,35 @@ def readable_stream(stream: Stream | None, now: float) -> dict[str, Any] | None:
         "orphans": stream.stats.orphans,
         "bytes": stream.stats.bytes,
     }
+
+
+def readable_pool(told: PoolReport) -> dict[str, Any]:
+    return {
+        "leader": told.leader,
+        "masters": [plain(master) for master in told.masters],
+        "answers": answers_of(told),
+        "asked": plain(told.asked),
+        "models": [
+            {**plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
+        ],
+        "remembered_digests": told.remembered_digests,
+    }
+
+
+def pool_state(told: PoolReport | None) -> PoolState | None:
+    if told is None:
+        return None
+    return PoolState(
+        masters={master.instance: master.instance == told.leader for master in told.masters},
+        answers=answers_of(told),
+        questions=told.asked.questions,
+        keys=told.asked.keys,
+        question_s=told.asked.answer_s,
+        answered=told.asked.answers,
+        names={m.model: "refuted" if m.trouble is not None else m.calibration for m in told.models},
+    )
+
+
+def answers_of(told: PoolReport) -> dict[str, int]:
+    """Requests by what the pool said of their prompts."""
+    return {"held": told.held, "nothing": told.nothing} | {str(reason): n for reason, n in told.unknown.items()}

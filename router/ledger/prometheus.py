@@ -35,8 +35,8 @@ OTHER = "other"
 MODELS_KEPT = 256  # adapters come and go; their counters stay
 ENDPOINTS_KEPT = 64
 TOKEN_SOURCES_KEPT = 32
-STAGES = ("parse", "tokens", "keys", "match", "decide", "connect")
-ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline"})
+STAGES = ("parse", "tokens", "keys", "pool", "match", "decide", "connect")
+ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline", "prefill"})
 REASONS: dict[type[Refused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
@@ -81,6 +81,7 @@ class Page(Collector):
         self._now = now._replace(
             targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
             policy_faults=dict(now.policy_faults),
+            unpaired=dict(now.unpaired),
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -124,6 +125,9 @@ class Metrics:
             self._ttft[endpoint, model].observe(record.ttft_ms / 1000)
         if record.duration_ms is not None:
             self._duration[endpoint, model].observe(record.duration_ms / 1000)
+        for attempt in record.attempts:
+            if attempt.prefill is not None:
+                self._halves[(attempt.prefill.end,)] += 1
         for attempt in record.attempts[:-1]:
             self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
         self._count_stages(record)
@@ -161,6 +165,9 @@ class Metrics:
         self._errors = self._kept(Counts("warmroute_errors_total", "requests not answered well", "endpoint", "reason"))
         self._retries = self._kept(
             Counts("warmroute_retries_total", "second choices, by how the first one ended", "reason")
+        )
+        self._halves = self._kept(
+            Counts("warmroute_prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
         )
         self._poisonous = self._kept(Counts("warmroute_poison_requests_total", "requests on which two engines died"))
         self._ttft = self._kept(
@@ -204,7 +211,8 @@ class Metrics:
     def _count_stages(self, record: Record) -> None:
         stages = record.stages
         took = (
-            stages.parse_ms, stages.tokens_ms, stages.keys_ms, stages.match_ms, stages.decide_ms, stages.connect_ms
+            stages.parse_ms, stages.tokens_ms, stages.keys_ms, stages.pool_ms, stages.match_ms, stages.decide_ms,
+            stages.connect_ms,
         )  # fmt: skip
         for stage, ms in zip(STAGES, took, strict=True):
             if ms is not None:
@@ -218,12 +226,16 @@ class Metrics:
             self._prompt[(model,)] += record.prompt_tokens
         if record.output_tokens is not None:
             self._output[(model,)] += record.output_tokens
-        if record.cached_tokens is not None and record.attempts:
+        if record.cached_tokens is None or not record.attempts:
+            return
+        if record.attempts[-1].prefill is None:  # what was handed over was neither promised nor found
             self._delivered[(model,)] += record.cached_tokens
             self._count_predicted(record.attempts[-1], model)
 
     def _count_predicted(self, attempt: Attempt, model: str) -> None:
         """Tiers hold cumulative runs; each label counts what its tier adds."""
+        if attempt.pool_tokens is not None:
+            self._predicted[model, "pool"] += attempt.pool_tokens
         overlap = attempt.decision.view.rows[attempt.decision.chosen].overlap
         if overlap is None:
             return

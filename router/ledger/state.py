@@ -18,6 +18,17 @@ INSTANCE_STATES = ("joining", "ready", "draining", "down")
 BREAKER_STATES = ("closed", "open", "half_open")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")
 TOKENIZER_SOURCES = ("local", "remote")
+LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
+POOL_NAMES = ("waiting", "proved", "refuted")
+
+
+class LinkState(NamedTuple):
+    """The fitted cost of loading KV over one link."""
+
+    link: str  # one of LINKS
+    base_ms: float
+    us_per_token: float
+    samples: int
 
 
 class TargetState(NamedTuple):
@@ -47,6 +58,7 @@ class TargetState(NamedTuple):
     skipped: Mapping[str, int]  # by reason
     speed_us_per_token: float
     speed_samples: int
+    links: Sequence[LinkState]
 
 
 class TokenizerState(NamedTuple):
@@ -58,11 +70,25 @@ class TokenizerState(NamedTuple):
     mismatches: int  # comparisons and answers that showed a difference
 
 
+class PoolState(NamedTuple):
+    """The shared pool, as requests find it."""
+
+    masters: Mapping[str, bool]  # by name: whether it leads
+    answers: Mapping[str, int]  # requests by what the pool said: held, nothing, or why it is unknown
+    questions: int
+    keys: int  # asked for
+    question_s: float  # sum over `answered`
+    answered: int
+    names: Mapping[str, str]  # by model: one of POOL_NAMES
+
+
 class Snapshot(NamedTuple):
     targets: Sequence[TargetState]
     tokenizers: Sequence[TokenizerState]
     policy_faults: Mapping[tuple[str, str], int]  # by policy and plug-in
     discovery_trouble: Mapping[str, bool]  # by source
+    unpaired: Mapping[str, int] = {}  # prefill halves that could not be, by why
+    pool: PoolState | None = None  # None: there is none
 
 
 class Reading(NamedTuple):
@@ -164,6 +190,9 @@ def families(now: Snapshot) -> Iterator[Metric]:
     yield from _tokenizers(now.tokenizers)
     yield _policy_faults(now.policy_faults)
     yield _discovery_trouble(now.discovery_trouble)
+    yield from _links(now.targets)
+    yield _unpaired(now.unpaired)
+    yield from _pool(now.pool)
 
 
 def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:
@@ -250,3 +279,63 @@ def _discovery_trouble(trouble: Mapping[str, bool]) -> Metric:
     for source, troubled in trouble.items():
         family.add_metric((source,), troubled)
     return family
+
+
+def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    labels = (*TARGET, "link")
+    us = GaugeMetricFamily(
+        "warmroute_load_us_per_token", "fitted cost of loading KV, microseconds per token", labels=labels
+    )
+    base = GaugeMetricFamily("warmroute_load_base_ms", "fitted fixed cost of such a load, milliseconds", labels=labels)
+    samples = GaugeMetricFamily(
+        "warmroute_load_samples", "loads behind that fit; 0: the configured prior", labels=labels
+    )
+    for t in targets:
+        for link in t.links:
+            names = (t.target, t.instance, link.link)
+            us.add_metric(names, link.us_per_token)
+            base.add_metric(names, link.base_ms)
+            samples.add_metric(names, link.samples)
+    yield from (us, base, samples)
+
+
+def _unpaired(unpaired: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "warmroute_unpaired_requests_total",
+        "requests answered by one instance because no prefill instance could hand over, by why",
+        labels=("reason",),
+    )
+    for reason, count in unpaired.items():
+        family.add_metric((reason,), count)
+    return family
+
+
+def _pool(pool: PoolState | None) -> Iterator[Metric]:
+    leads = GaugeMetricFamily("warmroute_pool_master_leads", "1 for the Mooncake master that leads", labels=("master",))
+    answers = CounterMetricFamily(
+        "warmroute_pool_answers_total",
+        "requests that asked the shared pool, by its answer: held, nothing, or why it is unknown",
+        labels=("answer",),
+    )
+    questions = CounterMetricFamily("warmroute_pool_questions_total", "questions to the leading master")
+    keys = CounterMetricFamily("warmroute_pool_keys_total", "keys asked for in them")
+    seconds = CounterMetricFamily("warmroute_pool_question_seconds_total", "time until their answers, summed up")
+    answered = CounterMetricFamily("warmroute_pool_questions_answered_total", "questions that were answered")
+    names = GaugeMetricFamily(
+        "warmroute_pool_names",
+        "1 for whether our names of the model's blocks are proved to be the engines' own",
+        labels=("model", "state"),
+    )
+    if pool is not None:
+        for master, leading in pool.masters.items():
+            leads.add_metric((master,), leading)
+        for answer, count in pool.answers.items():
+            answers.add_metric((answer,), count)
+        questions.add_metric((), pool.questions)
+        keys.add_metric((), pool.keys)
+        seconds.add_metric((), pool.question_s)
+        answered.add_metric((), pool.answered)
+        for model, current in pool.names.items():
+            for state in POOL_NAMES:
+                names.add_metric((model, state), state == current)
+    yield from (leads, answers, questions, keys, seconds, answered, names)

@@ -53,6 +53,9 @@ class Operations(Protocol):
     def records(self, limit: int) -> list[dict[str, Any]]:
         """The newest records first."""
 
+    def pool(self) -> dict[str, Any] | None:
+        """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
+
     def policies(self) -> dict[str, Any]:
         """`active`, `names`, and `needs` of the active one."""
 
@@ -78,6 +81,10 @@ class PoliciesShape(Shape):
     active: str
     names: list[str]
     needs: list[str]
+
+
+class PoolShape(Shape):
+    configured: bool
 
 
 class InstanceList(BaseModel):
@@ -148,6 +155,11 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         return RecordShape.model_validate(found)
+
+    @app.get("/admin/pool", dependencies=read)
+    async def pool() -> PoolShape:
+        told = operations.pool()
+        return PoolShape.model_validate({"configured": told is not None, **(told or {})})
 
     @app.get("/admin/policies", dependencies=read)
     async def policies() -> PoliciesShape:

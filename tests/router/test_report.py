@@ -22,6 +22,7 @@ from router.engines.fetch import Answer
 from router.feeds.health import Health
 from router.ledger.ring import Ring
 from router.ledger.state import families
+from router.pool.none import NoPool
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.report import Report
 from router.tasks import Tasks
@@ -59,7 +60,8 @@ class House:
         health = Health(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
         policies = {"warm": WARM, "random": RANDOM}
-        self.report = Report(self.core, self.tokens, health, self.sources, self.ring, policies, self.clock)
+        self.pool = NoPool()
+        self.report = Report(self.core, self.tokens, self.pool, health, self.sources, self.ring, policies, self.clock)
 
     async def silent(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float

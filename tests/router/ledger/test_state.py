@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.ledger.state import Snapshot, TargetState, TokenizerState, families
+from router.ledger.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState, families
 
 READY = TargetState(
     target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, running=5, waiting=2,
     kv_usage=0.25, index_blocks=(10, 20, 30), index_bytes=6000, orphans=4, stream_state="live", trusted=True, lag_s=0.5,
     batches=7, events=8, gaps=1, replays=2, restarts=3, malformed=4, skipped={"group": 5}, speed_us_per_token=90.5,
-    speed_samples=12,
+    speed_samples=12, links=[LinkState("pool", 5.5, 10.25, 3)],
 )  # fmt: skip
 SILENT = READY._replace(
     target="b/0", instance="b", state="down", running=None, waiting=None, kv_usage=None, lag_s=None, skipped={},
@@ -100,3 +100,32 @@ def test_sources_of_instances() -> None:
 
 def test_who_left_is_gone() -> None:
     assert [s for family in families(Snapshot([], [], {}, {})) for s in family.samples] == []
+
+
+def test_loading_per_link() -> None:
+    assert values(Snapshot([READY], [], {}, {}), target="a/0", instance="a", link="pool") == {
+        "warmroute_load_us_per_token": 10.25,
+        "warmroute_load_base_ms": 5.5,
+        "warmroute_load_samples": 3,
+    }
+
+
+def test_the_pool_as_requests_find_it() -> None:
+    pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
+    now = Snapshot([], [], {}, {}, pool=pool)
+    assert values(now) == {
+        "warmroute_pool_questions_total": 7,
+        "warmroute_pool_keys_total": 140,
+        "warmroute_pool_question_seconds_total": 0.014,
+        "warmroute_pool_questions_answered_total": 6,
+    }
+    assert values(now, master="m1") == {"warmroute_pool_master_leads": 1}
+    assert values(now, master="m2") == {"warmroute_pool_master_leads": 0}
+    assert values(now, answer="held") == {"warmroute_pool_answers_total": 5}
+    assert values(now, answer="late") == {"warmroute_pool_answers_total": 1}
+    assert states(now, "warmroute_pool_names", model="m") == {"waiting": 0, "proved": 1, "refuted": 0}
+
+
+def test_prefill_halves_that_could_not_be() -> None:
+    now = Snapshot([], [], {}, {}, unpaired={"engine_id": 2})
+    assert values(now, reason="engine_id") == {"warmroute_unpaired_requests_total": 2}

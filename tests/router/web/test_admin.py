@@ -42,6 +42,9 @@ class Rooms:
     def records(self, limit: int) -> list[dict[str, Any]]:
         return [{"id": f"r{n}", "target": None} for n in range(limit)]
 
+    def pool(self) -> dict[str, Any] | None:
+        return {"leader": "mooncake master a:9003", "models": []}
+
     def policies(self) -> dict[str, Any]:
         return {"active": "default", "names": ["default", "random"], "needs": ["CACHE", "LOAD"]}
 
@@ -158,7 +161,7 @@ def test_tokens_are_enough_from_anywhere() -> None:
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 6
+    assert len(paths) == 7
     for path, methods in paths.items():
         for description in methods.values():
             assert {"200", "401", "403", "422"} | ({"404"} if "{id}" in path else set()) == set(
@@ -172,3 +175,17 @@ schema = schemathesis.openapi.from_asgi("/admin/openapi.json", admin_app(Rooms()
 @schema.parametrize()
 def test_openapi_tells_the_truth(case: schemathesis.Case) -> None:
     case.call_and_validate(headers=bearer("hand"))
+
+
+def test_the_pool_or_that_there_is_none() -> None:
+    assert open_door().get("/admin/pool").json() == {
+        "configured": True,
+        "leader": "mooncake master a:9003",
+        "models": [],
+    }
+
+    class Without(Rooms):
+        def pool(self) -> dict[str, Any] | None:
+            return None
+
+    assert open_door(Without()).get("/admin/pool").json() == {"configured": False}
