@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run test check test-stack bench lock schema clean
+.PHONY: run stack test check test-stack bench lock schema clean
 
 run: $(VENV)/.installed  ## the embedded fleet and the router, ready to try
 	$(BIN)/warmroute fleet --config configs/quickstart.yaml
+
+stack: $(VENV)/.installed  ## two real vLLM engines over a real Mooncake Store, and the router in front of them
+	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## lint, types, floors and every test that needs no real engine
 	$(BIN)/python -m pytest -m "not stack"
@@ -18,8 +21,8 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-stack: $(VENV)/.installed-test  ## the rest: two real vLLM engines behind the router
-	$(BIN)/python tests/stack/install.py
+test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real Mooncake Store behind the router
+	$(BIN)/python -m router.stack.install
 	$(BIN)/python -m pytest -m stack tests/stack
 
 bench: $(VENV)/.installed-test  ## CPU per request and chunk beside the Rust vllm-router

@@ -5,8 +5,12 @@ Rooms are imported by the command that needs them, so that `--help` and `check` 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +22,7 @@ from router.errors import ConfigError, WarmrouteError
 if TYPE_CHECKING:
     from router.config.schema import Config, Embedded
     from router.emulate.options import EngineOptions
+    from router.stack.supervise import RunningStack
 
 INVITATION = """
 Ready. Try it:
@@ -46,19 +51,24 @@ Ctrl-C stops everything.
 app = typer.Typer(name="warmroute", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 err = Console(stderr=True, highlight=False)
 
+bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
+app.add_typer(bench)
+
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
 ]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="folder for JSON, chart and logs", file_okay=False)]
+ChartOption = Annotated[bool, typer.Option(help="draw the chart; it needs matplotlib")]
 
 
 def main() -> None:
     try:
         app()
     except ConfigError as wrong:
-        err.print(str(wrong), style="red", markup=False)
+        err.print(str(wrong), style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except WarmrouteError as failure:
-        err.print(str(failure), style="red", markup=False)
+        err.print(str(failure), style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -94,6 +104,69 @@ def fleet(config: ConfigOption) -> None:
         raise ConfigError(f"{config}: fleet.embedded: is needed for `warmroute fleet`")
     _log(settings.log.level)
     uvloop.run(_fleet(settings, settings.fleet.embedded))
+
+
+@app.command()
+def stack(config: ConfigOption) -> None:
+    """Run real vLLM engines over a real Mooncake Store on this machine, with the router in front of them."""
+    import uvloop
+
+    from router.config.read import read_config
+    from router.stack import ports
+    from router.stack.progress import shown
+    from router.stack.supervise import RunningStack
+
+    settings = read_config(config)
+    if settings.stack is None:
+        raise ConfigError(f"{config}: stack: is needed for `warmroute stack`")
+    _log(settings.log.level)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the router runs, it ends a start as Ctrl-C does
+    ports.demand({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
+    with ExitStack() as opened:
+        with shown(err) as (line, waiting):
+            running = opened.enter_context(RunningStack(settings.stack, say=line, waiting=waiting))
+        uvloop.run(_behind_a_router(settings, running))
+
+
+@bench.command()
+def layers(
+    config: ConfigOption,
+    out: OutOption = Path("bench-layers"),
+    tokens: Annotated[int, typer.Option(min=256, help="length of the prompt")] = 4096,
+    repetitions: Annotated[int, typer.Option(min=1, help="how often each of the four is measured")] = 6,
+    seed: Annotated[int | None, typer.Option(help="of the prompts; default: new ones each time")] = None,
+    chart: ChartOption = True,
+) -> None:
+    """The same prompt computed, from an engine's own cache and from the pool: what each layer is worth."""
+    from router.config.read import read_config
+    from router.drive.bench import bench_layers
+    from router.stage import stage
+
+    engines = stage(read_config(config), out, partial(err.print, markup=False))
+    _exit(asyncio.run(bench_layers(engines, out, tokens, repetitions, seed, chart)))
+
+
+@bench.command()
+def agents(
+    config: ConfigOption,
+    out: OutOption = Path("bench-agents"),
+    sessions: Annotated[float, typer.Option(help="share of the codex preset's 610 sessions")] = 8 / 610,
+    turns: Annotated[float, typer.Option(help="share of a session's turns")] = 8 / 33,
+    tokens: Annotated[float, typer.Option(help="share of every length")] = 0.15,
+    think: Annotated[float, typer.Option(help="share of every pause")] = 0.2,
+    policy: Annotated[str, typer.Option(help="the policy that sees caches")] = "expected_ttft",
+    seed: Annotated[int, typer.Option(help="of the workload")] = 1,
+    chart: ChartOption = True,
+) -> None:
+    """Agents in a closed loop through the router: round robin without a pool, with it, and by caches and pool."""
+    from router.config.read import read_config
+    from router.drive.bench import bench_agents
+    from router.sim.workloads import CODEX
+    from router.stage import stage
+
+    scaled = CODEX.scaled(tokens=tokens, sessions=sessions, turns=turns, think=think)
+    engines = stage(read_config(config), out, partial(err.print, markup=False))
+    _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
 
 
 @app.command()
@@ -160,6 +233,26 @@ async def _fleet(settings: Config, asked: Embedded) -> None:
         await serve_router(settings.model_copy(update={"fleet": own}), invite)
 
 
+async def _behind_a_router(settings: Config, running: RunningStack) -> None:
+    """Until the router is told to stop, or one of the stack's processes ends by itself: StackFailed."""
+    from router.app import App
+    from router.app import serve as serve_router
+    from router.stack.front import in_front
+
+    def invite(router: App) -> None:
+        model = running.asked.served_name
+        sys.stdout.write(INVITATION.format(port=router.port, admin=router.admin_port, model=model))
+        sys.stdout.flush()
+
+    try:
+        async with asyncio.TaskGroup() as together:
+            watch = together.create_task(running.until_dead(), name="stack:watch")
+            await serve_router(in_front(settings, running), invite)
+            watch.cancel()
+    except* WarmrouteError as failed:
+        raise failed.exceptions[0] from None
+
+
 def _engines(asked: Embedded) -> list[EngineOptions]:
     from router.emulate.options import EngineOptions
 
@@ -175,6 +268,12 @@ def _engines(asked: Embedded) -> list[EngineOptions]:
         )
         for i in range(asked.engines)
     ]
+
+
+def _exit(complete: bool) -> None:
+    """130, as a shell has it for Ctrl-C, when there is only a part."""
+    if not complete:
+        sys.exit(130)
 
 
 def _log(level: str) -> None:

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from router.stack.install import InstallFailed
 from tests.bench import load, routers
 from tests.bench.engine import MODEL
 from tests.bench.load import Shape
 from tests.bench.routers import Running
-from tests.stack.install import InstallFailed
 
 GOAL = 1.5
 IDLE_GOAL_PERCENT = 5.0

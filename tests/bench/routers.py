@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stack.install import InstallFailed, cached_venv
+from router.stack.install import InstallFailed, cached_venv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

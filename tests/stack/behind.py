@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import httpx
 
+from router.stack.ports import free_port
 from tests.stack.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Json
-from tests.stack.children import Child, free_port, until
+from tests.stack.children import Child, until
 from tests.stack.engines import MODEL, Engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ class Behind:
             "listen": {"host": "127.0.0.1", "port": port},
             "admin": {"port": admin},
             "fleet": {"instances": [{"url": engine.url, "name": engine.name} for engine in engines]},
-            "tokenizers": {MODEL: {"path": str(model / "tiny")}},
+            "tokenizers": {MODEL: {"path": str(model)}},
             "policies": {"warm": {"scorers": [{"name": "prefix_overlap"}], "picker": picker}},
             "active": "warm",
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +28,15 @@ class Child:
             self._process = subprocess.Popen(
                 self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
             )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        """To the leader alone."""
+        os.kill(self.pid, number)
 
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -62,13 +70,6 @@ class Child:
                 state = "is not ready in time" if self.running() else "ended"
                 raise AssertionError(f"{self.name} {state}; the end of {self.log}:\n{self.tail()}")
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that the system has just given out and taken back."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(what: str, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:

@@ -1,4 +1,4 @@
-"""Two real vLLM engines and the router in front of them, once for all tests of this folder (`make test-stack`)."""
+"""Two real vLLM engines without a store, and the router in front of them, for the tests that need no more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from router.stack.install import Models, stack_models, stack_venv
+from router.stack.supervise import RunningStack
 from tests.stack.behind import Behind, router_in_front
-from tests.stack.engines import Engine
-from tests.stack.install import stack_model, stack_venv
+from tests.stack.engines import Engine, small_stack
 
 
 @pytest.fixture(scope="session")
@@ -19,14 +20,20 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
-    return stack_model(stack_venv())
+def models() -> Models:
+    return stack_models(stack_venv())
 
 
 @pytest.fixture(scope="session")
-def engines(model: Path, logs: Path) -> Iterator[list[Engine]]:
-    with ExitStack() as stack:
-        pair = [stack.enter_context(Engine(name, stack_venv(), model, logs)) for name in ("east", "west")]
+def model(models: Models) -> Path:
+    return models.tiny
+
+
+@pytest.fixture(scope="session")
+def engines(models: Models, logs: Path) -> Iterator[list[Engine]]:
+    with ExitStack() as opened:
+        stack = opened.enter_context(RunningStack(small_stack(models, logs)))
+        pair = [opened.enter_context(Engine(stack, server.name)) for server in stack.engines]
         for engine in pair:
             engine.wait()
         yield pair

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture(scope="module")
 def local(model: Path) -> Local:
-    return load(TokenizerSource(path=str(model / "tiny")), "tokenizers.tiny", time.time)
+    return load(TokenizerSource(path=str(model)), "tokenizers.tiny", time.time)
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda body: body.name)

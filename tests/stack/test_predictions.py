@@ -268,12 +268,12 @@ def test_a_restart(behind: Behind) -> None:
     assert len(homes) == 2, "ten new prompts all went to one engine"
     name, prompt = homes.popitem()
     victim = behind.engine(name)
-    victim.child.kill()
+    victim.stack.kill(name)
     first = behind.ask(CHAT, prompt)  # the router has not noticed yet, or has: the client sees no difference
     assert first.instance != name
     until(f"{name} is down", lambda: behind.state(name) == "down")
     assert behind.ask(CHAT, prompt).cached
-    victim.child.start()
+    victim.stack.start(name)
     victim.wait()
     until(f"{name} is ready", lambda: behind.state(name) == "ready", 30.0)
     behind.hear(victim)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import install
+from router.stack import install
 
 
 @pytest.fixture

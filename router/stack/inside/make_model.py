@@ -1,9 +1,9 @@
-"""Makes a tiny random Qwen2 and one LoRA adapter for it, with nothing downloaded: `make_model.py FOLDER`.
+"""Makes random Qwen2 models, `tiny` and `mid`, and a LoRA adapter for the first: `make_model.py FOLDER`.
 
-Its words are meaningless, but its tokenizer (byte-level BPE), its chat template (ChatML with tools, after Qwen's) and
-its KV cache are of the real kind, and that is all the tests ask of it. Run with the Python of the stack environment.
-The template is made to show every mistake in the conversion of messages: it prints tool-call arguments through
-`tojson`, so a string in the place of an object changes the tokens, and it knows a kwarg.
+Nothing is downloaded. Their words are meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
+tools, after Qwen's) and KV cache are of the real kind, and that is all that is asked of them. The template is made to
+show every mistake in the conversion of messages: it prints tool-call arguments through `tojson`, so a string in the
+place of an object changes the tokens, and it knows a kwarg. Run with the Python of the stack's environment.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -20,13 +21,25 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 4096
 POSITIONS = 32768
-LAYERS, HIDDEN, HEADS, KV_HEADS, RANK = 2, 256, 4, 2, 8
+RANK = 8
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # How Qwen2 splits text into words: transformers does so for every Qwen2 model, whatever the model's own file says.
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PLAIN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]  # added tokens that are not special, as in Qwen's
+
+
+class Size(NamedTuple):
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+
+TINY = Size(2, 256, 4, 2, 512)  # 2.2 M parameters, 1 KiB of KV cache per token
+MID = Size(8, 512, 8, 4, 1536)  # 27 M parameters, 8 KiB of KV cache per token
 
 TEMPLATE = """\
 {%- if tools %}
@@ -115,15 +128,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: Size) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -135,22 +148,28 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def make_adapter(folder: Path) -> None:
+def make_adapter(folder: Path, size: Size) -> None:
     """A LoRA of rank 8 on the query projections."""
     folder.mkdir(parents=True)
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny", "bias": "none"}
+    settings: dict[str, object] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "tiny",
+        "bias": "none",
+    }
     settings |= {"r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1))
     weights = {}
-    for layer in range(LAYERS):
+    for layer in range(size.layers):
         name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        weights[f"{name}.lora_A.weight"] = 0.02 * torch.randn(RANK, HIDDEN, dtype=torch.float32)
-        weights[f"{name}.lora_B.weight"] = 0.02 * torch.randn(HIDDEN, RANK, dtype=torch.float32)
+        weights[f"{name}.lora_A.weight"] = 0.02 * torch.randn(RANK, size.hidden, dtype=torch.float32)
+        weights[f"{name}.lora_B.weight"] = 0.02 * torch.randn(size.hidden, RANK, dtype=torch.float32)
     save_file(weights, str(folder / "adapter_model.safetensors"))
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     words = make_tokenizer()
-    make_model(target / "tiny", words)
-    make_adapter(target / "adapter")
+    make_model(target / "tiny", words, TINY)
+    make_model(target / "mid", words, MID)
+    make_adapter(target / "adapter", TINY)

@@ -1,0 +1,29 @@
+"""vLLM's MooncakeConnector (prefill/decode, engine to engine) on a CPU. Runs inside vLLM 0.32.0, not in the router.
+
+The connector's worker asks `torch.accelerator` for the current device's number, which raises where there is no
+accelerator, and needs it only for a call that does nothing on a CPU: so it is told 0 while it is built. The class has
+the name of the one it stands for, because MultiConnector looks its children up by class name when it builds statistics,
+whatever module they came from; and it has no statistics, because MultiConnector has no Prometheus metrics for them and
+its API server would end on an assertion at the first transfer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector
+
+
+class MooncakeConnector(mooncake_connector.MooncakeConnector):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        ask = torch.accelerator.current_device_index
+        if not torch.accelerator.is_available():
+            torch.accelerator.current_device_index = lambda: 0
+        try:
+            super().__init__(*arguments, **named)
+        finally:
+            torch.accelerator.current_device_index = ask
+
+    def get_kv_connector_stats(self) -> None:
+        return None
