@@ -1,0 +1,137 @@
+"""The two benchmarks as commands see them: progress while they run, then tables, a JSON file and a chart.
+
+Ctrl-C cancels the measuring, not the reporting: what is done by then is told, and marked as a part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from router.clock import Clock, SystemClock
+from router.drive import charts, figures, tables
+from router.drive.agents import Arm, Report, Stage, arms, compare
+from router.drive.layers import KINDS, Layers, measure
+from router.drive.site import BenchFailed, look
+from router.sim.workloads import Workload
+
+NARROWEST = 120
+
+
+async def bench_layers(
+    stage: Stage,
+    out: Path,
+    tokens: int,
+    repetitions: int,
+    seed: int | None,
+    chart: bool,
+    clock: Clock | None = None,
+    console: Console | None = None,
+) -> bool:
+    """Writes `layers.json` and `layers.png` to the folder `out`. False: interrupted, and so only a part.
+
+    Without a seed the prompts are new ones, so that engines that have run this before do not remember them.
+    """
+    clock, console = clock or SystemClock(), console or _console()
+    if chart:
+        charts.require()
+    async with stage(True) as site:
+        if len(site.engines) < 2:
+            raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
+        chosen = int(clock.wall()) if seed is None else seed
+        facts = await look(site)
+        seen = Layers(tokens, chosen, f"{_ours()}, {facts.version}", facts.block_tokens)
+        with _progress(console) as progress, _cancellable(seen):
+            bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
+
+            def step(kind: str) -> None:
+                progress.update(bar, description=f"asking: {kind}", completed=progress.tasks[bar].completed + 1)
+
+            await measure(site, seen, repetitions, clock, step)
+    console.print(tables.layers_table(seen))
+    if (store := tables.store_table(seen)) is not None:
+        console.print(store)
+    console.print(tables.layers_remarks(seen), soft_wrap=True)
+    when = _when(clock)
+    _write(console, out / "layers.json", figures.layers_json(seen, when))
+    if chart and seen.seen:
+        charts.layers_chart(seen, when, out / "layers.png")
+        console.print(f"written: {out / 'layers.png'}", soft_wrap=True)
+    return not seen.interrupted
+
+
+async def bench_agents(
+    stage: Stage,
+    out: Path,
+    workload: Workload,
+    policy: str,
+    chart: bool,
+    clock: Clock | None = None,
+    console: Console | None = None,
+) -> bool:
+    """Writes `agents.json`, `agents.png` and the routers' logs to the folder `out`. False: only a part.
+
+    `policy` is the cache-aware one.
+    """
+    clock, console = clock or SystemClock(), console or _console()
+    if chart:
+        charts.require()
+    report, chosen = Report(workload, _ours()), arms(policy)
+    with _progress(console) as progress, _cancellable(report):
+        bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
+
+        def done(arm: Arm, turns: int) -> None:
+            progress.update(bars[arm], completed=turns)
+
+        await compare(report, chosen, stage, out, clock, done)
+    console.print(tables.agents_table(report))
+    console.print(tables.agents_remarks(report), soft_wrap=True)
+    when = _when(clock)
+    _write(console, out / "agents.json", figures.agents_json(report, when))
+    if chart and any(outcome.answers for outcome in report.outcomes):
+        charts.agents_chart(report, when, out / "agents.png")
+        console.print(f"written: {out / 'agents.png'}", soft_wrap=True)
+    return not report.interrupted
+
+
+@contextmanager
+def _cancellable(report: Layers | Report) -> Iterator[None]:
+    """Takes a cancellation as the end of the block. What the block has opened is closed by then."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        report.interrupted = True
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+
+
+def _write(console: Console, file: Path, report: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    console.print(f"written: {file}", soft_wrap=True)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=NARROWEST)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _ours() -> str:
+    return f"warmroute {importlib.metadata.version('warmroute')}"
+
+
+def _when(clock: Clock) -> str:
+    return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d %H:%M UTC")
