@@ -21,8 +21,9 @@ from router.fleet.speed import LINKS
 from router.fleet.target import Target
 from router.ledger.ring import Ring
 from router.ledger.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState
-from router.pool.mooncake import MooncakePool, PoolReport
+from router.pool.mooncake import MooncakePool
 from router.pool.none import NoPool
+from router.pool.report import PoolReport
 from router.tokens.tokens import Tokens
 
 

@@ -12,5 +12,6 @@ class Pool(Protocol):
     async def held(self, known: Known, origin: Origin) -> PoolHit | None:
         """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
 
-        Never raises for trouble over there, and never takes longer than the configured deadline.
+        Never raises for trouble over there, and never waits for it longer than the configured deadline. Naming the
+        blocks comes before that, and costs what hashing a prompt costs that was never seen.
         """
