@@ -67,11 +67,13 @@ def test_every_plug_in(documents: str) -> None:
 def test_every_command_and_option(documents: str) -> None:
     """Read from the source, not by starting the program: names of functions under `@app.command`."""
     tree = ast.parse((ROOT / "router/cli.py").read_text(encoding="utf-8"))
+    prefixes = {"app.command": "", "bench.command": "bench "}
     commands = [
-        node.name.rstrip("_")
+        prefixes[ast.unparse(decorator.func)] + node.name.rstrip("_")
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
-        and any(isinstance(d, ast.Call) and ast.unparse(d.func) == "app.command" for d in node.decorator_list)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in prefixes
     ]
-    assert {"serve", "fleet", "engine", "check"} <= set(commands)
+    assert {"serve", "fleet", "engine", "check", "stack", "bench layers", "bench agents"} == set(commands)
     assert [name for name in commands if f"warmroute {name}" not in documents] == []
