@@ -150,10 +150,10 @@ def layers(
 def agents(
     config: ConfigOption,
     out: OutOption = Path("bench-agents"),
-    sessions: Annotated[float, typer.Option(help="share of the codex preset's 610 sessions")] = 8 / 610,
-    turns: Annotated[float, typer.Option(help="share of a session's turns")] = 8 / 33,
-    tokens: Annotated[float, typer.Option(help="share of every length")] = 0.15,
-    think: Annotated[float, typer.Option(help="share of every pause")] = 0.2,
+    sessions: Annotated[int, typer.Option(min=1, help="agents at once, a session each")] = 8,
+    turns: Annotated[float, typer.Option(min=1, help="median turns of a session (codex: 33)")] = 8,
+    scale: Annotated[float, typer.Option(help="factor on all lengths (codex: first prompt 12,000 tokens)")] = 0.15,
+    think: Annotated[float, typer.Option(help="factor on all pauses (codex: median 5.2 s)")] = 0.2,
     policy: Annotated[str, typer.Option(help="the policy that sees caches")] = "expected_ttft",
     seed: Annotated[int, typer.Option(help="of the workload")] = 1,
     chart: ChartOption = True,
@@ -164,7 +164,8 @@ def agents(
     from router.sim.workloads import CODEX
     from router.stage import stage
 
-    scaled = CODEX.scaled(tokens=tokens, sessions=sessions, turns=turns, think=think)
+    shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
+    scaled = CODEX.scaled(tokens=scale, think=think, **shares)
     engines = stage(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
 

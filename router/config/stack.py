@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 
 class Stack(Section):
     engines: Positive = Field(default=2, description="how many vLLM instances `warmroute stack` starts")
-    first_port: Port = Field(default=8100, description="port of the first; the others follow it")
+    first_port: Port = Field(default=8100, description="port of the first, the others follow it; 0: the system chooses")
     model: PathName | None = Field(
         default=None, description="folder of the model they serve; none: one of 27 M random weights is made"
     )
@@ -25,10 +25,13 @@ class Stack(Section):
     pool_bytes: Positive = Field(default=2048 * MIB, description="memory of the pool, in one mooncake_client")
     buffer_bytes: Positive = Field(default=128 * MIB, description="transfer buffer of each engine")
     lease_ms: Positive = Field(default=5000, description="the master's `default_kv_lease_ttl`")
-    master_port: Port = Field(default=50051, description="RPC port of mooncake_master")
-    master_http_port: Port = Field(default=9003, description="its HTTP port: metrics, and what the router asks")
-    metadata_port: Port = Field(default=8080, description="its HTTP metadata server")
-    client_port: Port = Field(default=50052, description="port of the mooncake_client that owns the pool's memory")
+    master_port: Port = Field(default=50051, description="RPC port of mooncake_master; 0: the system chooses")
+    master_http_port: Port = Field(
+        default=9003, description="its HTTP port: metrics, and what the router asks; 0: the system chooses"
+    )
+    client_port: Port = Field(
+        default=50052, description="port of the mooncake_client that owns the pool's memory; 0: the system chooses"
+    )
     logs_dir: PathName | None = Field(
         default=None, description="folder of the logs, one file per process; none: `stack-logs` in the current folder"
     )

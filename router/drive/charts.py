@@ -50,7 +50,7 @@ def layers_chart(seen: Layers, when: str, file: Path) -> None:
         axes.text(end + longest * 0.02, row, f"{middles[kind]:.0f} ms{faster}", va="center", color=INK)
     axes.set_yticks(range(len(kinds)), [f"{kind}\n{WHERE[kind]}" for kind in kinds])
     axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.2)
+    axes.set_xlim(0, longest * 1.25)
     axes.set_xlabel("time to first token, ms (bar: median; dots: each repetition; x: cold / this)", color=FAINT)
     _bare(axes)
     _title(figure, f"What each layer of cache is worth: one {seen.tokens:,}-token prompt", seen.versions, when)
@@ -113,9 +113,12 @@ def _figure(width: float, height: float) -> Figure:
     """Without pyplot: nothing global, no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(wspace=0.05)  # type: ignore[union-attr]
+    figure = Figure(figsize=(width, height), dpi=150)
+    layout = ConstrainedLayoutEngine()
+    layout.set(wspace=0.05)
+    figure.set_layout_engine(layout)
     FigureCanvasAgg(figure)
     return figure
 

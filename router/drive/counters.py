@@ -53,6 +53,7 @@ class EngineCounts(NamedTuple):
     loaded_keys: float | None
     loaded_bytes: float | None
     load_s: float | None
+    failed_keys: float | None  # not loaded after all: computed, though counted as the pool's (vLLM counts the promise)
     saved_keys: float | None
     saved_bytes: float | None
 
@@ -68,6 +69,7 @@ class EngineCounts(NamedTuple):
             loaded_keys=store("keys_total", "load_get"),
             loaded_bytes=store("bytes_total", "load_get"),
             load_s=store("time_seconds_sum", "load_get"),
+            failed_keys=store("failed_keys_total", "load_get"),
             saved_keys=store("keys_total", "save_put"),
             saved_bytes=store("bytes_total", "save_put"),
         )

@@ -53,7 +53,8 @@ class Measured(NamedTuple):
     @property
     def source(self) -> Source:
         """Where most of the prompt's KV came from."""
-        local, pool = self.engine.local_tokens or 0.0, self.engine.pool_tokens or 0.0
+        local = self.engine.local_tokens or 0.0
+        pool = 0.0 if self.engine.failed_keys else self.engine.pool_tokens or 0.0
         if max(local, pool) * 2 <= self.answer.prompt_tokens:
             return "computed"
         return "local" if local >= pool else "pool"

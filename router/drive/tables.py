@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from router.drive.agents import Report
+from router.drive.counters import EngineCounts
 from router.drive.figures import figures
 from router.drive.layers import EXPECTED, KINDS, WHERE, Kind, Layers, Measured
 from router.sim.ideal import statistics
@@ -75,11 +76,17 @@ def layers_remarks(seen: Layers) -> str:
     lines += [f"{kind}: not as expected; by vLLM's counters the KV was {_origins(seen, kind)}." for kind in wrong]
     if not wrong and seen.seen:
         lines.append("vLLM's counters: every prompt's KV came from where its row says.")
+    lines += _failed_loads(one.engine for one in seen.seen)
     if seen.unsaved:
         lines.append(f"After {seen.unsaved} requests the master did not show the saved blocks in time.")
     if seen.interrupted:
         lines.append("Interrupted: this is what was done by then.")
     return "\n".join(lines)
+
+
+def _failed_loads(engines: Iterable[EngineCounts]) -> list[str]:
+    failed = sum(counts.failed_keys or 0.0 for counts in engines)
+    return [f"{failed:.0f} keys could not be loaded after all: computed, though counted as pool."] if failed else []
 
 
 def _origins(seen: Layers, kind: Kind) -> str:
@@ -138,6 +145,7 @@ def agents_remarks(report: Report) -> str:
     ]
     for outcome in report.outcomes:
         lines += [f"{outcome.arm.name}: {note}" for note in outcome.notes]
+        lines += [f"{outcome.arm.name}: {line}" for line in _failed_loads([outcome.engines] if outcome.engines else [])]
         for failure in dict.fromkeys(outcome.failures):
             many = outcome.failures.count(failure)
             lines.append(f"{outcome.arm.name}: {many} failed: {failure.status or 'no answer'}: {failure.reason}")

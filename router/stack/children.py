@@ -16,8 +16,8 @@ import httpx
 from router.stack.commands import Program
 from router.stack.guard import Guard
 
-ERROR = re.compile(r"\b(\w+(?:Error|Exception): .+|[FE]\d{4} \d\d:.+)$")
-NOT_THE_CAUSE = ("Engine core initialization failed", "EngineDeadError")
+CAUSES = (re.compile(r"\b\w+(?:Error|Exception): .+"), re.compile(r"^F\d{4} .+"), re.compile(r"^E\d{4} .+"))
+NOT_THE_CAUSE = (" INFO ", " WARNING ", "Engine core initialization failed", "EngineDeadError")
 TAIL_BYTES = 200_000
 
 
@@ -88,12 +88,10 @@ class Child:
         return f"{self.name} {how}: {self.last_error()}; all of it: {self.log}"
 
     def last_error(self) -> str:
-        """The log's first error in its last part, else its last line."""
+        """The first error in the log's last part, Python's before Mooncake's own; without one its last line."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").strip().splitlines() or ["it has said nothing"]
-        for line in lines:
-            found = ERROR.search(line)
-            if found and not any(phrase in line for phrase in NOT_THE_CAUSE):
-                return found[1].strip()
-        return lines[-1].strip()
+        causes = [line for line in lines if not any(phrase in line for phrase in NOT_THE_CAUSE)]
+        found = (match[0].strip() for cause in CAUSES for line in causes if (match := cause.search(line)))
+        return next(found, lines[-1].strip())

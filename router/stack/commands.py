@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.config.stack import Stack
-from router.stack.transfer import STORE, Extra, with_own_lookups
+from router.stack.transfer import INSIDE, STORE, Extra, with_own_lookups
 
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
@@ -29,6 +29,7 @@ KV_EVENTS = {
 ENGINE_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": HOST,
+    "PYTHONPATH": str(INSIDE),  # sitecustomize.py, and the connector for CPUs
     "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -98,6 +99,7 @@ class Place(NamedTuple):
     venv: Path
     mooncake: Path | None  # the file with `mooncake_config`; None: no store
     threads: int  # that compute
+    preload: Path | None = None  # a memory allocator to take instead of the C library's
 
 
 def engine(asked: Stack, place: Place, extra: Extra) -> Program:
@@ -108,6 +110,8 @@ def engine(asked: Stack, place: Place, extra: Extra) -> Program:
     command += ["--kv-cache-memory-bytes", str(asked.kv_cache_bytes), "--prefix-caching-hash-algo", HASH_ALGO]
     command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(KV_EVENTS)]
     environment = {**ENGINE_ENVIRONMENT, "OMP_NUM_THREADS": str(place.threads)}
+    if place.preload is not None:
+        environment["LD_PRELOAD"] = str(place.preload)
     transfer: Mapping[str, Any] | None = extra.transfer
     if place.mooncake is not None:
         environment["MOONCAKE_CONFIG_PATH"] = str(place.mooncake)

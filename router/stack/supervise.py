@@ -28,7 +28,7 @@ from router.errors import WarmrouteError
 from router.stack import commands, memory, ports
 from router.stack.children import Child
 from router.stack.guard import Guard
-from router.stack.install import stack_models, stack_venv
+from router.stack.install import allocator, stack_models, stack_venv
 from router.stack.transfer import Extra
 
 LOOK_EVERY_S = 0.1
@@ -152,8 +152,7 @@ class RunningStack:
             self.asked = self.asked.model_copy(update={"model": str(stack_models(venv, self._say).mid)})
         ports.demand(self._ports())
         memory.demand(self.asked, self.model)
-        folder = Path(self.asked.logs_dir or "stack-logs").resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _logs_folder(self.asked)
         self._say(f"starting {self.asked.engines} engines{' over a store' * self.asked.store}; logs in {folder}")
         guard = Guard()
         self._open.callback(guard.close)
@@ -174,7 +173,7 @@ class RunningStack:
             yield commands.client(self.asked, venv)
         threads = max(1, len(os.sched_getaffinity(0)) // self.asked.engines)
         for name, port, extra in zip(self._engine_names, self._engine_ports, self._extras, strict=True):
-            yield commands.engine(self.asked, commands.Place(name, port, venv, config, threads), extra)
+            yield commands.engine(self.asked, commands.Place(name, port, venv, config, threads, allocator()), extra)
 
     @property
     def _engine_names(self) -> list[str]:
@@ -223,6 +222,15 @@ class RunningStack:
         for child in children:
             child.wait(max(0.0, deadline - self._clock.now()))
             child.kill()
+
+
+def _logs_folder(asked: Stack) -> Path:
+    folder = Path(asked.logs_dir or "stack-logs").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as trouble:
+        raise StackFailed(f"no logs can be written: {trouble}: change stack.logs_dir") from trouble
+    return folder
 
 
 def _instance(server: Server, extra: Extra) -> Instance:

@@ -32,14 +32,14 @@ class Extra(NamedTuple):
 
 def prefill(bootstrap_port: int, store: bool) -> Extra:
     """An engine that computes prompts for others. It tells them its address at the bootstrap port (all interfaces)."""
-    environment = {"PYTHONPATH": str(INSIDE), "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port)}
+    environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port)}
     transfer = _peer("kv_producer", store)
     return Extra((), environment, transfer, "prefill", f"http://127.0.0.1:{bootstrap_port}")
 
 
 def decode(store: bool) -> Extra:
     """An engine that gets computed prompts from prefill engines, and computes what it does not get."""
-    return Extra((), {"PYTHONPATH": str(INSIDE)}, _peer("kv_consumer", store), "decode")
+    return Extra(transfer=_peer("kv_consumer", store), role="decode")
 
 
 def with_own_lookups(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ def test_a_vllm_page() -> None:
     assert counts.computed_tokens == 30242  # as the page's prompt_tokens_by_source_total{source="local_compute"}
     assert (counts.loaded_keys, counts.loaded_bytes) == (189, 1.98180864e8)
     assert counts.load_s == pytest.approx(0.179916252)
+    assert counts.failed_keys == 0
     assert (counts.saved_keys, counts.saved_bytes) == (224, 2.34881024e8)
     assert page("vllm-0.32-metrics.txt").label("vllm:cache_config_info", "block_size") == "128"
 
@@ -38,7 +39,7 @@ def test_a_master_page() -> None:
 
 
 def test_what_a_page_does_not_have_is_unknown() -> None:
-    assert EngineCounts.read(Page("")) == EngineCounts(*[None] * 8)
+    assert EngineCounts.read(Page("")) == EngineCounts(*[None] * 9)
     assert EngineCounts.read(Page("")).computed_tokens is None
 
 
@@ -51,10 +52,12 @@ def test_an_engine_without_a_connector_computes_what_its_cache_does_not_give() -
 
 
 def test_differences_and_sums_keep_the_unknown_unknown() -> None:
-    before = EngineCounts(100, 10, None, None, None, None, None, None)
-    after = EngineCounts(150, 30, None, 4, None, None, None, None)
-    assert difference(after, before) == EngineCounts(50, 20, None, 4, None, None, None, None)  # loads began meanwhile
-    assert added([before, after]) == EngineCounts(250, 40, None, 4, None, None, None, None)
+    before = EngineCounts(100, 10, None, None, None, None, None, None, None)
+    after = EngineCounts(150, 30, None, 4, None, None, None, None, None)
+    assert difference(after, before) == EngineCounts(
+        50, 20, None, 4, None, None, None, None, None
+    )  # loads began meanwhile
+    assert added([before, after]) == EngineCounts(250, 40, None, 4, None, None, None, None, None)
 
 
 async def test_a_server_without_a_page_is_named() -> None:

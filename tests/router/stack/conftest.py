@@ -16,6 +16,7 @@ SERVER = """\
 import http.server, os, sys, time
 print("started as", sys.argv[1:], flush=True)
 if "--die" in sys.argv:
+    print("(APIServer pid=6) WARNING 11-21 [y.py:2] This may cause OSError: [Errno 24] Too many open files")
     print("(Worker pid=7) ERROR 11-21 [x.py:1] ValueError: no room for the cache")
     print("RuntimeError: Engine core initialization failed. See root cause above.")
     sys.exit(3)

@@ -45,6 +45,7 @@ def test_an_engine_tells_what_the_router_needs() -> None:
     assert json.loads(value(program.command, "--kv-events-config"))["enable_kv_cache_events"] is True
     assert "--enable-prompt-tokens-details" in program.command
     assert program.environment["MOONCAKE_CONFIG_PATH"] == "/logs/mooncake.json"
+    assert (Path(program.environment["PYTHONPATH"]) / "sitecustomize.py").exists()
     transfer = json.loads(value(program.command, "--kv-transfer-config"))
     assert (transfer["kv_connector"], transfer["kv_role"]) == ("MooncakeStoreConnector", "kv_both")
     assert transfer["kv_load_failure_policy"] == "recompute"
@@ -62,6 +63,12 @@ def test_without_a_store_nothing_of_it_is_left() -> None:
     program = engine(mooncake=None)
     assert "--kv-transfer-config" not in program.command
     assert "MOONCAKE_CONFIG_PATH" not in program.environment
+
+
+def test_an_allocator_is_taken_when_there_is_one() -> None:
+    place = commands.Place("engine-0", 8100, VENV, None, 1, Path("/usr/lib/x/libtcmalloc_minimal.so.4"))
+    assert commands.engine(STACK, place, Extra()).environment["LD_PRELOAD"] == "/usr/lib/x/libtcmalloc_minimal.so.4"
+    assert "LD_PRELOAD" not in engine().environment
 
 
 def test_an_engine_may_differ() -> None:

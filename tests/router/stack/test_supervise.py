@@ -76,11 +76,20 @@ def test_a_port_in_use_is_told_before_anything_starts(asked: Asked, venv: Path, 
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_folder_for_logs_that_cannot_be_is_told(asked: Asked, venv: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    stack = RunningStack(asked(logs_dir=str(tmp_path / "file" / "logs")), venv=venv)
+    with pytest.raises(StackFailed, match=r"^no logs can be written: .*: change stack\.logs_dir$"), stack:
+        pass
+
+
 def test_a_kill_is_not_a_death_and_a_restart_has_the_same_port(asked: Asked, venv: Path) -> None:
     with RunningStack(asked(), [Extra(("--offspring",))], venv=venv) as stack:
         before = stack.engines[0]
         stack.kill("engine-0")
-        assert gone(before.pid)  # and so is its worker
+        deadline = time.monotonic() + 5
+        while not gone(before.pid):  # its worker too, which nobody waits for
+            assert time.monotonic() < deadline
         assert stack.dead() is None
         stack.restart("engine-0")
         assert stack.engines[0].url == before.url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from router.stack.transfer import STORE, decode, prefill, with_own_lookups
+from router.stack.transfer import INSIDE, STORE, decode, prefill, with_own_lookups
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "mooncake"
 
@@ -35,4 +35,4 @@ def test_the_two_sides_of_a_pair() -> None:
     assert (first.transfer["kv_role"], second.transfer["kv_role"]) == ("kv_producer", "kv_consumer")
     assert first.environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "8998"
     assert (first.role, first.bootstrap_url) == ("prefill", "http://127.0.0.1:8998")
-    assert (Path(first.environment["PYTHONPATH"]) / "cpu_connector.py").exists()
+    assert (INSIDE / "cpu_connector.py").exists(), "what the kv_connector_module_path names"
