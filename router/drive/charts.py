@@ -58,6 +58,8 @@ def layers_chart(seen: Layers, when: str, file: Path) -> None:
 
 
 def agents_chart(report: Report, when: str, file: Path) -> None:
+    from matplotlib.ticker import LogLocator
+
     figure = _figure(11.0, 4.6)
     hits, times, throughput = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 0.9))
     names = [outcome.arm.name.replace(", ", "\n").replace(" +", "\n+") for outcome in report.outcomes]
@@ -74,7 +76,9 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
     times.set_ylabel("share of requests that waited no longer", color=FAINT)
     times.set_xscale("log")
     times.set_ylim(0, 1)
+    times.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     times.xaxis.set_major_formatter("{x:g}")
+    times.xaxis.set_minor_formatter("")
     times.legend(frameon=False, loc="lower right", fontsize=8)
     times.grid(axis="both", color="#e5e7eb", lw=0.7)
 
