@@ -8,15 +8,15 @@ reported). Then it waits until the router has heard all that the engine had to s
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import httpx
 
-from router.stack.ports import free_port
 from tests.stack.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Json
 from tests.stack.children import Child, until
 from tests.stack.engines import MODEL, Engine
@@ -24,6 +24,7 @@ from tests.stack.engines import MODEL, Engine
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
 HEARD_S = 15.0
+LISTENING = re.compile(r"listening on \S+:(\d+), admin on \S+:(\d+)\n")
 
 
 class Asked(NamedTuple):
@@ -68,48 +69,53 @@ class Asked(NamedTuple):
 class Behind:
     """A running router and its clients. `asked` is everything that went through, in order."""
 
-    def __init__(self, name: str, engines: Sequence[Engine], model: Path, picker: Json, folder: Path) -> None:
+    def __init__(self, name: str, engines: Sequence[Engine], model: Path, settings: Json, folder: Path) -> None:
+        """`settings`: the rest of the router's configuration, the policy `warm` among it."""
         self.engines = engines
         self.asked: list[Asked] = []
-        port, admin = free_port(), free_port()
         config = {
-            "listen": {"host": "127.0.0.1", "port": port},
-            "admin": {"port": admin},
-            "fleet": {"instances": [{"url": engine.url, "name": engine.name} for engine in engines]},
+            "listen": {"host": "127.0.0.1", "port": 0},
+            "admin": {"port": 0},
+            "fleet": {"instances": [engine.instance() for engine in engines]},
             "tokenizers": {MODEL: {"path": str(model)}},
-            "policies": {"warm": {"scorers": [{"name": "prefix_overlap"}], "picker": picker}},
             "active": "warm",
+            **settings,
         }
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config))  # JSON is YAML
         self.child = Child(name, [sys.executable, "-m", "router", "serve", "--config", str(file)], folder)
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
-        self._admin = httpx.Client(base_url=f"http://127.0.0.1:{admin}", timeout=10.0)
+        self.http = httpx.Client(timeout=60.0)
+        self.admin = httpx.Client(timeout=10.0)
 
     def close(self) -> int | None:
         """SIGTERM; its exit code."""
-        self._http.close()
-        self._admin.close()
+        self.http.close()
+        self.admin.close()
         return self.child.stop()
 
     def wait(self) -> None:
         """Until it is ready and hears all engines."""
+        self.child.wait(self._listening, READY_S)
         self.child.wait(self._ready, READY_S)
         for engine in self.engines:
             self.hear(engine)
 
-    def _ready(self) -> bool:
-        try:
-            return self._http.get("/ready").status_code == 200
-        except httpx.TransportError:
+    def _listening(self) -> bool:
+        """It says where, for its ports are those that the system gave it."""
+        if (said := LISTENING.search(self.child.log.read_text())) is None:
             return False
+        self.http.base_url, self.admin.base_url = (f"http://127.0.0.1:{port}" for port in said.groups())
+        return True
+
+    def _ready(self) -> bool:
+        return self.http.get("/ready").status_code == 200
 
     def engine(self, name: str) -> Engine:
         return next(engine for engine in self.engines if engine.name == name)
 
     def instance(self, name: str) -> Json:
         """What the admin page says of an instance."""
-        listed = self._admin.get("/admin/instances").raise_for_status().json()["instances"]
+        listed = self.admin.get("/admin/instances").raise_for_status().json()["instances"]
         found: Json = next(instance for instance in listed if instance["id"] == name)
         return found
 
@@ -119,12 +125,13 @@ class Behind:
     def hear(self, engine: Engine) -> None:
         """Until the router has applied all events of what the engine did so far."""
         said = engine.said_all()
-        until(f"the router hears {engine.name} up to batch {said}", lambda: self._heard(engine) == said, HEARD_S)
+        until(f"the router hears {engine.name} up to batch {said}", lambda: self._heard(engine) >= said, HEARD_S)
 
-    def _heard(self, engine: Engine) -> int | None:
-        """The number of the last batch that the router has applied; None while its stream is not live."""
+    def _heard(self, engine: Engine) -> int:
+        """The number of the last batch that the router has applied; -1 while its stream is not live."""
         stream = self.stream(engine.name)
-        return stream["last_seq"] if stream is not None and stream["state"] == "live" else None
+        seq = stream["last_seq"] if stream is not None and stream["state"] == "live" else None
+        return -1 if seq is None else int(seq)
 
     def stream(self, name: str) -> Json | None:
         """What the admin page says of an instance's event stream."""
@@ -133,21 +140,25 @@ class Behind:
 
     def ask(self, path: str, body: Json, *, tokens_from: str = "local", exception: str | None = None) -> Asked:
         """One request, checked: answered, counted, and its promise kept unless `exception` says why not."""
-        body = {"model": MODEL, **body}
-        if body.get("stream"):
-            record_id, pieces = self._stream(path, body)
-        else:
-            answer = self._http.post(path, json=body)
-            assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
-            record_id, pieces = answer.headers["x-warmroute-record"], [answer.json()]
-        asked = Asked(path, bool(body.get("stream")), _text(path, pieces), self._record(record_id), exception)
+        asked = self.send(path, body, exception)
         self.asked.append(asked)
         _check(asked, tokens_from)
         self.hear(self.engine(asked.instance))
         return asked
 
+    def send(self, path: str, body: Json, exception: str | None = None) -> Asked:
+        """One request, answered."""
+        body = {"model": MODEL, **body}
+        if body.get("stream"):
+            record_id, pieces = self._stream(path, body)
+        else:
+            answer = self.http.post(path, json=body)
+            assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
+            record_id, pieces = answer.headers["x-warmroute-record"], [answer.json()]
+        return Asked(path, bool(body.get("stream")), _text(path, pieces), self._record(record_id), exception)
+
     def _stream(self, path: str, body: Json) -> tuple[str, list[Json]]:
-        with self._http.stream("POST", path, json=body) as answer:
+        with self.http.stream("POST", path, json=body) as answer:
             assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.read().decode()}"
             data = [line[len("data: ") :] for line in answer.iter_lines() if line.startswith("data: ")]
         pieces = [json.loads(piece) for piece in data if piece != "[DONE]"]
@@ -159,7 +170,7 @@ class Behind:
 
     def _record(self, record_id: str) -> Json:
         def fetch() -> Json:
-            found: Json = self._admin.get(f"/admin/records/{record_id}").raise_for_status().json()
+            found: Json = self.admin.get(f"/admin/records/{record_id}").raise_for_status().json()
             return found
 
         until(f"record {record_id} is done", lambda: fetch()["done"])
@@ -201,8 +212,18 @@ def _piece_text(path: str, piece: Json) -> str:
 
 @contextmanager
 def router_in_front(name: str, engines: Sequence[Engine], model: Path, picker: Json, folder: Path) -> Iterator[Behind]:
-    """A router that has just started; ended at the end, and it must end well."""
-    behind = Behind(name, engines, model, picker, folder)
+    """A router that knows no pool and goes by overlap alone; it has just started."""
+    policy = {"scorers": [{"name": "prefix_overlap"}], "picker": picker}
+    with running(Behind(name, engines, model, {"policies": {"warm": policy}}, folder)) as behind:
+        yield behind
+
+
+Router = TypeVar("Router", bound=Behind)
+
+
+@contextmanager
+def running(behind: Router) -> Iterator[Router]:
+    """Started; ended at the end, and it must end well."""
     behind.child.start()
     try:
         yield behind

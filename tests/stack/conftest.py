@@ -1,4 +1,6 @@
-"""Two real vLLM engines without a store, and the router in front of them, for the tests that need no more."""
+"""What tests share: two real vLLM engines without a store, for all that need no more; and for each module that asks for
+them two over a store of its own, with room for the module's POOL_BLOCKS. And routers in front of both.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ import pytest
 
 from router.stack.install import Models, stack_models, stack_venv
 from router.stack.supervise import RunningStack
-from tests.stack.behind import Behind, router_in_front
-from tests.stack.engines import Engine, small_stack
+from tests.stack.behind import Behind, router_in_front, running
+from tests.stack.engines import BLOCK_BYTES, Engine, small_stack
+from tests.stack.over_store import OverStore, Store, engines_over_store
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +48,28 @@ def behind(engines: list[Engine], model: Path, logs: Path) -> Iterator[Behind]:
     with router_in_front("router", engines, model, {"name": "best"}, logs) as router:
         router.wait()
         yield router
+
+
+@pytest.fixture(scope="module")
+def pooling(
+    request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Engine]]:
+    """Two engines over a store."""
+    pool_bytes = request.module.POOL_BLOCKS * BLOCK_BYTES
+    with engines_over_store(models, tmp_path_factory.mktemp("pooling"), pool_bytes=pool_bytes) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def store(pooling: list[Engine]) -> Iterator[Store]:
+    """Theirs, asked directly."""
+    with Store(pooling[0].stack) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def over(pooling: list[Engine], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverStore]:
+    """The router that knows the store."""
+    with running(OverStore("router", pooling, model, tmp_path_factory.mktemp("over"))) as over:
+        over.wait()
+        yield over

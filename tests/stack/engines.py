@@ -21,25 +21,29 @@ from router.stack.supervise import RunningStack
 
 MODEL, ADAPTER = "tiny", "lora"
 BLOCK_TOKENS = 128
-KV_BYTES = 96 * BLOCK_TOKENS * 1024  # two layers, two KV heads of 64 in bfloat16: 1 KiB per token
+BLOCK_BYTES = BLOCK_TOKENS * 1024  # two layers, two KV heads of 64 in bfloat16: 1 KiB per token
+KV_BYTES = 96 * BLOCK_BYTES
 SUBSCRIBED_MS, HEARD_MS = 200, 10_000
 
 
-def small_stack(models: Models, logs: Path) -> Stack:
-    """Two engines without a store, each with a small cache, an adapter, tools and the render endpoints."""
+def small_stack(models: Models, logs: Path, **other: Any) -> Stack:
+    """Two engines, each with a small cache, an adapter, tools and the render endpoints. `other` settings may add a
+    store.
+    """
     arguments = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     arguments += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={models.adapter}"]
-    return Stack(
-        engines=2,
-        first_port=0,
-        model=str(models.tiny),
-        served_name=MODEL,
-        kv_cache_bytes=KV_BYTES,
-        max_model_len=8192,
-        engine_args=arguments,
-        store=False,
-        logs_dir=str(logs),
-    )
+    settings = {
+        "engines": 2,
+        "first_port": 0,
+        "model": str(models.tiny),
+        "served_name": MODEL,
+        "kv_cache_bytes": KV_BYTES,
+        "max_model_len": 8192,
+        "engine_args": arguments,
+        "store": False,
+        "logs_dir": str(logs),
+    }
+    return Stack.model_validate(settings | other)
 
 
 class Engine:
@@ -64,6 +68,11 @@ class Engine:
         if self._ear is not None:
             self._ear.close(0)
         self._zmq.term()
+
+    def instance(self) -> dict[str, Any]:
+        """What a router's configuration says of it."""
+        (mine,) = [instance for instance in self.stack.instances() if instance.name == self.name]
+        return mine.model_dump(mode="json", exclude_defaults=True)
 
     def wait(self) -> None:
         """Until it serves and we hear its events."""

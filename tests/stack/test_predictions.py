@@ -8,7 +8,6 @@ the only reasons for which a promise may be broken, and the last test says how m
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from tests.stack.bodies import (
 )
 from tests.stack.children import until
 from tests.stack.engines import ADAPTER, BLOCK_TOKENS, Engine
+from tests.stack.prompts import assistant, ids, prose, user
 
 pytestmark = pytest.mark.stack
 
@@ -38,46 +38,6 @@ EXCEPTIONS = {
         "batch of events, and that comes from the next request: the first one after a reset meets an empty cache."
     ),
 }
-WORDS = [
-    "warm",
-    "cold",
-    "block",
-    "token",
-    "prompt",
-    "router",
-    "engine",
-    "cache",
-    "hit",
-    "miss",
-    "page",
-    "stream",
-    "answer",
-    "queue",
-    "prefix",
-    "salt",
-    "tenant",
-]
-
-
-def prose(seed: str, words: int) -> str:
-    """Text that no other seed has, from its first word on; about 1.3 tokens per word."""
-    dice = random.Random(seed)
-    return f"{seed}: " + " ".join(dice.choice(WORDS) for _ in range(words))
-
-
-def ids(seed: str, count: int) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(300, 4000) for _ in range(count)]
-
-
-def user(content: object) -> Json:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> Json:
-    return {"role": "assistant", "content": content}
-
-
 STREAMS = {
     "whole": {},
     "stream": {"stream": True},
