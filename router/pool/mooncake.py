@@ -49,11 +49,21 @@ class _Model:
         self.calibration = Calibration(name, settings)
         self.answers = answers
         self.names: _Names | None = None  # None: no prompt came yet, or its model's name was not known
+        self.root: _Root | None = None  # the last first block that an engine stored: what names can be held against
         self.logged: str | None = None
 
     @property
     def trouble(self) -> str | None:
         return self.calibration.trouble or (self.names.check.trouble if self.names is not None else None)
+
+
+class _Root(NamedTuple):
+    """A prompt's first block, as an engine announced it."""
+
+    label: EngineHash
+    token_ids: Sequence[int]
+    salt: str | None
+    certain: bool  # it is in the pool; else it may be, if that engine saves at all
 
 
 class _Names(NamedTuple):
@@ -151,7 +161,7 @@ class MooncakePool:
         its.calibration.witness(event)
         self._tell(its)
         if event.adapter is None and not any(event.extras or ()):
-            self._saved(its, event.hashes, event.token_ids, event.block_tokens, event.salt, certain=False)
+            self._saved(its, event, event.salt, certain=False)
 
     def pooled(self, model: str, event: Pooled) -> None:
         """`Witness.pooled`. Such a block is whole in the pool, unless KV cache groups are saved one by one."""
@@ -159,25 +169,21 @@ class MooncakePool:
         if its.settings.groups == 1:
             its.answers.learn(((int(label), Word.MEMORY) for label in event.hashes), self._clock.now())
         if event.parent is None:
-            self._saved(its, event.hashes, event.token_ids, event.block_tokens, None, certain=True)
+            self._saved(its, event, None, certain=True)
 
-    def _saved(
-        self,
-        model: _Model,
-        hashes: Sequence[EngineHash],
-        token_ids: Sequence[int],
-        block_tokens: int,
-        salt: str | None,
-        *,
-        certain: bool,
-    ) -> None:
-        """An engine holds a prompt's first block: see whether its keys are in the pool, when it is time for that."""
-        chain = model.calibration.chain
-        if chain is None or model.names is None or not model.names.check.due:
+    def _saved(self, model: _Model, event: Stored | Pooled, salt: str | None, *, certain: bool) -> None:
+        if event.hashes and len(event.token_ids) >= event.block_tokens:
+            model.root = _Root(event.hashes[0], event.token_ids[: event.block_tokens], salt, certain)
+            self._check(model)
+
+    def _check(self, model: _Model) -> None:
+        """See whether the keys of the last first block are in the pool, when it is time for that."""
+        chain, names, root = model.calibration.chain, model.names, model.root
+        if chain is None or names is None or root is None or not names.check.due(certain=root.certain):
             return
-        first = chain.chain(None, token_ids[:block_tokens], block_tokens, salt=salt)
-        if [chain.label(digest) for digest in first] == hashes[:1]:
-            model.names.check.saved(first[0], certain=certain)
+        (first,) = chain.chain(None, root.token_ids, len(root.token_ids), salt=root.salt)
+        if chain.label(first) == root.label:
+            names.check.saved(first, certain=root.certain)
 
     # for people
 
@@ -224,6 +230,7 @@ class MooncakePool:
             search = Search(form, model.answers, self._asking, self._tasks, self._clock, self._settings.keys_at_once)
             check = FormCheck(model.name, form, self._asking, self._tasks, self._clock)
             model.names = _Names(path, form, search, check)
+            self._check(model)
         return model.names
 
     def _tell(self, model: _Model) -> None:

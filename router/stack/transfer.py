@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 
+ABORT = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "60"}  # s; by default blocks for a dead peer are held for 8 minutes
+
 STORE: Mapping[str, Any] = {
     "kv_connector": "MooncakeStoreConnector",
     "kv_role": "kv_both",
@@ -32,14 +34,14 @@ class Extra(NamedTuple):
 
 def prefill(bootstrap_port: int, store: bool) -> Extra:
     """An engine that computes prompts for others. It tells them its address at the bootstrap port (all interfaces)."""
-    environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port)}
+    environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port), **ABORT}
     transfer = _peer("kv_producer", store)
     return Extra((), environment, transfer, "prefill", f"http://127.0.0.1:{bootstrap_port}")
 
 
 def decode(store: bool) -> Extra:
     """An engine that gets computed prompts from prefill engines, and computes what it does not get."""
-    return Extra(transfer=_peer("kv_consumer", store), role="decode")
+    return Extra(environment=ABORT, transfer=_peer("kv_consumer", store), role="decode")
 
 
 def with_own_lookups(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:

@@ -48,3 +48,16 @@ async def test_right_keys_are_seen_to_be_right() -> None:
         its.pool.pooled(MODEL, pooled(known))
         await until("checked", lambda: its.pool.report().models[0].keys == "right")
         assert its.pool.report().models[0].trouble is None
+
+
+async def test_what_was_saved_before_the_first_prompt_is_checked_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A router that joins a warm fleet: no engine may save anything new for a long time."""
+    known = prompt(3)
+    async with scene(model={"cache_prefix": "mine"}) as its:
+        for key in its.keys(known, range(3)):
+            its.master.keys[key.replace("mine@", "theirs@")] = {"memory"}
+        its.pool.pooled(MODEL, pooled(known))
+        with caplog.at_level(logging.WARNING, "warmroute.pool"):
+            await its.held(prompt(3, begins=1))
+            await until("it is told", lambda: bool(caplog.records))
+        assert "set cache_prefix to 'theirs'" in caplog.records[0].message
