@@ -59,8 +59,8 @@ class Pool(Section):
     health_interval_s: Seconds = Field(default=1.0, description="pause between looks at which master leads")
     keys_at_once: Positive = Field(
         default=256,
-        description="keys in one question (16,000 at most, and at least those of 3 blocks); a prompt with more than twice "
-        "as many is searched in strides, which may miss short holes",
+        description="keys in one question (16,000 at most, and at least those of 3 blocks); a prompt with more than "
+        "twice as many is searched in strides, which may miss short holes",
     )
     remembered_blocks: Positive = Field(
         default=200_000, description="blocks whose engine hash and last answer are remembered"
