@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from router.emulate.vocabulary import DATA
@@ -138,8 +139,8 @@ async def test_a_wrong_template_is_found_out_before_it_predicts_anything(router:
 
 async def test_engines_of_different_block_sizes_mix(router: Any) -> None:
     async with engine(block_tokens=16) as a, engine(block_tokens=64) as b, router([a, b]) as r:
-        for number in range(6):
-            await r.post("/v1/chat/completions", chat(f"mix {number}"))
+        # All at once: their queues spread them. One by one, who has the first would be liked for all that begin alike.
+        await asyncio.gather(*(r.post("/v1/chat/completions", chat(f"mix {number}")) for number in range(6)))
         await r.hear()
         targets = set()
         for number in range(6):
