@@ -123,5 +123,5 @@ def engine(asked: Stack, place: Place, extra: Extra) -> Program:
 
 
 def _mooncake(venv: Path, binary: str, flags: Mapping[str, object]) -> list[str]:
-    """The binary itself, not the Python script that would become it."""
+    """The installed command: a script that becomes the binary under the same PID."""
     return [str(venv / "bin" / binary), *(f"-{flag}={value}" for flag, value in flags.items())]

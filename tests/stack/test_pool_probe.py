@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import subprocess
 import time
 from array import array
@@ -24,6 +22,8 @@ from router.config import pool as config
 from router.pool.keys import KeyForm
 from router.pool.mooncake import MooncakePool
 from router.proxy.upstream import Upstreams
+from router.stack.install import stack_venv
+from router.stack.ports import free_port
 from router.tasks import Tasks
 
 pytestmark = pytest.mark.stack
@@ -36,29 +36,11 @@ ORIGIN = Origin("tiny", "/models/tiny", None, None, BLOCK)
 CLIENT = Path(__file__).with_name("pool_client.py")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def stack_python() -> Path:
-    """The Python that has Mooncake: $WARMROUTE_STACK_PYTHON, or that of the installed stack."""
-    if chosen := os.environ.get("WARMROUTE_STACK_PYTHON"):
-        return Path(chosen)
-    from router.stack.install import stack_venv
-
-    return stack_venv() / "bin" / "python"
-
-
 class RealMaster:
     """A `mooncake_master` process: ended with SIGKILL, started again on the same ports."""
 
     def __init__(self, log: Path) -> None:
-        packages = stack_python().parent.parent.glob("lib/python*/site-packages/mooncake/mooncake_master")
-        self._binary = next(packages, None)
-        if self._binary is None:
-            pytest.skip(f"{stack_python()} has no Mooncake")
+        self._binary = stack_venv() / "bin" / "mooncake_master"
         self.rpc, self.admin = free_port(), free_port()
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +70,7 @@ class Client:
 
     def __init__(self, master: RealMaster, memory_bytes: int) -> None:
         self._process = subprocess.Popen(
-            [str(stack_python()), str(CLIENT), f"127.0.0.1:{master.rpc}", str(memory_bytes)],
+            [str(stack_venv() / "bin" / "python"), str(CLIENT), f"127.0.0.1:{master.rpc}", str(memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
