@@ -23,7 +23,7 @@ check: $(VENV)/.installed-test
 
 test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real Mooncake Store behind the router
 	$(BIN)/python -m router.stack.install
-	$(BIN)/python -m pytest -m stack tests/stack
+	$(BIN)/python -m pytest -m stack
 
 bench: $(VENV)/.installed-test  ## CPU per request and chunk beside the Rust vllm-router
 	$(BIN)/python -m tests.bench
