@@ -104,10 +104,8 @@ class Core:
 
     def origin(self, prompt: Prompt, served: Served) -> Origin:
         """What the shared pool is asked about this prompt with."""
-        sizes = self.block_sizes(served.base)
         adapter = None if served.adapter is None else (served.adapter, self.fleet.path(served.adapter) or "")
-        path = self.fleet.path(served.base)
-        return Origin(served.base, path, adapter, prompt.salt, min(sizes) if len(sizes) == 1 else None)
+        return Origin(served.base, self.fleet.path(served.base), adapter, prompt.salt)
 
     def admit(
         self,

@@ -26,4 +26,3 @@ class Origin(NamedTuple):
     path: str | None  # its path or name as the engines were started with
     adapter: tuple[str, str] | None  # a LoRA's name and path
     salt: str | None
-    block_tokens: int | None  # None: not told yet, or the fleet does not agree

@@ -116,7 +116,8 @@ class MooncakePool:
         chain = model.calibration.chain
         if chain is None:
             return "uncalibrated"
-        block_tokens = model.settings.block_tokens or origin.block_tokens
+        told = min(known.keys) if len(known.keys) == 1 else None  # keys are made for every size in the fleet
+        block_tokens = model.settings.block_tokens or told
         if block_tokens is None or (keys := known.keys.get(block_tokens)) is None:
             return "no_block_size"
         names = self._names(model, origin.path)

@@ -32,7 +32,7 @@ BLOCK = 16
 LEASE_MS = 1000
 CHAIN = EngineChain("sha256_cbor")
 FORM = KeyForm(config.PoolModel(), "tiny")
-ORIGIN = Origin("tiny", "/models/tiny", None, None, BLOCK)
+ORIGIN = Origin("tiny", "/models/tiny", None, None)
 CLIENT = Path(__file__).with_name("pool_client.py")
 
 

@@ -26,7 +26,7 @@ MODEL = "small"
 PATH = "/models/Small-1B"
 BLOCK = 4
 CHAIN = EngineChain("sha256_cbor")
-ORIGIN = Origin(MODEL, PATH, None, None, BLOCK)
+ORIGIN = Origin(MODEL, PATH, None, None)
 KEYRING = Keyring(7)
 
 

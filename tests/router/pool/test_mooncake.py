@@ -139,8 +139,8 @@ async def test_a_wrong_hash_is_refuted_and_told_in_one_line(caplog: pytest.LogCa
 async def test_what_is_missing_of_a_prompts_origin_is_unknown() -> None:
     known = prompt(3)
     async with scene() as its:
-        assert await its.held(known, ORIGIN._replace(block_tokens=None)) is None
-        assert await its.held(known, ORIGIN._replace(block_tokens=16)) is None
+        assert await its.held(known._replace(keys={}), ORIGIN) is None
+        assert await its.held(known._replace(keys={**known.keys, 16: []}), ORIGIN) is None
         assert await its.held(known, ORIGIN._replace(path=None)) is None
         assert await its.held(known, ORIGIN._replace(adapter=("lora", ""))) is None
         assert its.unknown == {"no_block_size": 2, "no_name": 2}
