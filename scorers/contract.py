@@ -150,7 +150,7 @@ class PoolHit(NamedTuple):
 class Ask(NamedTuple):
     """What the request asks of its service, and for whom."""
 
-    tenant: str | None = None  # name of the client's API key
+    tenant: str | None = None  # pseudonym of the client's API key
     priority: int | None = None  # lower is more urgent, as in vLLM
     ttft_ms: float | None = None  # the objectives it is held to
     tpot_ms: float | None = None

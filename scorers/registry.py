@@ -13,39 +13,79 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, TypeVar
 
 from scorers.adapter_room import AdapterRoom
+from scorers.affinity_gate import AffinityGate
+from scorers.aibrix_prefix import AibrixPrefix
 from scorers.best import Best
+from scorers.bounded_load import BoundedLoad
+from scorers.consistent_hash import ConsistentHash
 from scorers.contract import Filter, Needs, Picker, Plugin, Scorer, Unit
+from scorers.dual_hash import DualHash
+from scorers.dualmap import Dualmap
+from scorers.dynamo_cost import DynamoCost
 from scorers.expected_ttft import ExpectedTtft
 from scorers.kv_usage import KvUsage
 from scorers.least_requests import LeastRequests
+from scorers.least_work_left import LeastWorkLeft
+from scorers.lmetric import Lmetric
+from scorers.loadaware import Loadaware
+from scorers.lora_affinity import LoraAffinity
 from scorers.max_waiting import MaxWaiting
+from scorers.mooncake_alg1 import MooncakeAlg1
+from scorers.near_longest import NearLongest
 from scorers.parameters import Parameter, checked, nearest, parameters
+from scorers.power_of_k import PowerOfK
 from scorers.prefix_overlap import PrefixOverlap
 from scorers.queue_depth import QueueDepth
 from scorers.random import Random
+from scorers.ray_prefix_affinity import RayPrefixAffinity
 from scorers.round_robin import RoundRobin
 from scorers.session_affinity import SessionAffinity
+from scorers.sglang_threshold import SglangThreshold
+from scorers.slo_headroom import SloHeadroom
 from scorers.softmax import Softmax
+from scorers.token_load import TokenLoad
+from scorers.vllm_router_kv_aware import VllmRouterKvAware
+from scorers.warm import Warm
 
 P = TypeVar("P", bound=Plugin)
 
 BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
     Scorer: {
+        "aibrix_prefix": AibrixPrefix,
+        "consistent_hash": ConsistentHash,
+        "dualmap": Dualmap,
+        "dynamo_cost": DynamoCost,
         "expected_ttft": ExpectedTtft,
         "kv_usage": KvUsage,
         "least_requests": LeastRequests,
+        "least_work_left": LeastWorkLeft,
+        "lmetric": Lmetric,
+        "loadaware": Loadaware,
+        "lora_affinity": LoraAffinity,
+        "mooncake_alg1": MooncakeAlg1,
         "prefix_overlap": PrefixOverlap,
         "queue_depth": QueueDepth,
         "random": Random,
+        "ray_prefix_affinity": RayPrefixAffinity,
         "round_robin": RoundRobin,
         "session_affinity": SessionAffinity,
+        "sglang_threshold": SglangThreshold,
+        "slo_headroom": SloHeadroom,
+        "token_load": TokenLoad,
+        "vllm_router_kv_aware": VllmRouterKvAware,
+        "warm": Warm,
     },
     Filter: {
         "adapter_room": AdapterRoom,
+        "affinity_gate": AffinityGate,
+        "bounded_load": BoundedLoad,
+        "dual_hash": DualHash,
         "max_waiting": MaxWaiting,
+        "near_longest": NearLongest,
     },
     Picker: {
         "best": Best,
+        "power_of_k": PowerOfK,
         "softmax": Softmax,
     },
 }

@@ -25,7 +25,7 @@ POLICIES = sorted((CONFIGS / "policies").glob("*.yaml"))
 
 def test_there_is_something_to_test() -> None:
     assert {"quickstart.yaml", "production.yaml"} <= {file.name for file in MAIN}
-    assert "default.yaml" in {file.name for file in POLICIES}
+    assert "warm.yaml" in {file.name for file in POLICIES}
 
 
 @pytest.mark.parametrize("file", MAIN, ids=lambda file: file.name)

@@ -18,9 +18,14 @@ def policy(name: str) -> Policy:
 
 
 def test_the_files_that_the_readme_promises_are_there() -> None:
-    promised = {"default", "round_robin", "random", "least_requests", "session_affinity", "prefix_softmax"}
-    promised |= {"expected_ttft"}
-    assert promised <= {path.stem for path in FILES}
+    promised = {
+        "aibrix_prefix", "consistent_hash", "consistent_hash_bounded", "dualmap", "dynamo_cost", "expected_ttft",
+        "least_requests", "least_work_left", "llmd_affinity_gate", "llmd_weighted", "lmetric", "lora_affinity",
+        "mooncake_alg1", "power_of_two", "prefix_softmax", "production_stack_loadaware", "random",
+        "ray_prefix_affinity", "round_robin", "session_hash", "session_sticky", "sglang_threshold", "slo_headroom",
+        "vllm_router_kv_aware", "warm",
+    }  # fmt: skip
+    assert {path.stem for path in FILES} == promised
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES])
@@ -30,21 +35,21 @@ def test_every_file_decides_and_explains_itself(name: str) -> None:
     assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
 
 
-def test_default_goes_to_the_cache_unless_it_is_swamped() -> None:
+def test_llmd_weighted_goes_to_the_cache_unless_it_is_swamped() -> None:
     def choice(requests: int, kv_usage: float) -> str:
         warm = a_row("warm", an_overlap(950), a_load(requests=requests, elsewhere=0, kv_usage=kv_usage))
         cold = a_row("cold", an_overlap(0), a_load(requests=2, elsewhere=0, kv_usage=0.1))
-        return policy("default").decide(a_view(warm, cold, prompt_tokens=1000)).target
+        return policy("llmd_weighted").decide(a_view(warm, cold, prompt_tokens=1000)).target
 
     assert choice(requests=6, kv_usage=0.4) == "warm/0"  # 2*1 + 2*0.4 + 3*0.05 = 2.95 < 0 + 2*0.1 + 3 = 3.2
     assert choice(requests=6, kv_usage=0.9) == "cold/0"  # 2*1 + 2*0.9 + 3*0.05 = 3.95 > 3.2
 
 
-def test_session_affinity_beats_any_queue() -> None:
+def test_session_sticky_beats_any_queue() -> None:
     home = a_row("home", load=a_load(requests=50))
     view = a_view(home, a_row("idle"), session="s", last_target="home/0")
-    assert policy("session_affinity").decide(view).target == "home/0"  # 0 + 0.5*1 < 1 + 0
-    assert policy("session_affinity").decide(view._replace(last_target=None)).target == "idle/0"
+    assert policy("session_sticky").decide(view).target == "home/0"  # 0 + 0.5*1 < 1 + 0
+    assert policy("session_sticky").decide(view._replace(last_target=None)).target == "idle/0"
 
 
 def test_expected_ttft_leaves_a_holder_whose_queue_is_longer_than_warming_up_another() -> None:
@@ -55,3 +60,13 @@ def test_expected_ttft_leaves_a_holder_whose_queue_is_longer_than_warming_up_ano
     # cold: 5 + 1000 * 0.125 + 1000 * 500 / 1e6 = 130.5;   the holder: 5 + 40 * 0.125 + 40 * 980 / 1e6 = 10.04
     assert choice(queued_ms=120.0) == "holder/0"
     assert choice(queued_ms=121.0) == "cold/0"
+
+
+def test_warm_stays_at_a_dear_holder_only_where_the_fleet_is_busy() -> None:
+    """Computing everything takes 130.5 ms at `cold`, the rest at `holder` 10.04 (as above), whose queue is 200 ms."""
+    holder = a_row("holder", an_overlap(960), a_load(queued_ms=200.0))
+    idle = a_view(holder, a_row("cold", an_overlap(0)), prompt_tokens=1000, busy=0.0)
+    # holder: 200 + 10.04 = 210.04;   cold: 130.5
+    assert policy("warm").decide(idle).target == "cold/0"
+    # at 90 % busy each ms of work costs 10: holder 200 + 10 * 10.04 = 300.4;   cold 10 * 130.5 = 1305
+    assert policy("warm").decide(idle._replace(busy=0.9)).target == "holder/0"

@@ -20,10 +20,13 @@ def spelled(needs: Needs) -> str:
     return ", ".join(str(one.name).lower() for one in needs) or "-"
 
 
+def as_yaml(default: object) -> object:
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else default
+
+
 @pytest.mark.parametrize("plugin", BUILT_IN.describe_all(), ids=lambda plugin: f"{plugin.kind}-{plugin.name}")
 def test_every_built_in_has_its_row(plugin: Description) -> None:
-    defaults = {p.name: str(p.default).lower() if isinstance(p.default, bool) else p.default for p in plugin.parameters}
-    params = ", ".join(f"`{name}: {default}`" for name, default in defaults.items()) or "-"
+    params = ", ".join(f"`{p.name}: {as_yaml(p.default)}`" for p in plugin.parameters) or "-"
     cells = [f"`{plugin.name}`", spelled(plugin.needs), params, plugin.summary]
     if plugin.unit is not None:
         cells.insert(1, plugin.unit.value)

@@ -1,0 +1,66 @@
+"""The best match that is not busier than usual, or else the least loaded: AIBrix's `prefix-cache` router.
+
+    most - least requests > imbalance     -> fewest requests
+    else, of those with a match and       requests <= mean + sigma * standard deviation
+                                          -> highest match in per cent, then fewest requests
+    nobody such                           -> fewest requests
+
+Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go; defaults as in the code (8 and 1; its
+README says 16 and 2). Later versions call a fleet unbalanced only if the busiest also has more than 2 * (mean + 1), and
+then still match among the least loaded. There a router matches its own table of hashed blocks of 128 characters, which
+forgets by age and size; here the match is what the engines' events say, and what was just sent there. Requests are our
+own in flight, which is what AIBrix's gateway counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from scorers.blocks import credited, whole_tokens
+from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class AibrixPrefix(Scorer):
+    """A rank in numbers: below 0 the matches that are not too busy, by per cent; from 0 on all others, by requests.
+
+    Missing: a row of unknown overlap matches as the others do on average. Of a prompt of unknown length the longest run
+    that anybody holds is the whole. Requests are never missing.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD
+    unit = Unit.RAW
+
+    imbalance: int = 8
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.imbalance < 0:
+            raise ValueError(f"imbalance: at least 0 requests, not {self.imbalance}")
+        if self.sigma < 0:
+            raise ValueError(f"sigma: at least 0 standard deviations, not {self.sigma}")
+
+    def score(self, view: View) -> Sequence[float]:
+        requests = [row.load.requests for row in view.rows]
+        most = max(requests)
+        if most - min(requests) > self.imbalance:
+            return requests
+        bound = self._bound(requests)
+        whole = max(1, whole_tokens(view))
+        matches = [min(100, int(100 * held / whole)) for held in credited(view.rows, _held)]
+        # a per cent is worth more than all requests together: what is added for those stays below 1
+        return [
+            count / (most + 1) - match if match and count <= bound else count
+            for match, count in zip(matches, requests, strict=True)
+        ]
+
+    def _bound(self, requests: Sequence[int]) -> float:
+        mean = sum(requests) / len(requests)
+        variance = sum([count * count for count in requests]) / len(requests) - mean * mean
+        return mean + self.sigma * sqrt(max(0.0, variance))
+
+
+def _held(_row: Row, overlap: Overlap) -> float:
+    return overlap.expected_tokens

@@ -1,0 +1,65 @@
+"""The same key to the same target, without remembering anything: rendezvous hashing.
+
+    cost = hash(salt, key, target)      uniform between 0 and 1; the least wins
+
+Thaler & Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (IEEE/ACM Transactions on Networking, 1998),
+with the lowest weight instead of the highest. Every router of a deployment computes the same, before and after a
+restart; a target that goes gives its keys away evenly and moves no other's, one that comes takes only its share. A ring
+of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
+
+The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that equal beginnings still
+meet; where that is unknown too, the request's number: spread evenly, and no two routers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from scorers.chance import draws
+from scorers.contract import Needs, Scorer, Unit, View
+
+Key = Literal["prefix", "session", "adapter", "tenant"]
+
+NEEDS: dict[Key, Needs] = {
+    "prefix": Needs.CACHE,
+    "session": Needs.SESSION,
+    "adapter": Needs.NONE,
+    "tenant": Needs.NONE,
+}
+
+
+@dataclass(frozen=True)
+class ConsistentHash(Scorer):
+    """A number between 0 and 1 that hangs on the request's key and the target alone: a key's order of targets.
+
+    `by` names the key. A prefix is known where the router tokenises prompts; only `by: prefix` makes it do so. `salt`
+    gives another order: two policies with different salts disagree on purpose.
+
+    Missing: without its key a request goes by its prefix, without that by its number.
+    """
+
+    needs = Needs.CACHE | Needs.SESSION
+    unit = Unit.POINTS
+
+    by: Key = "prefix"
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        # what this one reads, not what any could: keys and tokens are work that hashing sessions does not need
+        object.__setattr__(self, "needs", NEEDS[self.by])
+
+    def score(self, view: View) -> Sequence[float]:
+        digest = blake2b(self._key(view).encode(), digest_size=8).digest()
+        return draws(self.salt, int.from_bytes(digest), [row.target for row in view.rows], use="consistent_hash")
+
+    def _key(self, view: View) -> str:
+        keys = {"session": view.session, "adapter": view.adapter, "tenant": view.ask.tenant}
+        key = keys.get(self.by)
+        if key is not None:
+            return f"{self.by} {key}"
+        if view.prefix is not None:
+            return f"prefix {view.prefix}"
+        return f"request {view.seed} {view.number}"

@@ -1,0 +1,37 @@
+"""Where the least prefill would be left to do, this request's own included: the size-aware rule of queueing theory.
+
+    cost = queued + own work          milliseconds at the target's own speed
+
+"Least work left" sends a job to the server with the least unfinished work (Harchol-Balter, "Performance Modeling and
+Design of Computer Systems", 2013, chapter 24). There a job is as long everywhere, so its own size drops out; here it
+depends on what the target holds and how fast it is, so the work left is counted with the job in it. Work is prefill:
+that is what engines do one after the other, while decoding goes on beside it. What the request displaces is not in the
+price, nor are requests of other clients: `warm` with w = 1 and only our own books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.contract import Needs, Scorer, Unit, View
+from scorers.ttft import least_ms, prompt_of
+
+
+@dataclass(frozen=True)
+class LeastWorkLeft(Scorer):
+    """Milliseconds of prefill that a target would still have to do with this request: our queue, plus its own work.
+
+    Own work is the least of computing and fetching what the target does not hold. `pool: false`: without the pool.
+    Where no other clients use the engines, this equals `expected_ttft`.
+    Missing: overlap, the prompt's length, links and the pool as in `expected_ttft`; the queue is our own books.
+    """
+
+    needs = Needs.CACHE | Needs.POOL | Needs.LOAD
+    unit = Unit.MS
+
+    pool: bool = True
+
+    def score(self, view: View) -> Sequence[float]:
+        prompt = prompt_of(view, pool=self.pool)
+        return [row.load.queued_ms + least_ms(row.overlap, row.speed, prompt) for row in view.rows]

@@ -1,0 +1,47 @@
+"""What a target holds of the prompt, less how much busier it is than the mean: production-stack's `loadaware`.
+
+    cost = beta * (requests - mean) / max(1, mean) - held / prompt tokens
+
+vLLM production-stack, pull request 1035, turned round (there the highest score wins). Both terms are plain numbers:
+with `beta` 1 a target twice as busy as the mean gives up a whole cache hit. There LMCache's controller tells what is
+held; here it is the longest run over all tiers of the instance, and what was just sent there. Requests are our own in
+flight, the `request_stats` of its router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.blocks import credited, whole_tokens
+from scorers.bounds import check_not_negative
+from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class Loadaware(Scorer):
+    """How much busier than the mean a target is, relative to the mean, less the share of the prompt that it holds.
+
+    Missing: a row of unknown overlap is taken to hold what the others hold on average. Of a prompt of unknown length
+    the longest run that anybody holds is the whole. Requests are never missing.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD
+    unit = Unit.RAW
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(beta=self.beta)
+
+    def score(self, view: View) -> Sequence[float]:
+        requests = [row.load.requests for row in view.rows]
+        mean = sum(requests) / len(requests)
+        worth = self.beta / max(1.0, mean)
+        whole = max(1, whole_tokens(view))
+        held = credited(view.rows, _held)
+        return [worth * (count - mean) - min(1.0, tokens / whole) for count, tokens in zip(requests, held, strict=True)]
+
+
+def _held(_row: Row, overlap: Overlap) -> float:
+    return max(overlap.expected_tokens, overlap.disk_tokens)

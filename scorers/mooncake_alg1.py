@@ -1,0 +1,64 @@
+"""Fetch the longest prefix where it is much longer than the own one, else compute: Mooncake's Algorithm 1.
+
+    best / own < balancing_threshold :  cost = queue + prefill(prompt, own)
+    else                             :  cost = transfer(best - own) + queue + prefill(prompt, best)
+
+arXiv 2407.00079, section 6. A transfer leaves a copy where it went, so a hot prefix spreads by being used: that happens
+in the engines, the price only sends requests there. Unlike `expected_ttft` a ratio decides about the transfer, not the
+price, so a link slower than computing is used all the same.
+
+The paper names no value for the threshold; 1.5 here. There `best` is what another instance holds, and the transfer
+comes from it; here also what the shared pool holds, which wins where it is as long, because pools are what engines
+fetch from by themselves. The own prefix includes host memory without a price: the paper loads it layer by layer behind
+the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode instance, are not
+a scorer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.blocks import credited
+from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class MooncakeAlg1(Scorer):
+    """Milliseconds to the first token, where a prefix that is `balancing_threshold` times the own is always fetched.
+
+    Missing: a row of unknown overlap holds what the others hold on average. A link of unknown speed carries nothing:
+    the row computes after its own prefix. An unknown pool holds nothing. Of a prompt of unknown length the longest run
+    that anybody holds is the whole. The queue is our own books.
+    """
+
+    needs = Needs.CACHE | Needs.POOL | Needs.LOAD
+    unit = Unit.MS
+
+    balancing_threshold: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.balancing_threshold < 1:
+            raise ValueError(f"balancing_threshold: at least 1, not {self.balancing_threshold}")
+
+    def score(self, view: View) -> Sequence[float]:
+        own = [round(held) for held in credited(view.rows, _held)]
+        pooled = 0 if view.pool is None else view.pool.tokens
+        longest = max(own)
+        best = max(longest, pooled)
+        whole = max(view.prompt_tokens or 0, best)
+        threshold = self.balancing_threshold
+        costs = []
+        for row, held in zip(view.rows, own, strict=True):
+            speed, queued_ms = row.speed, row.load.queued_ms
+            link = speed.pool if pooled >= longest else speed.peer
+            if link is None or held == best or best < threshold * held:
+                costs.append(queued_ms + speed.prefill_ms(whole - held, held))
+            else:
+                transfer_ms = link.base_ms + link.us_per_token * (best - held) / 1000
+                costs.append(transfer_ms + queued_ms + speed.prefill_ms(whole - best, best))
+        return costs
+
+
+def _held(_row: Row, overlap: Overlap) -> float:
+    return max(overlap.expected_tokens, overlap.cpu_tokens)

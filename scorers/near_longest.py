@@ -1,0 +1,76 @@
+"""The few targets worth pricing: who holds nearly the longest run of the prompt, and whose queue is the shortest.
+
+    keep a row if   its run >= share * the longest run        on the GPU, or over all tiers of the instance
+    or              its wait is the least of all
+
+A target in between, with less of the prompt and no shorter queue than another, is beaten on one side without winning on
+the other. So `warm` decides as well among these as among all (its evidence: share 0.9), and a fleet of many targets
+costs little more than one of few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.contract import Filter, Needs, View
+from scorers.polled import check_stale_s
+from scorers.ttft import others_waiting, prompt_of
+
+
+@dataclass(frozen=True)
+class NearLongest(Filter):
+    """Keeps targets that hold `share` of the longest run of the prompt that any holds, and those with the least wait.
+
+    A run on the GPU (what was just sent there included) is held against the longest on a GPU, one over all of the
+    instance's tiers against the longest over all tiers: either will do, so that a long run on somebody's disk does not
+    drop a shorter one that is at hand. The pool does not count, it is the same for all. The wait is our own queue, plus
+    others in the engine taken for prompts as long as this one with nothing cached, on the nominal instance (without
+    one, on their own). All with the least wait stay: an idle fleet is priced whole.
+
+    Missing: a row of unknown overlap is near nothing, but may have the least wait. If no run is known, or none longer
+    than 0, all stay. Untold or old queues of others are taken for average ones.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD
+
+    share: float = 0.9
+    stale_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: above 0 and at most 1, not {self.share}")
+        check_stale_s(self.stale_s)
+
+    def keep(self, view: View) -> Sequence[bool]:
+        near = self._near(view)
+        if all(near):
+            return near
+        waits = self._waits(view)
+        least = min(waits)
+        return [holds or wait == least for holds, wait in zip(near, waits, strict=True)]
+
+    def _near(self, view: View) -> list[bool]:
+        overlaps = [row.overlap for row in view.rows]
+        runs = [(o.expected_tokens, o.disk_tokens) for o in overlaps if o is not None]
+        fast = max([run[0] for run in runs], default=0)
+        whole = max([fast, *[run[1] for run in runs]])
+        if whole == 0:
+            return [True] * len(overlaps)
+        enough = self.share * whole
+        enough_fast = self.share * fast or whole + 1  # nothing on any GPU: no run there is near
+        return [o is not None and (o.expected_tokens >= enough_fast or o.disk_tokens >= enough) for o in overlaps]
+
+    def _waits(self, view: View) -> list[float]:
+        queued = [row.load.queued_ms for row in view.rows]
+        others = others_waiting(view.rows, self.stale_s)
+        if not any(others):
+            return queued
+        whole = prompt_of(view, pool=False).whole
+        if view.nominal is not None:
+            each = view.nominal.prefill_ms(whole, 0)
+            return [ours + count * each for ours, count in zip(queued, others, strict=True)]
+        speeds = [row.speed for row in view.rows]
+        return [
+            ours + count * speed.prefill_ms(whole, 0) for ours, count, speed in zip(queued, others, speeds, strict=True)
+        ]

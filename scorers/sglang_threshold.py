@@ -1,0 +1,59 @@
+"""SGLang's `cache_aware`, which vllm-router has too: to the longest match, if it is long enough and nobody is swamped.
+
+    max - min requests > balance_abs_threshold and max > balance_rel_threshold * min:   fewest requests
+    else, longest match / prompt > cache_threshold:                                     longest match
+    else, by `cold`:                                                                    fewest requests or smallest tree
+
+Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router `src/policies/cache_aware.rs`; defaults
+of their command lines (the libraries' differ: 0.5, 32, 1.1). A cold prompt once went to the smallest tree; newer
+releases take the fewest requests, the default here.
+
+What the originals do otherwise: matches come from a tree of the characters that each worker was sent, evicted on a
+timer; here from the index, in any tier. Of several workers with the longest match they take one arbitrarily; here they
+cost the same, so the picker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scorers.bounds import check_not_negative, check_shares
+from scorers.contract import Needs, Scorer, Unit, View
+from scorers.prefix_trees import match_rate, matches, sizes
+
+
+@dataclass(frozen=True)
+class SglangThreshold(Scorer):
+    """By turns: our own requests if they are unbalanced, tokens short of the longest match, or what cold prompts go by.
+
+    Missing: an unknown overlap matches nothing. Of a prompt of unknown length any match is all of it. A row of unknown
+    tree size has an average one; where no size is known, cold prompts go by requests.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD
+    unit = Unit.RAW
+
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    cold: Literal["least_load", "smallest_tree"] = "least_load"
+
+    def __post_init__(self) -> None:
+        check_shares(cache_threshold=self.cache_threshold)
+        check_not_negative(
+            balance_abs_threshold=self.balance_abs_threshold, balance_rel_threshold=self.balance_rel_threshold
+        )
+
+    def score(self, view: View) -> Sequence[float]:
+        requests = [row.load.requests for row in view.rows]
+        least, most = min(requests), max(requests)
+        if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
+            return requests
+        matched = matches(view.rows)
+        longest = max(matched)
+        if match_rate(longest, view.prompt_tokens) > self.cache_threshold:
+            return [longest - tokens for tokens in matched]
+        trees = sizes(view.rows) if self.cold == "smallest_tree" else None
+        return requests if trees is None else trees

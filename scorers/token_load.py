@@ -1,0 +1,37 @@
+"""Prompt tokens that a target still has to compute, against a stated full load.
+
+    cost = min(1, tokens in flight / full_tokens)
+
+llm-d's `token-load-scorer` turned round (`1 - min(1, inflightTokens / 4_194_304)`): its tokens in flight are uncached
+input, freed at the first chunk, which is what our books call `prefill_tokens`. Its estimate of output tokens
+(`addEstimatedOutputTokens`, 1.5 times the input) is off by default there and left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.contract import Needs, Scorer, Unit, View
+
+
+@dataclass(frozen=True)
+class TokenLoad(Scorer):
+    """Uncached prompt tokens of our requests that wait for their first token, as a share of `full_tokens`.
+
+    Never missing: the books are the router's. With the default, differences are small beside other scorers' points:
+    100,000 tokens are 0.024.
+    """
+
+    needs = Needs.LOAD
+    unit = Unit.POINTS
+
+    full_tokens: int = 4_194_304
+
+    def __post_init__(self) -> None:
+        if self.full_tokens < 1:
+            raise ValueError(f"full_tokens: at least 1, not {self.full_tokens}")
+
+    def score(self, view: View) -> Sequence[float]:
+        full = self.full_tokens
+        return [min(1.0, row.load.prefill_tokens / full) for row in view.rows]

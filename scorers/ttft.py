@@ -1,0 +1,133 @@
+"""What stands between a request and its first token at a target: the wait, and the least work that its prompt needs.
+
+Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What lies beyond the
+GPU's part may be had from host memory, disk, the pool's memory and the pool's disks, each at the speed that was
+measured of it, and is fetched only where that is cheaper than computing the same tokens at their context:
+
+    tokens  0 ...... G .......... C ............. M ....... prompt
+    held    GPU -----|
+            host memory ----------|
+            pool memory --------------------------|
+    ways    G compute;   G host C compute;   G pool M compute;   G host C pool M compute
+
+A link is used up to the end of what it holds, or not at all. That is how engines load: nothing is computed before a
+fetched stretch. It is also where the least lies: the later a token the dearer to compute, so the cost of fetching up to
+some point is concave in it, and least at an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from operator import attrgetter
+from typing import NamedTuple
+
+from scorers.contract import Overlap, Row, Speed, Transfer, View
+
+LOAD = attrgetter("load")
+EXPECTED = attrgetter("expected_tokens")
+DISK = attrgetter("disk_tokens")
+
+Source = tuple[Transfer | None, int, int]
+"""A link, and the prompt's tokens behind it: surely from the first number on (perhaps from 0), up to the second."""
+
+
+class Prompt(NamedTuple):
+    """What all targets have in common, in tokens."""
+
+    whole: int  # its length; where that is unknown, the longest run that anybody holds
+    in_memory: int  # leading part that the pool holds in memory
+    pooled: int  # leading part that the pool holds, its disks included
+    unknown: int  # what a target of unknown overlap is taken to hold on its GPU
+
+
+def prompt_of(view: View, *, pool: bool = True) -> Prompt:
+    """`unknown` is the mean of what the others hold. `pool=False`: as if there were no pool."""
+    pooled = in_memory = 0
+    if pool and view.pool is not None:
+        pooled = in_memory = view.pool.tokens
+        if view.pool.memory_tokens is not None:
+            in_memory = min(pooled, view.pool.memory_tokens)
+    known = [row.overlap for row in view.rows if row.overlap is not None]
+    held = list(map(EXPECTED, known)) or [0]
+    whole = max(view.prompt_tokens or 0, pooled, max(held), max(map(DISK, known), default=0))
+    return Prompt(whole, in_memory, pooled, round(sum(held) / len(held)))
+
+
+def ttfts_ms(rows: Sequence[Row], prompt: Prompt, stale_s: float) -> list[float]:
+    """Milliseconds to the first token at each row: the wait and the least work, added up."""
+    work = [least_ms(row.overlap, row.speed, prompt) for row in rows]
+    return [wait + own for wait, own in zip(waits_ms(rows, work, stale_s), work, strict=True)]
+
+
+def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list[float]:
+    """What is ahead of the request at each row: our own queue, known to the instant, and others waiting in the engine.
+
+    Others: of the requests that waited there at its last poll, the share that was not ours, each taken for the mean of
+    `work`. An engine that has not told, or told it more than `stale_s` ago, is taken for an average one.
+    """
+    queued = [row.load.queued_ms for row in rows]
+    others = others_waiting(rows, stale_s)
+    if not any(others):
+        return queued
+    each = fsum(work) / len(work)
+    return [ours + count * each for ours, count in zip(queued, others, strict=True)]
+
+
+def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
+    """Requests that wait in each row's engine and are not ours."""
+    others: list[float | None] = []
+    told, total = 0, 0.0
+    for row in rows:  # as `polled` does, in one pass: this is asked of every candidate of every request
+        load = row.load
+        running, waiting, elsewhere, age_s = load.running, load.waiting, load.elsewhere, load.metrics_age_s
+        if running is None or waiting is None or elsewhere is None or age_s is None or age_s > stale_s:
+            others.append(None)
+            continue
+        count = waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0
+        others.append(count)
+        told += 1
+        total += count
+    typical = total / told if told else 0.0
+    return [typical if count is None else count for count in others]
+
+
+def least_ms(overlap: Overlap | None, speed: Speed, prompt: Prompt) -> float:
+    """The least that the prompt needs at an idle target that holds `overlap` and computes and fetches at `speed`."""
+    whole, in_memory, pooled, unknown = prompt
+    if overlap is None:
+        held = on_host = on_disk = unknown
+    else:
+        held, on_host, on_disk = overlap.expected_tokens, overlap.cpu_tokens, overlap.disk_tokens
+    if on_disk <= held:  # most rows of most fleets: they are spared the search
+        if pooled <= held:
+            return speed.prefill_ms(whole - held, held)
+        if pooled == in_memory:
+            return _with_pool(speed, whole, held, pooled)
+    sources = (
+        (speed.cpu, 0, on_host),
+        (speed.disk, on_host, on_disk),
+        (speed.pool, 0, in_memory),
+        (speed.pool_disk, in_memory, pooled),
+    )
+    return _least(speed, whole, held, sources)
+
+
+def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
+    """`_least` where the pool's memory is the only source."""
+    computing, link = speed.prefill_ms(whole - held, held), speed.pool
+    if link is None:
+        return computing
+    fetching = link.base_ms + link.us_per_token * (pooled - held) / 1000
+    return min(computing, fetching + speed.prefill_ms(whole - pooled, pooled)) if fetching < computing else computing
+
+
+def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) -> float:
+    """The least ms for all beyond `reached`. A source is left at its end: none is used, nor its base paid, twice."""
+    least = speed.prefill_ms(whole - reached, reached)
+    for link, start, end in sources:
+        if start <= reached < end and link is not None:
+            fetching = link.base_ms + link.us_per_token * (end - reached) / 1000
+            if fetching < least:  # else nothing that follows can make up for it
+                least = min(least, fetching + _least(speed, whole, end, sources))
+    return least

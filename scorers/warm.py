@@ -1,0 +1,91 @@
+"""Warmroute's own price: what a request pays for itself at a target, and what its work there costs everybody behind it.
+
+    cost = q + s + (w - 1) * work          w = min(cap, 1 / (1 - rho))
+
+    q     the wait: prefill still promised at the target by our own books, plus others that wait in its engine
+    s     the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
+    work  the same least on a nominal instance, the fleet's typical one
+    rho   the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
+
+Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle fleet
+(rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been spared,
+rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the fleet 1/(1 -
+rho) seconds, of which one is the request's own, already paid as s. So cache hits become dearer to give up as the fleet
+fills: half busy one second of work counts twice, at 90 % ten times. `cap` is there because at rho 1 an uncapped price
+says "longest prefix, whatever the queue", and a block that all prompts share would pull all of them onto one target.
+Work is priced on a nominal instance because what it displaces is fleet time: priced in its own seconds, a slow
+machine's work would count double, once in s and once more against its neighbours. Own books rather than polled gauges
+in q: half a second old, those send every request of that half second to the same "idle" target.
+
+Found by search over some 70 variants on a simulated fleet (conversations, tool agents, coding agents in closed loops, 8
+and 32 instances, with and without a pool): best or near it in every cell where no admission was needed. 10-20 s of
+averaging and caps of 12-32 did the same. Tried and worse: w from queue waits or waiter counts, a rho per instance, the
+price times the waiters at the target (scatters), a price on evictions (useful caches look dear), gates of fixed
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scorers.contract import Needs, Row, Scorer, Speed, Unit, View
+from scorers.polled import check_stale_s
+from scorers.ttft import Prompt, least_ms, prompt_of, waits_ms
+
+
+@dataclass(frozen=True)
+class Warm(Scorer):
+    """Milliseconds: the wait, the request's own service, and what its work costs the others in a busy fleet.
+
+    What was sent there so recently that no event can have told of it yet counts as held by the GPU: so a burst on one
+    prefix stays together, and lost events do little harm. `pool: false`: as if there were no shared pool.
+
+    Missing: an unknown `busy` is 0, as in an idle fleet. Without a nominal instance work is priced at the row's own
+    speed. A row of unknown overlap is taken to hold nothing but what the pool has: the mean of the others would be that
+    of the best holders, since a filter such as `near_longest` leaves little else. Queues, lengths, links and pools that
+    are not known: as in `expected_ttft`.
+    """
+
+    needs = Needs.CACHE | Needs.POOL | Needs.LOAD
+    unit = Unit.MS
+
+    cap: float = 16.0
+    pool: bool = True
+    stale_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.cap < 1:
+            raise ValueError(f"cap: at least 1, where a request counts only itself, not {self.cap}")
+        check_stale_s(self.stale_s)
+
+    def score(self, view: View) -> Sequence[float]:
+        rows = view.rows
+        prompt = prompt_of(view, pool=self.pool)._replace(unknown=0)
+        service = [least_ms(row.overlap, row.speed, prompt) for row in rows]
+        waits = waits_ms(rows, service, self.stale_s)
+        extra = self._worth(view.busy) - 1
+        if not extra:
+            return [wait + own for wait, own in zip(waits, service, strict=True)]
+        work = service if view.nominal is None else _on(view.nominal, rows, prompt)
+        return [wait + own + extra * fleet for wait, own, fleet in zip(waits, service, work, strict=True)]
+
+    def _worth(self, busy: float | None) -> float:
+        """What a second of work costs all together, in seconds."""
+        if not busy:
+            return 1.0
+        return min(self.cap, 1 / (1 - busy)) if busy < 1 else self.cap
+
+
+def _on(nominal: Speed, rows: Sequence[Row], prompt: Prompt) -> list[float]:
+    """Each row's work if it were the nominal instance. Rows that hold the same, as most do, are priced once."""
+    priced: dict[tuple[object, ...] | None, float] = {}
+    work = []
+    for row in rows:
+        overlap = row.overlap
+        held = None if overlap is None else overlap[:4]
+        ms = priced.get(held)
+        if ms is None:
+            ms = priced[held] = least_ms(overlap, nominal, prompt)
+        work.append(ms)
+    return work
