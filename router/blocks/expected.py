@@ -120,6 +120,8 @@ class Approximate:
         self._ttl_s = ttl_s
         self._young: dict[TargetId, dict[Key, float]] = {}
         self._old: dict[TargetId, dict[Key, float]] = {}
+        self._twice: dict[TargetId, int] = {}  # how many keys are in both generations
+        self._sent_at: dict[TargetId, float] = {}
 
     def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
         """A prompt went to `target`; `keys` are all its blocks, from the first."""
@@ -129,6 +131,10 @@ class Approximate:
         if len(young) + len(keys) - known > self._generation_blocks:
             self._old[target] = young
             young = self._young[target] = {}
+            self._twice[target] = known = 0
+        old = self._old.get(target, {})
+        self._twice[target] = self._twice.get(target, 0) + sum(key in old for key in keys[known:])
+        self._sent_at[target] = now
         young.update(dict.fromkeys(keys, now))
 
     def run(self, target: TargetId, keys: Sequence[Key], now: float) -> int:
@@ -141,7 +147,16 @@ class Approximate:
 
         return bisect_left(keys, True, key=missing)
 
+    def blocks(self, target: TargetId, now: float) -> int:
+        """How many blocks it probably holds, of whatever prompts: each once, and none when the last one sent is too
+        old. Otherwise those that are too old are counted until their generation goes.
+        """
+        young = self._young.get(target)
+        if not young or now - self._sent_at[target] >= self._ttl_s:
+            return 0
+        return len(young) + len(self._old.get(target, ())) - self._twice[target]
+
     def forget(self, target: TargetId) -> None:
         """Nothing is believed of `target` any more."""
-        self._young.pop(target, None)
-        self._old.pop(target, None)
+        for table in (self._young, self._old, self._twice, self._sent_at):
+            table.pop(target, None)

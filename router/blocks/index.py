@@ -303,6 +303,13 @@ class Index:
         shelf = self._shelves.get(target)
         return shelf.block_tokens if shelf is not None else None
 
+    def held_blocks(self, target: TargetId) -> int:
+        """How many blocks of known chains `target` holds, each once, whatever tiers it is in; 0 for a stranger. Groups
+        keep different layers of the same blocks: the fullest one counts.
+        """
+        shelf = self._shelves.get(target)
+        return 0 if shelf is None else max((len(group.keys) for group in shelf.groups.values()), default=0)
+
     def stats(self, target: TargetId) -> IndexStats:
         """Sizes of what is known of `target` (joined: KeyError)."""
         shelf = self._shelves[target]

@@ -162,6 +162,21 @@ class Knowledge:
     def block_tokens(self, target: TargetId) -> int | None:
         return self._index.block_tokens(target)
 
+    def held_tokens(self, target: TargetId, block_tokens: int | None, believed: bool) -> int | None:
+        """All that `target` is believed to hold, of whatever prompts and in every tier; None: unknown. Its block size
+        and whether its promises are `believed` come from the caller, as in `beliefs`. O(1).
+        """
+        if (story := self._targets.get(target)) is None:
+            return None
+        book, blocks = story.book, self._index.held_blocks(target)
+        if book is None or not book.trusted or not believed:
+            sent = self._approximate.blocks(target, self._clock.now())
+            blocks = max(sent, blocks) if believed else sent  # between two replays the index is behind, not wrong
+            return None if block_tokens is None else blocks * block_tokens
+        if not blocks:
+            return None if book.joined_late and not story.turned_over else 0
+        return None if block_tokens is None else blocks * block_tokens
+
     def beliefs(
         self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, Belief]:
@@ -261,7 +276,9 @@ class Knowledge:
         story = self._targets.get(target)
         book = story.book if story is not None else None
         promised = None if book is None else held.disk * size
-        age_s = None if book is None or book.last_heard_s is None else now - book.last_heard_s
+        heard_s = None if book is None else book.last_heard_s
+        # To the millisecond, as views are logged; a third of what `round` costs.
+        age_s = None if heard_s is None else ((now - heard_s) * 1e3 + 0.5) // 1 / 1e3
         if story is None or book is None or not book.trusted or not believed:
             likely = self._approximate.run(target, keys, now)
             if believed:  # between two replays the index is behind, not wrong

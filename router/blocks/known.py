@@ -18,6 +18,14 @@ class Known(NamedTuple):
     tokens_ms: float  # spent on rendering and tokenising
     keys_ms: float  # spent on hashing
 
+    def every(self, tokens: int) -> tuple[Key, ...]:
+        """The keys of the prefixes of `tokens`, 2 x `tokens`, ... length; none where no block size divides that."""
+        size = min(self.keys, default=0)
+        if not size or tokens % size:
+            return ()
+        step = tokens // size
+        return tuple(self.keys[size][step - 1 :: step])
+
 
 class Origin(NamedTuple):
     """What a prompt's blocks belong to, in the engines' words: needed only to ask the shared pool for them."""

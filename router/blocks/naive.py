@@ -100,6 +100,12 @@ class NaiveIndex:
             if shelf.copies[tier, group, hash_]
         }
 
+    def held_blocks(self, target: TargetId) -> int:
+        """Of the group that holds the most."""
+        shelf = self._shelves[target]
+        kept = Counter(group for group, _ in {(group, path) for (group, _), path in shelf.paths.items()})
+        return max(kept.values(), default=0)
+
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, Held]:
         found: dict[TargetId, Held] = {}
         for target in targets:

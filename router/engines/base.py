@@ -28,6 +28,7 @@ class Gauges(NamedTuple):
     max_adapters: int | None
     waiting_adapters: frozenset[str] | None = None  # LoRA names that its waiting requests ask for
     pool_loads: PoolLoads | None = None
+    output_tokens: int | None = None  # answer tokens since its process started: a counter, which a restart sets back
 
 
 class Card(NamedTuple):

@@ -29,11 +29,14 @@ from router.blocks.events import TargetId
 from router.config import schema
 from router.engines.base import Card, Gauges
 from router.fleet.breaker import Breaker
+from router.fleet.nominal import typical
 from router.fleet.speed import Pace
 from router.fleet.target import Target
+from scorers.contract import Speed
 
 BUSY_OVER_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
 BUSY_EVERY_S = 0.05  # how often it is looked at: a 20 s average cannot tell the difference
+NOMINAL_KEPT_S = 1.0  # who is ready and how fast they are is looked at anew that often: 0.1 ms for 64 instances
 
 
 class State(StrEnum):
@@ -106,8 +109,10 @@ class Fleet:
         self._targets: dict[TargetId, Target] = {}
         self._by_model: dict[str, list[Target]] = {}
         self._served: dict[str, Served] = {}
-        self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s
+        self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s, to 4 digits
+        self._busy = 0.0  # the same, exactly
         self._busy_at = 0.0
+        self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model name: made when, what
 
     # who is there
 
@@ -225,6 +230,20 @@ class Fleet:
             and target.breaker.lets(now)
         ]
 
+    def nominal(self, model: str | None, now: float) -> Speed | None:
+        """The typical instance of those that are ready to serve the model (None: any); None: there is none. As old as
+        `NOMINAL_KEPT_S`, and so are its ages.
+        """
+        kept = self._nominal.get(model)
+        if kept is not None and now - kept[0] <= NOMINAL_KEPT_S:
+            return kept[1]
+        targets = self.serving(model)
+        instances = {target.instance.id: target.instance for target in targets}.values()
+        speed = typical([i.speed.speed(now) for i in instances if i.state is State.READY])
+        if targets:  # names that nobody serves come from clients, without end
+            self._nominal[model] = now, speed
+        return speed
+
     def models(self) -> list[Card]:
         """The union of the cards of all instances that could answer, each name once."""
         cards: dict[str, Card] = {}
@@ -243,8 +262,9 @@ class Fleet:
         if not ready:
             return
         share = sum(instance.prefilling for instance in ready) / len(ready)
-        old = share if self.busy is None else self.busy
-        self.busy = share + (old - share) * exp(-elapsed_s / BUSY_OVER_S)
+        old = share if self.busy is None else self._busy
+        self._busy = share + (old - share) * exp(-elapsed_s / BUSY_OVER_S)
+        self.busy = round(self._busy, 4)
         self._busy_at = now
 
     # looking around
@@ -277,6 +297,7 @@ class Fleet:
     def _arrange(self) -> None:
         """Rebuilt on every change of who serves what, which is rare, so that a request only looks up."""
         self._targets = {t.id: t for i in self._instances.values() for t in i.targets.values()}
+        self._nominal = {}
         self._by_model = {}
         self._served = {}
         for instance in self._instances.values():

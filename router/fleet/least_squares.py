@@ -35,12 +35,14 @@ class LeastSquares:
     about 1: the doubt about a smaller one is that about 1.
     """
 
-    __slots__ = ("_ceiling", "_last_at", "_p", "samples", "theta")
+    __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "samples", "theta")
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], floor_ms: float = NOISE_FLOOR_MS) -> None:
         self.theta: Vector = list(prior)
         self.samples = 0
+        self._floor_ms = floor_ms  # the noise of a time of nearly nothing
         self._last_at: float | None = None
+        self._rounded: tuple[float, ...] | None = None
         self._ceiling: Vector = [(PRIOR_DOUBT * max(value, 1.0)) ** 2 for value in prior]
         size = range(len(prior))
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
@@ -50,7 +52,7 @@ class LeastSquares:
         otherwise: the noise is then the longer time's, and what is left may well be negative.
         """
         predicted = _dot(self.theta, x)
-        noise = (NOISE_FLOOR_MS + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
+        noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
         px = [_dot(row, x) for row in self._p]
         spread = noise + _dot(px, x)
         limit = CLIP_DEVIATIONS * spread**0.5
@@ -62,10 +64,18 @@ class LeastSquares:
         self._hold_positive()
         self.samples += 1
         self._last_at = now
+        self._rounded = None
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """`theta` to six digits, as it is shown and logged: more are noise, and noise does not compress."""
+        if self._rounded is None:
+            self._rounded = tuple(map(six_digits, self.theta))
+        return self._rounded
 
     def age_s(self, now: float) -> float | None:
-        """Since the last sample; None: there was none."""
-        return None if self._last_at is None else now - self._last_at
+        """Since the last sample, in whole milliseconds; None: there was none."""
+        return None if self._last_at is None else round(now - self._last_at, 3)
 
     def _hold_ceiling(self) -> None:
         for i, ceiling in enumerate(self._ceiling):
@@ -81,6 +91,10 @@ class LeastSquares:
                 step = self.theta[i] / self._p[i][i]
                 self.theta = [theta - self._p[j][i] * step for j, theta in enumerate(self.theta)]
         self.theta = [max(0.0, theta) for theta in self.theta]  # a later projection may have undone an earlier
+
+
+def six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

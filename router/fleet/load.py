@@ -17,10 +17,19 @@ the next slow poll.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from router.engines.base import Gauges
 from scorers.contract import Load, Speed
 
 NO_GAUGES = Gauges(None, None, None, None, None, None, None)
+
+
+class Batch(NamedTuple):
+    """What an answer shared its target with, itself included: our bookings there, in the mean of its time."""
+
+    requests: float
+    context_tokens: float
 
 
 class Booking:
@@ -28,9 +37,10 @@ class Booking:
 
     __slots__ = (
         "_attended",
+        "_began",
         "_books",
         "_context_tokens",
-        "_prefilling",
+        "_ended",
         "_prompt_tokens",
         "_released",
         "_uncached_tokens",
@@ -43,15 +53,16 @@ class Booking:
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
         self._prompt_tokens = prompt_tokens
         self._context_tokens = prompt_tokens
-        self._prefilling = True
+        self._began: tuple[int, int] | None = None  # requests and context tokens of the books at the first byte,
+        self._ended: tuple[int, int] | None = None  # and just before the release
         self._released = False
         self.alone = alone  # nothing else was waiting for its first byte: its TTFT shows the engine's bare speed
 
     def first_byte(self) -> None:
         """The prefill is over. Later calls, and calls after `release`, change nothing."""
-        if self._prefilling:
-            self._prefilling = False
+        if self._began is None:
             books = self._books
+            self._began = (books.requests, books.context_tokens)
             books.changes += 1
             books.prefilling -= 1
             books.prefill_tokens -= self._uncached_tokens
@@ -70,13 +81,25 @@ class Booking:
         if self._released:
             books.double_releases += 1
             return False
-        self.first_byte()
+        if self._began is None:
+            self.first_byte()
+        else:
+            self._ended = (books.requests, books.context_tokens)
         self._released = True
         books.changes += 1
         books.requests -= 1
         books.prompt_tokens -= self._prompt_tokens
         books.context_tokens -= self._context_tokens
         return True
+
+    @property
+    def batch(self) -> Batch | None:
+        """What its answer shared the target with, as the mean of its two ends; None before the release, and for one
+        that never had a first byte.
+        """
+        if self._began is None or self._ended is None:
+            return None
+        return Batch((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
 
 
 class Books:
@@ -90,6 +113,7 @@ class Books:
         "elsewhere",
         "gauges",
         "gauges_at",
+        "output_tokens_per_s",
         "prefill_attended",
         "prefill_tokens",
         "prefilling",
@@ -109,6 +133,7 @@ class Books:
         self.gauges = NO_GAUGES
         self.gauges_at: float | None = None  # when the last answered poll was sent: its oldest possible truth
         self.elsewhere: int | None = None
+        self.output_tokens_per_s: float | None = None  # by the engine's counter, everybody's, between two polls
         self._peak = 0
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
@@ -131,6 +156,7 @@ class Books:
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
         self.changes += 1
+        self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
         self.gauges_at = sent_at
         if gauges.running is None or gauges.waiting is None:
@@ -142,7 +168,14 @@ class Books:
         """The process behind them is gone, or may be: unknown again."""
         self.changes += 1
         self.gauges = NO_GAUGES
-        self.gauges_at = self.elsewhere = None
+        self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
+
+    def _rate(self, gauges: Gauges, sent_at: float) -> float | None:
+        """Answer tokens per second since the last poll. A counter that has fallen is another process's: unknown."""
+        before, after = self.gauges.output_tokens, gauges.output_tokens
+        if before is None or after is None or self.gauges_at is None or after < before or sent_at <= self.gauges_at:
+            return None
+        return round((after - before) / (sent_at - self.gauges_at), 3)
 
     def queued_ms(self, speed: Speed) -> float:
         """The prefill work booked here, priced request by request: base, linear and attention part are additive.
@@ -157,22 +190,24 @@ class Books:
         )
 
     def load(self, speed: Speed, now: float) -> Load:
+        """Times to the microsecond, ages to the millisecond: decisions are logged, and finer digits do not compress."""
         gauges = self.gauges
         return Load(
             self.requests,
             self.prefilling,
             self.prefill_tokens,
             self.context_tokens,
-            self.queued_ms(speed) if self.prefilling else 0.0,
+            round(self.queued_ms(speed), 3) if self.prefilling else 0.0,
             gauges.running,
             gauges.waiting,
             gauges.kv_usage,
             self.elsewhere,
-            None if self.gauges_at is None else now - self.gauges_at,
+            None if self.gauges_at is None else ((now - self.gauges_at) * 1e3 + 0.5) // 1 / 1e3,  # a third of `round`
             gauges.adapters,
             gauges.max_adapters,
             gauges.waiting_adapters,
             self.prompt_tokens,
+            self.output_tokens_per_s,
         )
 
 

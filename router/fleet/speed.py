@@ -1,29 +1,31 @@
 """How fast an instance computes and fetches, learned from what its requests showed, starting from stated priors.
 
 Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context +
-new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens. Both are lines in
-their coefficients, so `LeastSquares` follows them.
+new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for
+everybody in the batch is a `Decode`, base + d * requests + e * context. All are lines in their coefficients, so
+`LeastSquares` follows them.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
     a lone answer that loaded tokens:    TTFT - curve(what it computed)              -> that link
     vLLM's counters between two polls:   mean time and size of its loads             -> the pool, till the above suffice
+    a streamed answer of some length:    mean time per token after the first         -> the decode step
 
 TTFT tells what a request really waits for: the lookup, the queue before the one thread that receives, the scheduler's
 step that notices the end. The counters time the bare copy, so they promise too much; they only must tell a slow pool
 from a fast one before lone requests have. Each way has a fit of its own, so neither must unlearn the other.
 
 Queueing would be mistaken for slowness: callers feed only requests that had the target's prefill for themselves
-(`Booking.alone`).
+(`Booking.alone`). Decoding is never alone: its neighbours are what the line is about.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from router.config.schema import SpeedPrior, TransferPrior
+from router.config.schema import DecodePrior, SpeedPrior, TransferPrior
 from router.fleet.least_squares import LeastSquares
 from router.fleet.load import attended_pairs
-from scorers.contract import Speed, Transfer
+from scorers.contract import Decode, Speed, Transfer
 
 Link = Literal["cpu", "disk", "pool", "pool_disk", "peer"]
 LINKS: tuple[Link, ...] = get_args(Link)
@@ -31,6 +33,8 @@ LINKS: tuple[Link, ...] = get_args(Link)
 CURVE_SAMPLES = 12  # a prior 20 times off is then within 30 % (tests): what is left after it is not mostly its error
 LINK_SAMPLES = 6  # two coefficients, thrice: a fit that no longer hangs on its prior, nor on one sample
 LONGEST_MS = 3.6e6  # an hour is no measurement
+DECODE_EVERY_S = 0.5  # more samples only shorten what the last hundred of them remember, and each costs 10 us
+DECODE_NOISE_MS = 0.2  # means over many steps: what is left of their jitter
 VALUE_KEPT_S = 1.0  # a published Speed is reused this long: its ages are then good to a second
 
 
@@ -43,6 +47,8 @@ class Pace:
         self._curve = LeastSquares([prior.base_ms, prior.us_per_token, prior.ns_per_token_context])
         self._links = [_Line(getattr(prior, link)) for link in LINKS]
         self._pool_counted = _Line(prior.pool)
+        self._steps = _Steps(prior.decode)
+        self._steps_at: float | None = None
         self._value: Speed | None = None
         self._value_at = 0.0
 
@@ -78,6 +84,18 @@ class Pace:
             self._pool_counted.observe([1.0, tokens / 1e3], ms, now)
             self._value = None
 
+    def decoded(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
+        """An answer's tokens came `step_ms` apart, in the mean, beside so many requests with so much context, itself
+        included. One sample each `DECODE_EVERY_S` is taken, the others are ignored.
+        """
+        if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
+            return
+        if self._steps_at is not None and now - self._steps_at < DECODE_EVERY_S:
+            return
+        self._steps_at = now
+        self._steps.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
+        self._value = None
+
     def speed(self, now: float) -> Speed:
         value = self._value
         if value is None or now - self._value_at > VALUE_KEPT_S:
@@ -89,7 +107,7 @@ class Pace:
         cpu, disk, pool, pool_disk, peer = self._links
         if pool.samples < LINK_SAMPLES and self._pool_counted.samples:
             pool = self._pool_counted
-        base_ms, us_per_token, ns_per_token_context = self._curve.theta
+        base_ms, us_per_token, ns_per_token_context = self._curve.coefficients
         return Speed(
             base_ms,
             us_per_token,
@@ -101,6 +119,7 @@ class Pace:
             pool.transfer(now),
             pool_disk.transfer(now),
             peer.transfer(now),
+            self._steps.decode(now),
         )
 
 
@@ -116,5 +135,21 @@ class _Line(LeastSquares):
     def transfer(self, now: float) -> Transfer:
         if not self.samples:  # most links of most instances, for ever
             return self._stated
-        base_ms, us_per_token = self.theta
+        base_ms, us_per_token = self.coefficients
         return Transfer(base_ms, us_per_token, self.samples, self.age_s(now))
+
+
+class _Steps(LeastSquares):
+    """The decode step's."""
+
+    __slots__ = ("_stated",)
+
+    def __init__(self, prior: DecodePrior) -> None:
+        super().__init__([prior.base_ms, prior.us_per_request, prior.ns_per_context_token], DECODE_NOISE_MS)
+        self._stated = Decode(prior.base_ms, prior.us_per_request, prior.ns_per_context_token, 0, None)
+
+    def decode(self, now: float) -> Decode:
+        if not self.samples:
+            return self._stated
+        base_ms, us_per_request, ns_per_context_token = self.coefficients
+        return Decode(base_ms, us_per_request, ns_per_context_token, self.samples, self.age_s(now))

@@ -6,6 +6,7 @@ said here, so that nobody can do half of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.blocks.events import TargetId
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from router.fleet.instances import Instance
 
 ROW_KEPT_S = 0.1
+DECODE_TOKENS = 8  # an answer must have: the first step shares its time with the prefill's end, the last with the end
 
 
 class Loaded(NamedTuple):
@@ -59,8 +61,10 @@ class Target:
         self._row_at = 0.0
         self._row_changes = 0
 
-    def row(self, now: float) -> Row:
-        """Its facts for a decision, but for the overlap. Kept until one changes; ages are good to `ROW_KEPT_S`."""
+    def row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
+        """Its facts for a decision, but for the overlap. Kept until one changes; ages are good to `ROW_KEPT_S`, and so
+        is what `held` counts: it is asked only when the row is made.
+        """
         row, books = self._row, self.books
         if (
             row is None
@@ -70,7 +74,17 @@ class Target:
         ):
             speed = self.speed.speed(now)
             load = books.load(speed, now)
-            row = Row(self.id, self.instance.id, self.rank, self.block_tokens, self.capacity_tokens, None, load, speed)
+            row = Row(
+                self.id,
+                self.instance.id,
+                self.rank,
+                self.block_tokens,
+                self.capacity_tokens,
+                None,
+                load,
+                speed,
+                None if held is None else held(self),
+            )
             self._row, self._row_at, self._row_changes = row, now, books.changes
         return row
 
@@ -107,6 +121,15 @@ class Target:
             self.speed.computed(new, cached_tokens, ttft_ms, now)
         else:
             self.speed.fetched(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
+
+    def decoded(self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float) -> None:
+        """A streamed answer of one sequence has come whole, and its `booking` was released. Both times count from the
+        same moment. Short answers are ignored.
+        """
+        batch = booking.batch
+        if batch is not None and output_tokens >= DECODE_TOKENS:
+            step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
+            self.speed.decoded(step_ms, batch.requests, batch.context_tokens, now)
 
     def _counted(self, before: PoolLoads, after: PoolLoads, now: float) -> None:
         """What the engine loaded from the pool between two polls, as one load of mean size. A counter that has fallen

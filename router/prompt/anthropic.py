@@ -19,7 +19,7 @@ from router.prompt.openai import Asked, Reading, chat_reading, shown_tool, templ
 
 Message = dict[str, Any]
 
-_BILLING = "x-anthropic-billing-header"
+BILLING = "x-anthropic-billing-header"  # begins a line that one client puts before its system prompt, new every time
 
 
 class MessagesFields(Fields):
@@ -71,7 +71,7 @@ def _system(system: Any) -> list[Message]:
 
 def _system_texts(blocks: list[Message]) -> list[str]:
     texts = [block.get("text") for block in blocks if block.get("type") == "text"]
-    return [text for text in texts if isinstance(text, str) and text and not text.startswith(_BILLING)]
+    return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING)]
 
 
 def _converted(message: Message) -> list[Message]:
@@ -90,7 +90,7 @@ def _converted(message: Message) -> list[Message]:
 
 def _inline_system(content: str | list[Any]) -> list[Message]:
     if isinstance(content, str):
-        return [] if not content or content.startswith(_BILLING) else [{"role": "system", "content": content}]
+        return [] if not content or content.startswith(BILLING) else [{"role": "system", "content": content}]
     if any(block.get("type") in ("tool_addition", "tool_removal") for block in _blocks(content)):
         raise _Odd("tool_changes")
     return _system(content)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from math import isfinite
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from router.errors import BadRequest
 from router.prompt.edge import not_json
 
 Part = Raw | UnsetType  # a field's bytes, read later; UNSET: not in the body
+LARGEST = 2**53  # a number beyond it does not come through every JSON reader whole: nobody means it
 
 
 class Fields(msgspec.Struct):
@@ -32,6 +34,9 @@ class Fields(msgspec.Struct):
     session_id: Any = None
     user: Any = None
     metadata: Any = None
+    priority: Any = UNSET
+    max_tokens: Any = UNSET
+    max_completion_tokens: Any = UNSET  # of chats only, where it wins over the other
 
 
 F = TypeVar("F", bound=Fields)
@@ -44,11 +49,13 @@ class FieldReader(Generic[F]):
     def __init__(self, kind: type[F], strip: Collection[str]) -> None:
         unread = [(f"strip_{i}", name) for i, name in enumerate(sorted(strip))]
         members = [(attribute, Part, msgspec.field(name=name, default=UNSET)) for attribute, name in unread]
-        own = {field.encode_name for field in msgspec.structs.fields(kind)}
-        # A name that is read here too cannot be watched for: then every body is taken for one that has it.
-        self._watched = tuple(attribute for attribute, name in unread if name not in own)
-        self._blind = len(self._watched) < len(unread)
-        watched = [member for member in members if member[0] in self._watched]
+        own = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        # A name that is read here too can be watched for where the field is UNSET without it; else every body is taken
+        # for one that has it.
+        both = [own[name] for _, name in unread if name in own]
+        self._blind = any(field.default is not UNSET for field in both)
+        watched = [member for member, (_, name) in zip(members, unread, strict=True) if name not in own]
+        self._watched = (*(member[0] for member in watched), *(field.name for field in both))
         self._decoder = msgspec.json.Decoder(msgspec.defstruct(kind.__name__, watched, bases=(kind,)))
 
     def read(self, raw: bytes) -> F:
@@ -97,3 +104,19 @@ def require(part: Part, name: str, openings: bytes, kind: str) -> None:
 
 def text_of(field: Any) -> str | None:
     return field if isinstance(field, str) and field else None
+
+
+def whole(field: Any) -> int | None:
+    """A whole number, else None: what a field means that is missing or makes no sense is the engine's business."""
+    return field if type(field) is int and -LARGEST < field < LARGEST else None
+
+
+def objective_ms(header: str | None) -> float | None:
+    """A service objective as a request header gives it: positive milliseconds, to the microsecond; else None."""
+    if header is None:
+        return None
+    try:
+        value_ms = round(float(header), 3)
+    except ValueError:
+        return None
+    return value_ms if isfinite(value_ms) and value_ms > 0 else None

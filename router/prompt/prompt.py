@@ -83,3 +83,7 @@ class Prompt(msgspec.Struct):
     session: str | None = None
     previous_response_id: str | None = None
     remote_fields: dict[str, Any] = {}  # what POST /tokenize needs beside model, to give the same ids
+    priority: int | None = None  # lower is more urgent, as in vLLM
+    output_tokens: int | None = None  # the client's cap on its answer
+    ttft_ms: float | None = None  # the objectives it asks for: time to first token, and per token after it
+    tpot_ms: float | None = None

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 from router.errors import BadRequest
 from router.prompt.anthropic import MessagesFields, check_messages, read_messages
 from router.prompt.edge import Asking, Body, open_body, with_usage
-from router.prompt.fields import FieldReader, Fields, text_of, value
+from router.prompt.fields import LARGEST, FieldReader, Fields, objective_ms, text_of, value, whole
 from router.prompt.openai import (
     ChatFields,
     CompletionFields,
@@ -69,9 +69,18 @@ class ReadOptions:
 
 
 def read_prompt(
-    path: str, content_type: str | None, body: bytes, options: ReadOptions, *, session_header: str | None = None
+    path: str,
+    content_type: str | None,
+    body: bytes,
+    options: ReadOptions,
+    *,
+    session_header: str | None = None,
+    ttft_header: str | None = None,
+    tpot_header: str | None = None,
 ) -> Prompt:
-    """Understands one request. Raises BadRequest. `content_type` only matters off the four endpoints."""
+    """Understands one request. Raises BadRequest. `content_type` only matters off the four endpoints. Objectives that
+    are no number are none.
+    """
     shape = _SHAPES.get(path)
     if shape is None:
         return _read_other(path, content_type, body, options, session_header)
@@ -100,7 +109,19 @@ def read_prompt(
         session=_session(session_header, fields),
         previous_response_id=getattr(fields, "previous_response_id", None),
         remote_fields=reading.remote_fields,
+        priority=None if fields.priority is UNSET else whole(fields.priority),
+        output_tokens=_cap(shape.endpoint, fields),
+        ttft_ms=None if ttft_header is None else objective_ms(ttft_header),
+        tpot_ms=None if tpot_header is None else objective_ms(tpot_header),
     )
+
+
+def _cap(endpoint: Endpoint, fields: Fields) -> int | None:
+    """The client's cap on its answer."""
+    asked = fields.max_completion_tokens
+    if asked is UNSET or asked is None or endpoint is not Endpoint.CHAT:
+        asked = fields.max_tokens
+    return asked if type(asked) is int and 0 < asked < LARGEST else None
 
 
 def _session(header: str | None, fields: Fields) -> str | None:

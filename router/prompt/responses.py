@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from router.prompt.fields import Fields, Part, given, require, starts, value
@@ -30,6 +31,7 @@ _CUSTOM_SCHEMA = {
 
 
 class ResponsesFields(Fields):
+    max_tokens: Any = msgspec.field(name="max_output_tokens", default=UNSET)
     input: Part = UNSET
     instructions: str | None = None
     tools: Part = UNSET

@@ -1,6 +1,6 @@
 """vLLM's metrics page -> one `Gauges` per rank, reading only the lines that routing needs.
 
-A page is 66 KB and over 700 lines of which eight matter; a full Prometheus parser takes 10 ms for it, which polling a
+A page is 66 KB and over 700 lines of which nine matter; a full Prometheus parser takes 10 ms for it, which polling a
 fleet cannot afford. Here `bytes.find` jumps to each wanted metric, and only its lines are parsed, labels with their
 escapes included. Prometheus promises that a metric's lines stand together, so the first other line ends it; but for
 a histogram's sums, which stand between the buckets: after them the search goes on.
@@ -35,6 +35,7 @@ def scan(page: bytes) -> dict[int, Gauges]:
     running = _gauge(page, b"vllm:num_requests_running", float.__add__)
     waiting = _gauge(page, b"vllm:num_requests_waiting", float.__add__)
     usage = _gauge(page, b"vllm:kv_cache_usage_perc", max) or _gauge(page, b"vllm:gpu_cache_usage_perc", max)
+    generated = _gauge(page, b"vllm:generation_tokens_total", float.__add__)
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
     loads = _pool_loads(page)
@@ -43,13 +44,14 @@ def scan(page: bytes) -> dict[int, Gauges]:
         rank: Gauges(
             _count(running.get(rank)),
             _count(waiting.get(rank)),
-            usage.get(rank),
+            _share(usage.get(rank)),
             _number(caches.get(rank, {}).get(b"block_size")),
             _capacity_tokens(caches.get(rank, {})),
             _names(lora.get(b"running_lora_adapters")),
             _number(lora.get(b"max_lora")),
             _names(lora.get(b"waiting_lora_adapters")),
             loads.get(rank),
+            _count(generated.get(rank)),
         )
         for rank in ranks
     }
@@ -132,6 +134,10 @@ def _unescaped(value: bytes) -> bytes:
 
 def _count(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _number(value: bytes | None) -> int | None:

@@ -1,3 +1,6 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.blocks.events import Key, TargetId
 from router.blocks.expected import Approximate, Expected
 
@@ -124,3 +127,33 @@ def test_approximate_takes_the_beginning_of_a_prompt_beyond_its_bound() -> None:
     long = [Key(number) for number in range(100)]
     approximate.sent(A, long, now=0.0)
     assert approximate.run(A, long, now=0.0) == 4
+
+
+def test_approximate_counts_each_block_once_until_the_last_prompt_is_old() -> None:
+    approximate = Approximate(max_blocks=16, ttl_s=10.0)
+    assert approximate.blocks(A, now=0.0) == 0
+    approximate.sent(A, keys(1, 2, 3, 4), now=0.0)
+    approximate.sent(A, keys(1, 2, 9), now=4.0)
+    assert approximate.blocks(A, now=4.0) == 5
+    approximate.sent(A, keys(1, 2, 3, 4, 5, 6, 7), now=5.0)  # 5 + 3 are 8, half of the bound: they still fit
+    assert approximate.blocks(A, now=5.0) == 8
+    approximate.sent(A, keys(1, 2, 3, 11), now=6.0)  # a new generation: 4 keys, of which the old one has 3
+    assert approximate.blocks(A, now=6.0) == 9
+    approximate.sent(A, keys(1, 2, 9), now=7.0)  # one more that both have
+    assert approximate.blocks(A, now=7.0) == 9
+    assert approximate.blocks(B, now=7.0) == 0
+    assert approximate.blocks(A, now=16.9) == 9
+    assert approximate.blocks(A, now=17.0) == 0
+    approximate.forget(A)
+    assert approximate.blocks(A, now=7.0) == 0
+    approximate.sent(A, keys(1), now=8.0)
+    assert approximate.blocks(A, now=8.0) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=60))
+def test_approximate_counts_what_is_in_either_generation(prompts: list[tuple[int, int]]) -> None:
+    """Prompt families that share their first two blocks."""
+    approximate = Approximate(max_blocks=24, ttl_s=10.0)
+    for family, length in prompts:
+        approximate.sent(A, [Key(i if i < 2 else 100 * family + i) for i in range(length)], now=0.0)
+        assert approximate.blocks(A, now=0.0) == len({*approximate._young[A], *approximate._old.get(A, {})})

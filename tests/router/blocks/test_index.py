@@ -82,6 +82,23 @@ def test_tiers_are_cumulative_and_each_run_is_whole(index: Index) -> None:
     assert index.stats(A).blocks == (3, 3, 1)
 
 
+def test_a_block_counts_once_whatever_tiers_and_groups_it_is_in(index: Index) -> None:
+    assert index.held_blocks(A) == 0
+    index.apply(A, stored([1, 2, 3]))
+    index.apply(A, stored([1, 2], tier=Tier.CPU))
+    index.apply(A, stored([1, 2, 3, 4], start=3, tier=Tier.DISK))
+    index.apply(A, stored([1, 2], group=1))
+    assert index.held_blocks(A) == 4, "1, 2 and 3 on the GPU, 4 on disk"
+    index.apply(A, removed([1, 2]))
+    assert index.held_blocks(A) == 4, "still in host memory"
+    index.apply(A, removed([1, 2], tier=Tier.CPU))
+    index.apply(A, stored([7, 8], start=1))
+    assert index.held_blocks(A) == 3, "an orphan has no name yet"
+    assert index.held_blocks(B) == index.held_blocks(TargetId("never/0")) == 0
+    index.forget(A)
+    assert index.held_blocks(A) == 0
+
+
 def test_a_hash_goes_with_its_last_copy_and_never_below(index: Index) -> None:
     index.apply(A, stored([1, 2]))
     index.apply(A, stored([1, 2], start=1))
@@ -337,6 +354,7 @@ class Stories(RuleBasedStateMachine):
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
         for target in asked:
             assert self.index.stats(target).blocks == tuple(len(self.naive.keys(target, tier)) for tier in Tier)
+            assert self.index.held_blocks(target) == self.naive.held_blocks(target)
         blocks = [self.index.stats(target).blocks for target in asked]
         assert self.index._blocks == [sum(of_tier) for of_tier in zip(*blocks, strict=True)]
 

@@ -83,6 +83,14 @@ def test_a_trusted_stream_is_the_truth(house: House) -> None:
     assert house.overlap(B) == Overlap(0, 0, 0, 0, "events", 2.5)
 
 
+def test_ages_are_whole_milliseconds(house: House) -> None:
+    house.join(A)
+    house.clock.advance(1.0 / 3)
+    assert repr(house.overlap(A).age_s) == "0.333"
+    house.clock.advance(1.0 / 3)
+    assert repr(house.overlap(A).age_s) == "0.667"
+
+
 def test_both_targets_in_one_answer(house: House) -> None:
     cache = house.join(A)
     house.join(B, stream=False)
@@ -177,6 +185,56 @@ def test_between_two_replays_the_index_still_counts(house: House) -> None:
     assert house.overlap(A) == Overlap(8, 8, 8, 8, "approximate", 0.0)
     distrusted = house.belief(A, believed=False)
     assert distrusted.overlap == Overlap(0, 0, 0, 0, "approximate", 0.0)
+
+
+# all that a target holds
+
+
+def test_a_trusted_stream_tells_all_that_a_target_holds(house: House) -> None:
+    cache = house.join(A)
+    assert house.knowledge.held_tokens(A, None, True) == 0, "nothing, and that is known"
+    stored = cache.stored(IDS[:12]), cache.stored(IDS[:8], tier=Tier.CPU), cache.stored([7] * 8)
+    house.knowledge.heard(A, cache.batch(*stored))
+    assert house.knowledge.held_tokens(A, 4, True) == 4 * (3 + 2), "each block once, of whatever prompt"
+    assert house.knowledge.held_tokens(A, None, True) is None
+    house.send(A, prompt_of([9] * 40))
+    assert house.knowledge.held_tokens(A, 4, True) == 20, "what is on its way is not there yet"
+
+
+def test_joined_late_no_block_is_unknown_and_some_are_known(house: House) -> None:
+    cache = late(house, capacity_blocks=6)
+    assert house.knowledge.held_tokens(A, 4, True) is None
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    assert house.knowledge.held_tokens(A, 4, True) == 16
+    house.knowledge.heard(A, cache.batch(cache.stored([9] * 8), cache.removed([9] * 8), cache.removed(IDS)))
+    assert house.knowledge.held_tokens(A, 4, True) == 0, "all it can hold was announced since, and has left"
+
+
+def test_without_a_stream_to_believe_it_holds_what_was_sent_there(house: House) -> None:
+    house.join(B, stream=False)
+    assert house.knowledge.held_tokens(B, 4, True) == 0
+    assert house.knowledge.held_tokens(B, None, True) is None
+    house.knowledge.began(house.send(B))
+    house.knowledge.began(house.send(B, prompt_of([*IDS[:8], *[7] * 9])))
+    assert house.knowledge.held_tokens(B, 4, True) == 4 * (4 + 2), "the first two blocks are shared"
+    house.clock.advance(APPROXIMATE_TTL_S)
+    assert house.knowledge.held_tokens(B, 4, True) == 0
+
+    cache = house.join(A)
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    assert house.knowledge.held_tokens(A, 4, False) == 0, "its promises broke"
+    assert house.knowledge.held_tokens(TargetId("never/0"), 4, True) is None
+
+
+def test_between_two_replays_what_was_held_still_counts(house: House) -> None:
+    cache = house.join(A, replayable=True)
+    house.knowledge.stream_connected(A)
+    house.knowledge.replay_ended(A, True)
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS[:8])))
+    cache.batch()  # lost on the way
+    assert house.knowledge.heard(A, cache.batch()) is not None
+    assert house.knowledge.held_tokens(A, 4, True) == 8
+    assert house.knowledge.held_tokens(A, 4, False) == 0
 
 
 # what is on its way

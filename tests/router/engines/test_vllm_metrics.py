@@ -31,6 +31,7 @@ def test_a_recorded_page_of_0_32() -> None:
         max_adapters=None,
         waiting_adapters=None,
         pool_loads=PoolLoads(operations=7, blocks=189, seconds=0.17991625199988448),
+        output_tokens=160,
     )
     # 189 blocks of 128 tokens: the very 24192 that the page counts as external_prefix_cache_hits
     assert b'external_prefix_cache_hits_total{engine="0",model_name="m"} 24192.0' in RECORDED
@@ -178,3 +179,19 @@ def test_loads_from_the_pool_are_counted_where_they_worked_and_all_is_told() -> 
 
 def test_an_engine_that_has_loaded_nothing_yet_says_nothing_of_it() -> None:
     assert only(b"\n".join(line for line in RECORDED.splitlines() if b"load_get" not in line)).pool_loads is None
+
+
+def test_answer_tokens_are_counted_by_rank_and_names_that_begin_alike_are_not() -> None:
+    page = b"""vllm:num_requests_running{engine="0"} 1
+vllm:num_requests_running{engine="1"} 1
+vllm:request_generation_tokens_sum{engine="0"} 9.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 1.25e+06
+vllm:generation_tokens_total{engine="0",model_name="alias"} 7.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.79e+09
+"""
+    ranks = scan(page)
+    assert (ranks[0].output_tokens, ranks[1].output_tokens) == (1_250_007, None)
+
+
+def test_usage_is_told_to_four_digits() -> None:
+    assert only(b'vllm:kv_cache_usage_perc{engine="0"} 0.12345678901234567\n').kv_usage == 0.1235

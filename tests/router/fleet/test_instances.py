@@ -358,3 +358,64 @@ def test_an_empty_fleet_is_not_busy_but_unknown() -> None:
     fleet = Fleet(schema.Fleet())
     fleet.arrived(0.0)
     assert fleet.busy is None
+
+
+def test_busy_is_shown_to_four_digits_and_averaged_in_full() -> None:
+    fleet = fleet_of("a", "b", "c")
+    target(fleet, "a/0").book(10, 10)
+    fleet.arrived(0.0)
+    assert fleet.busy == 0.3333
+    for i in range(1, 1001):
+        fleet.arrived(i * 0.06)
+    assert fleet.busy == 0.3333, "rounding errors of a thousand looks would have added up"
+
+
+# the typical instance
+
+
+def test_the_typical_instance_is_of_those_that_are_ready_and_serve_the_model() -> None:
+    fleet = fleet_of("a", "b", "c")
+    fleet.join(schema.Instance(url="http://d:1", name="d"))
+    fleet.learned("d", [OTHER], [0])
+    fleet.join(schema.Instance(url="http://e:1", name="e"))  # never told what it serves
+    for name in ("a", "b", "c", "d"):
+        instance(fleet, name).speed.computed(1000, 0, 500.0, 0.0)
+    nominal = fleet.nominal("m", 1.0)
+    assert nominal is not None
+    assert nominal.samples == 3
+    for name, samples in ((None, 4), ("other", 1)):
+        everybodys = fleet.nominal(name, 1.0)
+        assert everybodys is not None
+        assert everybodys.samples == samples
+    assert fleet.nominal("nobody's", 1.0) is None
+
+
+def test_ranks_share_an_instance_and_count_once() -> None:
+    fleet = fleet_of("a", ranks=(0, 1))
+    instance(fleet, "a").speed.computed(1000, 0, 500.0, 0.0)
+    assert fleet.nominal("m", 0.5) == instance(fleet, "a").speed.speed(0.5)
+
+
+def test_the_typical_instance_is_looked_at_anew_each_second_and_when_somebody_comes() -> None:
+    fleet = fleet_of("a", "b")
+    first = fleet.nominal("m", 10.0)
+    for name in ("a", "b"):
+        instance(fleet, name).speed.computed(1000, 0, 500.0, 10.0)
+    assert fleet.nominal("m", 11.0) is first, "handed on, not made again"
+    later = fleet.nominal("m", 11.1)
+    assert later is not None
+    assert later.samples == 2
+    fleet.leave("b")
+    alone = fleet.nominal("m", 11.2)
+    assert alone is not None
+    assert alone.samples == 1
+    fleet.probe_failed("a", 12.0)
+    fleet.probe_failed("a", 12.0)
+    assert fleet.nominal("m", 13.0) is None
+
+
+def test_names_that_nobody_serves_are_not_remembered() -> None:
+    fleet = fleet_of("a")
+    for i in range(100):
+        assert fleet.nominal(f"guess-{i}", 0.0) is None
+    assert len(fleet._nominal) == 0

@@ -50,3 +50,28 @@ def test_no_coefficient_is_ever_negative_or_lost(samples: list[tuple[float, floa
     for i, (a, b, ms, beside_ms) in enumerate(samples):
         line.observe([a, b], ms, float(i), beside_ms)
         assert all(0 <= coefficient < 1e12 for coefficient in line.theta)
+
+
+def test_coefficients_are_shown_to_six_digits_and_learned_in_full() -> None:
+    line = LeastSquares([1 / 3, 2e6 / 3])
+    assert line.coefficients == (0.333333, 666667.0)
+    assert line.theta == [1 / 3, 2e6 / 3]
+    line.observe([1.0, 0.0], 50.0, 1.0)
+    assert line.coefficients == tuple(float(f"{theta:.6g}") for theta in line.theta)
+    assert line.coefficients != (0.333333, 666667.0)
+
+
+def test_ages_are_whole_milliseconds() -> None:
+    line = LeastSquares([1.0])
+    line.observe([1.0], 50.0, 1.0)
+    assert line.age_s(1.0 + 2 / 3) == 0.667
+
+
+def test_a_smaller_floor_believes_small_times_sooner() -> None:
+    """0.2 ms more than a predicted 1 ms: nothing beside 2 ms of noise, a good deal beside 0.1."""
+    deaf, keen = LeastSquares([1.0]), LeastSquares([1.0], floor_ms=0.1)
+    for line in (deaf, keen):
+        line.observe([1.0], 1.2, 0.0)
+    # P = 9; noise (2 + 0.15 * 1.2)^2 = 4.75 and (0.1 + 0.18)^2 = 0.078: gains 9 / 13.75 = 0.65 and 9 / 9.078 = 0.99
+    assert deaf.theta[0] == pytest.approx(1 + 0.2 * 9 / (9 + 2.18**2))
+    assert keen.theta[0] == pytest.approx(1 + 0.2 * 9 / (9 + 0.28**2))

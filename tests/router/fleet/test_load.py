@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.engines.base import Gauges
-from router.fleet.load import Booking, Books, attended_pairs
+from router.fleet.load import Batch, Booking, Books, attended_pairs
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -176,3 +176,71 @@ def test_only_a_lone_prefill_shows_bare_speed() -> None:
     third.first_byte()
     books.polled(gauges(running=4, waiting=1), 1.0)
     assert not books.book(10, 10).alone, "somebody waits there, ours or not"
+
+
+def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
+    books = Books()
+    booking = books.book(300, 1000)
+    other = books.book(0, 500)
+    assert booking.batch is None
+    booking.first_byte()  # 2 requests, 1500 tokens
+    booking.first_byte()
+    for _ in range(2):
+        books.book(0, 2000)
+    booking.progress(100)
+    assert booking.batch is None, "its end is not known yet"
+    booking.release()  # 4 requests, 1000 + 500 + 4000 + 100 = 5600 tokens
+    assert booking.batch == Batch(3.0, 3550.0)
+    booking.release()
+    assert booking.batch == Batch(3.0, 3550.0)
+    other.release()
+    assert other.batch is None, "it never had a first byte"
+    other.first_byte()
+    assert other.batch is None
+
+
+def counting(output_tokens: int | None) -> Gauges:
+    return Gauges(1, 0, 0.5, 16, 1000, None, None, output_tokens=output_tokens)
+
+
+def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
+    books = Books()
+    books.polled(counting(1000), sent_at=10.0)
+    assert books.load(SPEED, 10.0).output_tokens_per_s is None, "nothing to compare with"
+    books.polled(counting(1500), sent_at=10.75)
+    assert books.load(SPEED, 11.0).output_tokens_per_s == 666.667  # 500 / 0.75
+    books.polled(counting(1500), sent_at=11.0)
+    assert books.load(SPEED, 11.0).output_tokens_per_s == 0.0, "it answered nobody"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sent_at"),
+    [(1000, 20, 11.0), (1000, None, 11.0), (None, 1000, 11.0), (1000, 1500, 10.0), (1000, 1500, 9.0)],
+)
+def test_a_counter_that_fell_or_a_poll_that_was_not_later_tells_no_rate(
+    before: int | None, after: int | None, sent_at: float
+) -> None:
+    books = Books()
+    books.polled(counting(before), sent_at=10.0)
+    books.polled(counting(after), sent_at=sent_at)
+    assert books.load(SPEED, 12.0).output_tokens_per_s is None
+
+
+def test_the_rate_goes_with_the_process() -> None:
+    books = Books()
+    books.polled(counting(1000), sent_at=10.0)
+    books.polled(counting(1500), sent_at=11.0)
+    books.forget_gauges()
+    assert books.load(SPEED, 12.0).output_tokens_per_s is None
+    books.polled(counting(2000), sent_at=12.0)
+    assert books.load(SPEED, 12.0).output_tokens_per_s is None
+
+
+def test_times_are_rounded_to_what_is_worth_logging() -> None:
+    books = Books()
+    books.polled(gauges(1, 1), sent_at=1.0)
+    books.book(7, 7)
+    odd = Speed(1 / 3, 100.0, 0.0, 0, None, None, None, None)
+    load = books.load(odd, 1.0 + 2 / 3)
+    assert repr(load.metrics_age_s) == "0.667"
+    assert repr(load.queued_ms) == "1.033"  # 0.333... + 0.7

@@ -1,4 +1,4 @@
-"""What is learned of synthetic engines whose truth is known: their prefill curve and their links."""
+"""What is learned of synthetic engines whose truth is known: their prefill curve, their links, their decode step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.schema import SpeedPrior
+from router.config.schema import DecodePrior, SpeedPrior
 from router.fleet.speed import CURVE_SAMPLES, LINK_SAMPLES, LINKS, Link, Pace
-from scorers.contract import Speed, Transfer
+from scorers.contract import Decode, Speed, Transfer
 
 PRIOR = SpeedPrior()
+STEP_PRIOR = Decode(10.0, 50.0, 60.0, 0, None)
 TRUTH = Speed(35.0, 40.0, 6.0, 0, None, None, None, None)
 PROBES = [(200, 0), (2000, 0), (2000, 30_000), (20_000, 0), (500, 60_000)]
 
@@ -259,3 +260,91 @@ def test_answers_tell_the_pool_where_no_counter_does() -> None:
     pace = settled(wrong_prior(20.0))
     fetched(pace, POOL, 1, seed=1)
     assert learned(pace).samples == 1
+
+
+# the decode step
+
+STEP = Decode(7.0, 80.0, 30.0, 0, None)
+BATCHES = [(1, 2_000), (8, 30_000), (64, 100_000), (40, 900_000)]
+
+
+def step_error(pace: Pace, truth: Decode) -> float:
+    found = pace.speed(1e6).decode
+    assert found is not None
+    return max(abs(found.step_ms(*batch) / truth.step_ms(*batch) - 1) for batch in BATCHES)
+
+
+def decoded(pace: Pace, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0) -> None:
+    dice = random.Random(seed)
+    for i in range(samples):
+        requests = dice.randint(1, 80)
+        context = sum(int(10 ** dice.uniform(2, 4.7)) for _ in range(requests))
+        ms = truth.step_ms(requests, context) * max(0.1, dice.gauss(1.0, noise))
+        pace.decoded(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
+
+
+def test_the_decode_prior_until_an_answer_showed_anything() -> None:
+    assert Pace(PRIOR).speed(1.0).decode == STEP_PRIOR
+    stated = DecodePrior(base_ms=3.0, us_per_request=2.0, ns_per_context_token=1.0)
+    assert Pace(SpeedPrior(decode=stated)).speed(1.0).decode == Decode(3.0, 2.0, 1.0, 0, None)
+    # 16 GB of weights at 2 TB/s and 2 ms; 131,072 bytes at 2 TB/s are 65 ns: a batch of 10 with 100,000 tokens
+    assert STEP_PRIOR.step_ms(10, 100_000) == pytest.approx(10 + 0.5 + 6.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_the_decode_step_in_noise(seed: int) -> None:
+    pace = Pace(PRIOR)
+    decoded(pace, STEP, 200, seed, outliers=0.02)
+    found = pace.speed(200.0).decode
+    assert found is not None
+    assert (found.samples, found.age_s) == (200, 1.0)
+    assert step_error(pace, STEP) < 0.15
+
+
+@pytest.mark.parametrize("factor", [0.2, 10.0])
+def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> None:
+    truth = Decode(*(factor * value for value in STEP_PRIOR[:3]), 0, None)
+    pace = Pace(PRIOR)
+    decoded(pace, truth, 12, seed=3)
+    found = pace.speed(12.0).decode
+    assert found is not None
+    assert found.step_ms(30, 200_000) == pytest.approx(truth.step_ms(30, 200_000), rel=0.3)
+
+
+def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
+    pace = Pace(PRIOR)
+    for i in range(60):
+        pace.decoded(25.0, 4.0, 12_000.0, float(i))
+    found = pace.speed(60.0).decode
+    assert found is not None
+    assert found.step_ms(4, 12_000) == pytest.approx(25.0, rel=0.02)
+
+
+def test_one_decode_sample_each_half_second_is_enough() -> None:
+    pace = Pace(PRIOR)
+    for i in range(11):  # at 0, 0.1, ... 1.0
+        pace.decoded(20.0, 2.0, 1000.0, i / 10)
+    found = pace.speed(2.0).decode
+    assert found is not None
+    assert found.samples == 3, "those at 0, 0.5 and 1.0"
+
+
+def test_what_decoding_took_says_nothing_of_prefills() -> None:
+    pace = settled()
+    before = pace.speed(1e6)[:10]
+    decoded(pace, STEP, 50, seed=1)
+    assert pace.speed(1e6)[:10] == before
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
+def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
+    pace = Pace(PRIOR)
+    for i, (ms, requests, context) in enumerate(samples):
+        pace.decoded(ms, requests, context, float(i))
+    found = pace.speed(100.0).decode
+    assert found is not None
+    assert all(0 <= coefficient < float("inf") for coefficient in found[:3])

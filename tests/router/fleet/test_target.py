@@ -8,7 +8,7 @@ from router.config import schema
 from router.engines.base import Gauges, PoolLoads
 from router.fleet.instances import Fleet, Instance
 from router.fleet.speed import CURVE_SAMPLES
-from router.fleet.target import Loaded, Target
+from router.fleet.target import DECODE_TOKENS, Loaded, Target
 from scorers.contract import Speed, Transfer
 
 
@@ -109,3 +109,58 @@ def test_counters_of_another_process_or_of_blocks_of_unknown_size_teach_nothing(
     for i in range(1, 3):
         target.polled(page((10 * i, 1000 * i, 1.0 * i), block_tokens=None), 3.0 + i)
     assert pool(target).samples == 0
+
+
+def decode_samples(target: Target) -> int:
+    decode = target.speed.speed(1e6).decode
+    assert decode is not None
+    return decode.samples
+
+
+def test_a_streamed_answer_teaches_the_decode_step_of_its_batch() -> None:
+    target = a_target()
+    neighbour = target.book(0, 3000)
+    for i in range(40):
+        booking = target.book(100, 1000)
+        booking.first_byte()
+        booking.release()
+        # 101 tokens in 2,300 ms, of which the first took 300: 20 ms each, in a batch of 2 with 4,000 tokens
+        target.decoded(booking, 101, 300.0, 2300.0, float(i))
+    neighbour.release()
+    decode = target.speed.speed(40.0).decode
+    assert decode is not None
+    assert decode.samples == 40
+    assert decode.step_ms(2, 4000) == pytest.approx(20.0, rel=0.05)
+
+
+def test_short_answers_and_those_without_a_first_byte_teach_nothing_of_decoding() -> None:
+    target = a_target()
+    short, silent, open_ = target.book(1, 1), target.book(1, 1), target.book(1, 1)
+    short.first_byte()
+    short.release()
+    target.decoded(short, DECODE_TOKENS - 1, 10.0, 500.0, 1.0)
+    silent.release()
+    target.decoded(silent, 100, 10.0, 500.0, 2.0)
+    open_.first_byte()
+    target.decoded(open_, 100, 10.0, 500.0, 3.0)
+    assert decode_samples(target) == 0
+    target.decoded(short, DECODE_TOKENS, 10.0, 500.0, 4.0)
+    assert decode_samples(target) == 1
+
+
+def test_what_it_holds_is_asked_only_when_its_row_is_made() -> None:
+    target = a_target()
+    asked: list[str] = []
+
+    def held(of: Target) -> int:
+        asked.append(of.id)
+        return 1600
+
+    first = target.row(1.0, held)
+    assert first.held_tokens == 1600
+    assert target.row(1.05, held) is first
+    target.book(1, 1).release()
+    assert target.row(1.06, held).held_tokens == 1600
+    assert asked == ["a:1/0", "a:1/0"]
+    target.book(1, 1).release()
+    assert target.row(1.07).held_tokens is None, "nobody wants to know"

@@ -34,3 +34,17 @@ def test_a_row_says_what_is_known_and_none_for_the_rest() -> None:
 
 def test_no_targets_no_rows() -> None:
     assert rows([], {}, 0.0) == ()
+
+
+def test_what_a_target_holds_goes_into_its_row_with_or_without_an_overlap() -> None:
+    fleet = Fleet(schema.Fleet())
+    for name in ("a", "b"):
+        fleet.join(schema.Instance(url=f"http://{name}:1", name=name))
+        fleet.learned(name, [Card("m", None, None, None)], [0])
+    holds = {"a/0": 4800, "b/0": None}
+    overlap = Overlap(300, 300, 300, 320, "events", 0.1)
+
+    a, b = rows(fleet.candidates("m", (), 10.0), {TargetId("a/0"): overlap}, 10.0, lambda target: holds[target.id])
+
+    assert (a.held_tokens, a.overlap) == (4800, overlap)
+    assert (b.held_tokens, b.overlap) == (None, None)

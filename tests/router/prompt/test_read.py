@@ -177,6 +177,54 @@ def test_session(header: str | None, fields: dict[str, Any], session: str | None
     assert read(CHAT, {"model": "m", "messages": USER, **fields}, header=header).session == session
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "tokens"),
+    [
+        (CHAT, {"max_tokens": 5}, 5),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": None}, 5),
+        (CHAT, {"max_output_tokens": 5}, None),
+        (COMPLETIONS, {"max_tokens": 5, "max_completion_tokens": 7}, 5),
+        (COMPLETIONS, {"max_tokens": None}, None),
+        (RESPONSES, {"max_output_tokens": 5, "max_tokens": 7}, 5),
+        (MESSAGES, {"max_tokens": 5}, 5),
+    ],
+)
+@pytest.mark.parametrize("want_source", [True, False])
+def test_the_cap_on_the_answer_is_the_one_that_the_engine_takes(
+    path: str, fields: dict[str, Any], tokens: int | None, want_source: bool
+) -> None:
+    asked = {CHAT: {"messages": USER}, MESSAGES: {"messages": USER}, RESPONSES: {"input": "a"}}.get(
+        path, {"prompt": "a"}
+    )
+    assert read(path, {"model": "m", **asked, **fields}, want_source=want_source).output_tokens == tokens
+
+
+@pytest.mark.parametrize("odd", [0, -1, 2**70, True, 1.5, "5", [5], {}, None])
+def test_numbers_that_make_no_sense_are_the_engines_to_refuse(odd: Any) -> None:
+    prompt = read(CHAT, {"model": "m", "messages": USER, "max_completion_tokens": odd, "priority": odd})
+    assert prompt.output_tokens is None
+    assert prompt.priority == (odd if odd in (0, -1) and odd is not True else None)
+    assert json.loads(prompt.body)["priority"] == odd
+
+
+def test_priority_is_read_unless_the_operator_strips_it() -> None:
+    fields = {"model": "m", "messages": USER, "priority": -3}
+    assert read(CHAT, fields).priority == -3
+    stripped = read(CHAT, fields, strip_fields=frozenset(["priority"]))
+    assert stripped.priority is None
+    assert "priority" not in json.loads(stripped.body)
+    assert read(CHAT, {"model": "m", "messages": USER}).priority is None
+
+
+def test_objectives_come_with_the_headers() -> None:
+    body = json.dumps({"model": "m", "messages": USER}).encode()
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), ttft_header="500", tpot_header="20.5")
+    assert (prompt.ttft_ms, prompt.tpot_ms) == (500.0, 20.5)
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), ttft_header="soon")
+    assert (prompt.ttft_ms, prompt.tpot_ms) == (None, None)
+
+
 def test_the_prompt_is_not_read_when_nobody_needs_it() -> None:
     prompt = read(CHAT, {"model": "m", "messages": [7]}, want_source=False)
     assert prompt.source == Unknown("not_needed")
