@@ -1,4 +1,4 @@
-"""A YAML file as plain data that remembers on which line each key stands.
+"""A YAML text as plain data that remembers on which line each key stands; the text of a file, or one that was sent.
 
 Why not `yaml.safe_load`: it forgets lines, lets a second key silently win over the first, and follows YAML 1.1, where
 `off` is a boolean, `1:30` is ninety and `1e3` is text. Here the scalars are those of YAML 1.2's core schema, without
@@ -20,6 +20,9 @@ Path = tuple[str | int, ...]  # from the top of the document to a value: keys an
 
 TAG = "tag:yaml.org,2002:"
 
+MOST_VALUES = 200_000
+"""In one document: aliases of aliases make a gigabyte out of a kilobyte."""
+
 
 class Problem(NamedTuple):
     """Something wrong at a place of a document."""
@@ -30,11 +33,12 @@ class Problem(NamedTuple):
 
 
 class Document(NamedTuple):
-    """What one file holds. `lines` counts from 1 and has an entry for every path in `data`."""
+    """What one text holds. `lines` counts from 1 and has an entry for every path in `data`."""
 
-    file: FilePath
+    name: str  # the file, or what else the text is called in messages
     data: Any
     lines: dict[Path, int]
+    folder: FilePath | None = None  # where its relative paths begin; None: it came from nowhere
 
     def line(self, path: Path) -> int:
         """The line of `path`, or of the nearest thing around it that is there."""
@@ -46,23 +50,29 @@ class Document(NamedTuple):
         """All of them in one error, one per line, from the top of the file to its end."""
         placed = sorted((p.line or self.line(p.path), dotted(p.path), p.text) for p in problems)
         return ConfigError(
-            "\n".join(f"{self.file}:{line}: {path}: {text}" if path else f"{self.file}:{line}: {text}"
+            "\n".join(f"{self.name}:{line}: {path}: {text}" if path else f"{self.name}:{line}: {text}"
                       for line, path, text in dict.fromkeys(placed))
         )  # fmt: skip
 
 
 def load(file: FilePath) -> Document:
     """Reads `file`. Raises `ConfigError` when it is missing, empty, not YAML, or has a key twice."""
-    text = text_of(file)
+    return parse(text_of(file), str(file), file.absolute().parent)
+
+
+def parse(text: str, name: str, folder: FilePath | None = None) -> Document:
+    """As `load`, of a text that is called `name` in messages."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise ConfigError(f"{file}:1: the file is empty")
+            raise ConfigError(f"{name}:1: the {'file' if folder else 'text'} is empty")
         reading = _Reading(loader)
-        document = Document(file, reading.plain(node, (), ()), reading.lines)
+        document = Document(name, reading.plain(node, (), ()), reading.lines, folder)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file}:{_syntax(error)}") from None
+        raise ConfigError(f"{name}:{_syntax(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}:1: not YAML: nested too deeply") from None
     if reading.problems:
         raise document.refusal(reading.problems)
     return document
@@ -101,6 +111,8 @@ class _Reading:
         """`node` as plain data; `around` are the nodes that contain it, outermost first."""
         line = node.start_mark.line + 1
         self.lines.setdefault(path, line)
+        if len(self.lines) > MOST_VALUES:
+            raise yaml.MarkedYAMLError(None, None, f"more than {MOST_VALUES:,} values in all", node.start_mark)
         if any(node is outer for outer in around):
             self.problems.append(Problem(path, "an alias inside the thing that it names", line))
         elif isinstance(node, yaml.MappingNode):
@@ -144,11 +156,17 @@ def _scalar(kind: str, pattern: str, first: list[str], made: Callable[[str], Any
         try:
             return made(text)
         except ValueError:  # only by an explicit tag: `!!int seven`
-            raise yaml.MarkedYAMLError(None, None, f"{text} is not of kind {kind}", node.start_mark) from None
+            shown = text.encode(errors="replace").decode()
+            raise yaml.MarkedYAMLError(None, None, f"{shown} is not of kind {kind}", node.start_mark) from None
 
     if pattern:
         _Loader.add_implicit_resolver(TAG + kind, re.compile(f"^(?:{pattern})$"), first)
     _Loader.add_constructor(TAG + kind, construct)
+
+
+def _text(text: str) -> str:
+    """JSON writes what is beyond 16 bits as two halves; a half alone is no character and could not be written out."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def _integer(text: str) -> int:
@@ -160,4 +178,4 @@ _scalar("null", "~|null|Null|NULL|", ["~", "n", "N", ""], lambda text: None)
 _scalar("bool", "true|True|TRUE|false|False|FALSE", list("tTfF"), lambda text: text.lower() == "true")
 _scalar("int", "[-+]?[0-9]{1,40}|0x[0-9a-fA-F]{1,40}|0o[0-7]{1,40}", list("-+" + DIGITS), _integer)
 _scalar("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list("-+." + DIGITS), float)
-_scalar("str", "", [], str)
+_scalar("str", "", [], _text)

@@ -10,18 +10,21 @@ policy checks them when it is built (`router/decide/policy.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from router.config import document
 from router.config.complaints import complaints, unknown
-from router.config.document import Document, Problem, load, text_of
+from router.config.document import Document, Problem, load, parse, text_of
+from router.config.experiment import Experiment
 from router.config.references import broken_instances, broken_references
 from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
+from router.config.section import Section
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -30,28 +33,53 @@ POLICY_SUFFIXES = (".yaml", ".yml")
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
+class Read(NamedTuple):
+    """The main file and all policies, from wherever it has them."""
+
+    config: Config
+    policies: dict[str, Policy]
+
+
 def read_config(path: Path | str) -> Config:
     """The main configuration, its paths absolute. Raises `ConfigError` with one line per problem, over all files."""
-    document = load(Path(path))
-    config = _checked(document, Config)
+    return read_all(path).config
+
+
+def read_all(path: Path | str) -> Read:
+    """As `read_config`, with its policies."""
+    text = load(Path(path))
+    config = _checked(text, Config)
+    policies: dict[str, Policy] = {}
     problems = broken_references(config)
     elsewhere: list[str] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
         with _collected(elsewhere):
             policies = load_policies(config)
-            if config.active not in policies:
-                problems.append(Problem(("active",), unknown("policy", config.active, policies)))
+            problems += unnamed_policies(config, policies)
     if config.fleet.file is not None and ("fleet", "file") not in missing:
         with _collected(elsewhere):
             read_instances(config.fleet.file)
     if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
         with _collected(elsewhere):
             read_client_keys(config.clients.keys_file)
-    here = [str(document.refusal(problems))] if problems else []
+    here = [str(text.refusal(problems))] if problems else []
     if here or elsewhere:
         raise ConfigError("\n".join(here + elsewhere))
-    return config
+    return Read(config, policies)
+
+
+def unnamed_policies(config: Config, policies: Collection[str]) -> list[Problem]:
+    """Where the configuration names a policy that is not there."""
+    active = [] if config.active in policies else [Problem(("active",), unknown("policy", config.active, policies))]
+    return active + ([] if config.experiment is None else unnamed_in(config.experiment, policies, ("experiment",)))
+
+
+def unnamed_in(experiment: Experiment, policies: Collection[str], at: document.Path = ()) -> list[Problem]:
+    """The same of an experiment, which stands at this path of its document."""
+    named: list[tuple[document.Path, str]] = [((*at, "arms", arm), arm) for arm in experiment.arms]
+    named += [((*at, "shadows", i), shadow) for i, shadow in enumerate(experiment.shadows)]
+    return [Problem(path, unknown("policy", name, policies)) for path, name in named if name not in policies]
 
 
 def read_policy_file(path: Path | str) -> Policy:
@@ -59,18 +87,62 @@ def read_policy_file(path: Path | str) -> Policy:
     return _checked(load(Path(path)), Policy)
 
 
-def read_either(path: Path | str) -> Config | Policy:
-    """A main file or a policy file, told apart by its `scorers`. Raises `ConfigError`."""
-    data = load(Path(path)).data
-    return read_policy_file(path) if isinstance(data, dict) and "scorers" in data else read_config(path)
+def policy_from(text: str, name: str) -> Policy:
+    """As `read_policy_file`, of a text that somebody sent."""
+    return _checked(parse(text, f"policy {name}"), Policy)
+
+
+def policies_from(text: str) -> dict[str, Policy]:
+    """Several policies by name, as under `policies` in the main file. Raises `ConfigError`."""
+    policies = _checked(given := parse(text, "policies"), dict[str, Policy])
+    if not policies:
+        raise given.refusal([Problem((), "there is none: wanted at least one policy, by its name")])
+    return policies
+
+
+def experiment_from(text: str, policies: Collection[str]) -> Experiment:
+    """An `experiment` section of these policies, with or without that word above it. Raises `ConfigError`."""
+    given = parse(text, "experiment")
+    below: document.Path = ("experiment",) if isinstance(given.data, dict) and "experiment" in given.data else ()
+    experiment = _checked(given, _Alone).experiment if below else _checked(given, Experiment)
+    if problems := unnamed_in(experiment, policies, below):
+        raise given.refusal(problems)
+    return experiment
+
+
+class _Alone(Section):
+    experiment: Experiment
+
+
+def read_any(path: Path | str) -> Config | Policy | Experiment:
+    """A main file, a policy file (it has `scorers`), or an experiment's (it has nothing else; whether its policies
+    exist is known where they are). Raises `ConfigError`.
+    """
+    text = load(Path(path))
+    if isinstance(text.data, dict) and "scorers" in text.data:
+        return read_policy_file(path)
+    if isinstance(text.data, dict) and set(text.data) == {"experiment"}:
+        return _checked(text, _Alone).experiment
+    return read_config(path)
+
+
+def with_policy(config: Config, given: str) -> Config:
+    """The configuration with one policy in force, a name or a file, and no experiment. Raises `ConfigError`."""
+    file = Path(given)
+    policies = load_policies(config)
+    if file.suffix in POLICY_SUFFIXES:
+        policies[file.stem], given = read_policy_file(file), file.stem
+    elif given not in policies:
+        raise ConfigError(f"--policy: {unknown('policy', given, policies)}; or give a file (.yaml)")
+    return config.model_copy(update={"policies": policies, "policies_dir": None, "active": given, "experiment": None})
 
 
 def read_instances(path: Path | str) -> list[Instance]:
     """The list of engines in `fleet.file`; `[]` is a valid one. Raises `ConfigError`."""
-    document = load(Path(path))
-    instances = _checked(document, list[Instance])
+    text = load(Path(path))
+    instances = _checked(text, list[Instance])
     if problems := list(broken_instances(instances)):
-        raise document.refusal(problems)
+        raise text.refusal(problems)
     return instances
 
 
@@ -82,7 +154,7 @@ def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, Policy
     """
     policies = dict(config.policies)
     if config.policies_dir is None:
-        return policies or {"default": DEFAULT_POLICY}
+        return policies or {"warm": DEFAULT_POLICY}
     folder = Path(base_dir, config.policies_dir)
     if not folder.is_dir():
         raise ConfigError(f"policies_dir: no such folder: {folder}")
@@ -112,7 +184,7 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
     return names
 
 
-def effective(config: Config | Policy, policies: Mapping[str, Policy] | None = None) -> str:
+def effective(config: Section, policies: Mapping[str, Policy] | None = None) -> str:
     """The configuration as YAML with every default written out; with `policies`, all of them inline.
 
     Nothing secret can be in it: keys and tokens are named by environment variable or given as hashes.
@@ -123,11 +195,11 @@ def effective(config: Config | Policy, policies: Mapping[str, Policy] | None = N
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _checked(document: Document, kind: type[T]) -> T:
+def _checked(text: Document, kind: type[T]) -> T:
     try:
-        return TypeAdapter(kind).validate_python(document.data, strict=True, context=document.file.absolute().parent)
+        return TypeAdapter(kind).validate_python(text.data, strict=True, context=text.folder)
     except ValidationError as error:
-        raise document.refusal(complaints(document.data, kind, error)) from None
+        raise text.refusal(complaints(text.data, kind, error)) from None
 
 
 @contextmanager

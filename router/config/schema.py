@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from router.config.experiment import Experiment
 from router.config.pool import Pool
 from router.config.section import BaseUrl, PathName, Port, Positive, Seconds, Section
 from router.config.stack import Stack
@@ -38,7 +39,10 @@ class AdminToken(Section):
     hash: str = Field(
         pattern="^[0-9a-fA-F]{64}$", description="sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"
     )
-    rights: list[Literal["read", "write"]] = Field(default=["read"], description="read: look; write: drain and change")
+    rights: list[Literal["read", "write", "override"]] = Field(
+        default=["read"],
+        description="read: look; write: drain and change; override: choose the policy of a single request by header",
+    )
 
 
 class Admin(Section):
@@ -46,6 +50,11 @@ class Admin(Section):
     port: Port = Field(default=8001, description="port of the admin listener; 0 lets the system choose")
     tokens: list[AdminToken] = Field(
         default=[], description="bearer tokens; none: open, allowed only on a loopback host"
+    )
+    audit_file: PathName | None = Field(
+        default=None,
+        description="JSON lines of every switch of policies: who, when, what, the plan; a rollback that stands here is "
+        "kept after a restart; none: the last 1,000 in memory",
     )
 
     @model_validator(mode="after")
@@ -155,6 +164,19 @@ class TransferPrior(Section):
     us_per_token: float = Field(ge=0, description="cost per loaded token")
 
 
+class DecodePrior(Section):
+    """A model of 8 billion parameters in 16 bits on a GPU that reads 2 TB/s.
+
+    A step reads the weights, 16 GB in 8 ms, with 2 ms of launching; of each context token 2 (K, V) x 32 layers x 8
+    heads x 128 x 2 bytes = 131 KB in 65 ns; and for each request it samples and computes 16 GFLOP, 50 us at 312
+    TFLOP/s.
+    """
+
+    base_ms: float = Field(default=10.0, ge=0, description="one step: the weights are read once")
+    us_per_request: float = Field(default=50.0, ge=0, description="cost per request in the batch")
+    ns_per_context_token: float = Field(default=60.0, ge=0, description="cost per token of all their contexts")
+
+
 class SpeedPrior(Section):
     base_ms: float = Field(default=10.0, ge=0, description="fixed cost of a prefill")
     us_per_token: float = Field(default=100.0, gt=0, description="cost per uncached prompt token")
@@ -177,6 +199,7 @@ class SpeedPrior(Section):
         default=TransferPrior(base_ms=10.0, us_per_token=10.0),
         description="handing a prompt's KV from a prefill instance to a decode instance",
     )
+    decode: DecodePrior = DecodePrior()
 
 
 class Fleet(Section):
@@ -263,8 +286,24 @@ class Edge(Section):
     )
 
 
+class Ledger(Section):
+    folder: PathName = Field(description="where the files go; made if it is not there")
+    rotate_bytes: Positive = Field(default=256 * 1024 * 1024, description="a file this large is closed and compressed")
+    rotate_s: Seconds = Field(default=3600.0, description="a file this old is closed and compressed")
+    keep_bytes: Positive = Field(
+        default=10 * 1024 * 1024 * 1024, description="oldest files are deleted while all together are larger"
+    )
+    queue: Positive = Field(default=10_000, description="records that wait to be written; beyond: dropped and counted")
+    fsync: Literal["never", "rotate", "second"] = Field(
+        default="rotate",
+        description="when files are forced to disk: never, when one is closed, or every second; a crash of the router "
+        "alone loses at most a second in any case",
+    )
+
+
 class Records(Section):
     keep: Positive = Field(default=10_000, description="decision records kept in memory")
+    ledger: Ledger | None = Field(default=None, description="every decision as JSON lines, for `warmroute replay`")
 
 
 class Plugin(BaseModel):
@@ -299,12 +338,9 @@ class Policy(Profile):
     )
 
 
-DEFAULT_POLICY = Policy(  # as configs/policies/default.yaml, which says why
-    scorers=[
-        WeightedPlugin(name="queue_depth", weight=2),
-        WeightedPlugin(name="kv_usage", weight=2),
-        WeightedPlugin(name="prefix_overlap", weight=3),
-    ]
+DEFAULT_POLICY = Policy(  # as configs/policies/warm.yaml, which says why
+    filters=[Plugin(name="near_longest", share=0.9)],  # type: ignore[call-arg]
+    scorers=[WeightedPlugin(name="warm", cap=16)],  # type: ignore[call-arg]
 )
 
 
@@ -338,8 +374,13 @@ class Config(Section):
     policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
     policies: dict[str, Policy] = Field(
         default={},
-        description="policies given here, by name; without any, and without a folder, there is one: `default`",
+        description="policies given here, by name; without any, and without a folder, there is one: `warm`",
     )
-    active: str = Field(default="default", description="name of the policy that decides")
+    active: str = Field(default="warm", description="name of the policy that decides")
+    experiment: Experiment | None = Field(default=None, description="policies that share the live requests, or look on")
+    watch: bool = Field(
+        default=True,
+        description="take changes of this file's `active`, `experiment` and `policies`, and of `policies_dir`, live",
+    )
     seed: int | None = Field(default=None, description="seed of everything left to chance; default: random per process")
     log: Log = Log()

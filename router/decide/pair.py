@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from router.decide.desk import Desk
+from router.decide.policy import Policy
 from router.decide.record import Decision
 from scorers.contract import Row, View
 
@@ -25,14 +26,13 @@ class Choice(NamedTuple):
     prefill: Decision | None
 
 
-def choose_pair(desk: Desk, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> Choice:
+def choose_pair(desk: Desk, policy: Policy, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> Choice:
     """`view` has the rows that may answer; `prefill_rows` those that may prefill for a given target."""
-    answer = desk.decide(view, "decode")
-    row = answer.view.rows[answer.chosen]
-    if not worth_prefilling(view, row, desk.policy.prefill_from_tokens):
+    answer = desk.decide(view, policy, "decode")
+    if not worth_prefilling(view, answer.row, policy.prefill_from_tokens):
         return Choice(answer, None)
-    rows = prefill_rows(row.target)
-    return Choice(answer, desk.decide(view._replace(rows=rows), "prefill") if rows else None)
+    rows = prefill_rows(answer.target)
+    return Choice(answer, desk.decide(view._replace(rows=rows), policy, "prefill") if rows else None)
 
 
 def worth_prefilling(view: View, row: Row, from_tokens: int) -> bool:

@@ -8,27 +8,26 @@ Knows nothing of sessions, experiments or what happens after the choice (desk.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from itertools import compress
 from math import isfinite
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from router.config import schema
-from router.decide.record import Decision, Term
+from router.decide.record import Decision, Part, Term
+from router.decide.why import FALLBACK
 from router.errors import ConfigError, WarmrouteError
 from scorers.best import Best
 from scorers.contract import Filter, Needs, Picker, Plugin, Row, Scorer, Unit, View
 from scorers.least_requests import LeastRequests
+from scorers.parameters import parameters
 from scorers.registry import PluginError, Registry, installed
 
 T = TypeVar("T")
 P = ParamSpec("P")
 K = TypeVar("K", bound=Plugin)
 
-Part = Literal["whole", "prefill", "decode"]
-"""What is placed: a whole request, or one half of a pair."""
-
-FALLBACK = "fallback"
-"""Name of the policy that decides where the active one failed."""
+_HALVES: tuple[Part, ...] = ("prefill", "decode")
 
 SLACK = 1e-9
 """By how much a POINTS cost may miss [0, 1]: the rounding of a few floating point operations."""
@@ -75,8 +74,11 @@ class Policy:
         prefill: Policy | None = None,
         decode: Policy | None = None,
         prefill_from_tokens: int = 0,
+        spec: schema.Policy | None = None,
     ) -> None:
         self.name = name
+        self.spec = spec  # what it was built from
+        self.digest = digest_of(spec)
         self.prefill_from_tokens = prefill_from_tokens
         self._parts: dict[Part, Policy] = {"whole": self, "prefill": prefill or self, "decode": decode or self}
         self.filters = tuple(filters)
@@ -90,19 +92,40 @@ class Policy:
             self.needs |= part.needs if part is not None else Needs.NONE
         self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
 
-    def part(self, part: Part) -> Policy:
-        """The policy that places this part of a request."""
-        return self._parts[part]
+    def after(self, before: Policy) -> Policy:
+        """This policy with the plug-ins of `before` where name and parameters are equal: they may have learned."""
+        known = {scorer.name: scorer.scorer for scorer in before.scorers}
+        scorers = [
+            s._replace(scorer=known[s.name]) if s.name in known and same(s.scorer, known[s.name]) else s
+            for s in self.scorers
+        ]
+        parts = {part: self._parts[part] for part in _HALVES if self._parts[part] is not self}
+        halves = {part: half.after(before._parts[part]) for part, half in parts.items()}
+        return Policy(
+            self.name,
+            self.filters,
+            scorers,
+            self.picker,
+            **halves,
+            prefill_from_tokens=self.prefill_from_tokens,
+            spec=self.spec,
+        )
 
-    def decide(self, view: View) -> Decision:
-        """The choice among `view.rows`, of which there must be at least one. Raises PolicyFault."""
-        view, skipped = self._filtered(view)
-        terms = tuple([self._term(weighted, view) for weighted in self.scorers])
+    def decide(self, view: View, part: Part = "whole") -> Decision:
+        """The choice among `view.rows`, of which there must be at least one, for this part of a request.
+
+        Raises PolicyFault.
+        """
+        return self._parts[part]._decide(view, part)
+
+    def _decide(self, view: View, part: Part) -> Decision:
+        left, skipped = self._filtered(view)
+        terms = tuple([self._term(weighted, left) for weighted in self.scorers])
         costs = _total(terms)
         if not isfinite(sum(costs)):
             raise PolicyFault(self.name, "weights", "the weighted costs add up to more than a number can hold")
-        chosen = self._asked(self.picker.name, self._picked, view, costs)
-        return Decision(self.name, view, terms, costs, chosen, skipped, self._learners)
+        chosen = self._asked(self.picker.name, self._picked, left, costs)
+        return Decision(self.name, view, left.rows, terms, costs, chosen, skipped, self._learners, part)
 
     def _filtered(self, view: View) -> tuple[View, tuple[str, ...]]:
         """The view of the rows that stay, and the filters that were skipped because none would have."""
@@ -134,8 +157,18 @@ class Policy:
             raise PolicyFault(self.name, plugin, f"{type(failure).__name__}: {failure}") from failure
 
 
-def build_policy(name: str, spec: schema.Policy, registry: Registry | None = None) -> Policy:
-    """The policy that a file describes. Raises ConfigError with every problem found, one a line."""
+def digest_of(spec: schema.Policy | None) -> str:
+    """A short name of what a policy says: equal for equal files, in every process. Built by hand: `by hand`."""
+    return "by hand" if spec is None else blake2b(spec.model_dump_json().encode(), digest_size=6).hexdigest()
+
+
+def build_policy(
+    name: str, spec: schema.Policy, registry: Registry | None = None, *, before: Policy | None = None
+) -> Policy:
+    """The policy that a file describes. What plug-ins of `before` have learned goes on in those that are the same.
+
+    Raises ConfigError with every problem found, one a line.
+    """
     try:
         registry = registry or installed()
     except PluginError as twice:
@@ -146,13 +179,15 @@ def build_policy(name: str, spec: schema.Policy, registry: Registry | None = Non
     decode = None if spec.decode is None else _built(spec.decode, "decode.", registry, problems)
     if problems or whole is None:
         raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
-    return Policy(
+    built = Policy(
         name,
         *whole,
         prefill=None if prefill is None else Policy(f"{name}.prefill", *prefill),
         decode=None if decode is None else Policy(f"{name}.decode", *decode),
         prefill_from_tokens=spec.prefill_from_tokens,
+        spec=spec,
     )
+    return built if before is None else built.after(before)
 
 
 class _Parts(NamedTuple):
@@ -182,6 +217,13 @@ def _built(spec: schema.Profile, where: str, registry: Registry, problems: list[
         return None
     return _Parts(
         [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
+    )
+
+
+def same(one: Plugin, other: Plugin) -> bool:
+    """Whether two plug-ins are of one kind and have equal parameters, whatever they have learned."""
+    return type(one) is type(other) and all(
+        getattr(one, name) == getattr(other, name) for name in parameters(type(one))
     )
 
 

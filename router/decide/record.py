@@ -5,11 +5,19 @@ A record keeps references (the view, the decision), not copies: the readable for
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from scorers.contract import Scorer, View
+from router.decide.why import why
+from scorers.contract import Row, Scorer, View
+
+if TYPE_CHECKING:
+    from router.decide.differences import Difference
+    from router.decide.policy import Policy
+
+Part = Literal["whole", "prefill", "decode"]
+"""What is placed: a whole request, or one half of a pair."""
 
 
 class Term(NamedTuple):
@@ -18,23 +26,50 @@ class Term(NamedTuple):
     name: str
     unit: str
     weight: float
-    costs: tuple[float, ...]  # unweighted, one per row of the decision's view
+    costs: tuple[float, ...]  # unweighted, one per row of the decision
 
 
 class Decision(NamedTuple):
-    """What a policy made of a view. `view.rows` are the rows that passed the filters, `costs` theirs."""
+    """What a policy made of a view: `costs`, the terms' costs and `chosen` are of `rows`, those that filters left."""
 
     policy: str
-    view: View
+    view: View  # as it was asked: with every candidate
+    rows: tuple[Row, ...]
     terms: tuple[Term, ...]
     costs: tuple[float, ...]
     chosen: int
     skipped_filters: tuple[str, ...]  # filters that would have left no row
     learners: tuple[Scorer, ...] = ()  # scorers of the policy that want to hear of this choice and its outcome
+    part: Part = "whole"
+
+    @property
+    def row(self) -> Row:
+        return self.rows[self.chosen]
 
     @property
     def target(self) -> str:
-        return self.view.rows[self.chosen].target
+        return self.rows[self.chosen].target
+
+    @property
+    def seen(self) -> View:
+        """The view as its scorers saw it, without the rows that the filters dropped."""
+        return self.view if len(self.rows) == len(self.view.rows) else self.view._replace(rows=self.rows)
+
+    @property
+    def margin(self) -> float | None:
+        """By how much the next best row costs more than the chosen one (less than 0: the picker took a dearer one);
+        None: there is no other.
+        """
+        others = self.costs[: self.chosen] + self.costs[self.chosen + 1 :]
+        return min(others) - self.costs[self.chosen] if others else None
+
+
+class OnLooker(NamedTuple):
+    """What a shadow would have chosen, held against the choice that was made."""
+
+    policy: str
+    target: str
+    difference: Difference
 
 
 class Leg(msgspec.Struct, gc=False):
@@ -88,7 +123,14 @@ class Record(msgspec.Struct, gc=False):
     tokens_from: str  # given | local | remote | or why they are unknown
     prompt_tokens_counted: int | None  # by us, before sending
     stages: Stages
+    client: str | None = None  # the name of its API key
+    policy: Policy | None = None  # which decided, as it was then
+    arm: str | None = None  # of the experiment; None: there is none, or the request stands outside of it
+    unit: bytes | None = None  # whose arm that is
+    asked_by: str | None = None  # the token that asked for this policy, whatever the arm
+    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a ledger is kept
     attempts: list[Attempt] = []
+    onlookers: list[OnLooker] = []
     status: int | None = None  # what the client got
     error: str | None = None
     ttft_ms: float | None = None
@@ -104,9 +146,16 @@ class Record(msgspec.Struct, gc=False):
         return self.attempts[-1].decision.target if self.attempts else None
 
 
+UNSHOWN = frozenset({"arrived_s", "unit", "blocks"})
+
+
 def readable(record: Record) -> dict[str, Any]:
     """The record for people, as plain JSON types: every candidate with each weighted term, which add up to its cost."""
-    shown: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name != "arrived_s"}
+    shown: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in UNSHOWN}
+    shown["policy"] = None if record.policy is None else record.policy.name
+    shown["policy_digest"] = None if record.policy is None else record.policy.digest
+    shown["why"] = why(record.attempts[-1].decision) if record.attempts else None
+    shown["onlookers"] = [plain(onlooker) for onlooker in record.onlookers]
     shown["target"] = record.target
     shown["stages"] = msgspec.structs.asdict(record.stages)
     shown["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]
@@ -126,15 +175,26 @@ def _readable_leg(leg: Leg) -> dict[str, Any]:
 
 
 def _readable_choice(choice: Attempt | Leg) -> dict[str, Any]:
-    decision = choice.decision
-    view: dict[str, Any] = plain(decision.view._replace(rows=()))
-    del view["rows"], view["session"]  # the candidates are below; whose session it is stays here
     return {
-        "policy": decision.policy,
-        "target": decision.target,
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,
         "expected_tokens": choice.expected_tokens,
+        **readable_decision(choice.decision),
+    }
+
+
+def readable_decision(decision: Decision) -> dict[str, Any]:
+    """One choice for people: `why` in a sentence, and every candidate that filters left with all that spoke for it."""
+    view: dict[str, Any] = plain(decision.view._replace(rows=()))
+    del view["rows"]  # the candidates are below
+    stayed = {row.target for row in decision.rows}
+    return {
+        "policy": decision.policy,
+        "part": decision.part,
+        "target": decision.target,
+        "why": why(decision),
+        "margin": decision.margin,
+        "filtered_out": [row.target for row in decision.view.rows if row.target not in stayed],
         "skipped_filters": list(decision.skipped_filters),
         "view": view,
         "candidates": [_readable_candidate(decision, i) for i in range(len(decision.costs))],
@@ -151,7 +211,7 @@ def _readable_candidate(decision: Decision, i: int) -> dict[str, Any]:
         }
         for term in decision.terms
     }
-    return {"cost": decision.costs[i], "terms": terms, **plain(decision.view.rows[i])}
+    return {"cost": decision.costs[i], "terms": terms, **plain(decision.rows[i])}
 
 
 def plain(value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.config.document import Problem, dotted, load
+from router.config.document import Problem, dotted, load, parse
 from router.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ def test_refusals_are_sorted_by_line_and_not_repeated(tmp_path: Path) -> None:
     document = load(written(tmp_path, "a: 1\nb: 2\n"))
     wrong = Problem(("b",), "wrong")
     error = document.refusal([wrong, Problem(("a",), "bad"), wrong])
-    assert str(error) == f"{document.file}:1: a: bad\n{document.file}:2: b: wrong"
+    assert str(error) == f"{document.name}:1: a: bad\n{document.name}:2: b: wrong"
 
 
 def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
@@ -101,3 +102,36 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"a: \xff\n")
     with pytest.raises(ConfigError, match=r"is not UTF-8 text \(byte 3\)"):
         load(tmp_path / "b.yaml")
+
+
+# texts that were sent
+
+
+def test_a_text_is_called_what_it_is_told() -> None:
+    document = parse("a: 1\nb: {c: 2}\n", "policy mine")
+    assert (document.name, document.folder, document.data) == ("policy mine", None, {"a": 1, "b": {"c": 2}})
+    assert str(document.refusal([Problem(("b", "c"), "bad")])) == "policy mine:2: b.c: bad"
+    with pytest.raises(ConfigError, match=r"^policy mine:1: the text is empty$"):
+        parse("# nothing\n", "policy mine")
+
+
+def test_json_is_read_with_all_its_characters() -> None:
+    given = {"name": "a\u00e9\u4e2d\U0001f600/\t", "n": 1.5, "none": None}
+    assert parse(json.dumps(given), "x").data == given
+    assert parse(json.dumps(given, ensure_ascii=False), "x").data == given
+
+
+def test_half_a_character_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^x:1: not YAML: .* is not of kind str \(column 4\)$"):
+        parse('a: "\\ud83d"', "x")
+    with pytest.raises(ConfigError, match="is not of kind str"):
+        parse('"\\ud83d": a', "x")
+
+
+def test_texts_that_would_take_for_ever() -> None:
+    layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    layers += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]  # 10^9 values in 600 bytes
+    with pytest.raises(ConfigError, match=r"^x:\d+: not YAML: more than 200,000 values in all"):
+        parse("\n".join(layers), "x")
+    with pytest.raises(ConfigError, match=r"^x:1: not YAML: nested too deeply$"):
+        parse("[" * 5000, "x")

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from router.config.read import (
     effective,
+    experiment_from,
     load_policies,
+    policies_from,
+    policy_from,
+    read_all,
+    read_any,
     read_client_keys,
     read_config,
-    read_either,
     read_instances,
     read_policy_file,
 )
 from router.config.schema import Config, Policy
 from router.errors import ConfigError
 
-POLICY = "policies: {default: {scorers: [{name: random}]}}\n"
+POLICY = "policies: {warm: {scorers: [{name: random}]}}\n"
 MINIMAL = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\n" + POLICY
 
 
@@ -47,13 +52,13 @@ def test_the_smallest_file(folder: Path) -> None:
     config = read_config(put(folder, MINIMAL))
     assert [instance.id for instance in config.fleet.instances] == ["10.0.0.1:8000"]
     assert config.listen.port == 8000
-    assert config.policies["default"].picker.name == "best"
+    assert config.policies["warm"].picker.name == "best"
 
 
 def test_paths_come_back_absolute(folder: Path) -> None:
     put(folder, "{}", "models/m/tokenizer.json")
     put(folder, "[]", "fleet.yaml")
-    put(folder, "scorers: [{name: random}]", "policies/default.yaml")
+    put(folder, "scorers: [{name: random}]", "policies/warm.yaml")
     text = "fleet: {file: fleet.yaml}\ntokenizers: {m: {path: models/m}}\npolicies_dir: policies\n"
     config = read_config(put(folder, text))
     assert config.fleet.file == str(folder / "fleet.yaml")
@@ -258,12 +263,8 @@ def test_halves_of_a_pair_say_how_kv_gets_across(folder: Path, instance: str, co
 
 
 def test_the_active_policy_must_exist(folder: Path) -> None:
-    assert refusal(folder, MINIMAL + "active: defalt\n") == [
-        '3: active: unknown policy "defalt": did you mean "default"?'
-    ]
-    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == [
-        '2: active: unknown policy "x": known here: default'
-    ]
+    assert refusal(folder, MINIMAL + "active: wram\n") == ['3: active: unknown policy "wram": did you mean "warm"?']
+    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == ['2: active: unknown policy "x": known here: warm']
 
 
 # policies
@@ -277,7 +278,7 @@ def test_policies_from_both_places(folder: Path) -> None:
     )
     put(folder, "no policy", "p/readme.txt")
     policies = load_policies(read_config(put(folder, MINIMAL + "policies_dir: p\n")))
-    assert sorted(policies) == ["b", "default"]
+    assert sorted(policies) == ["b", "warm"]
     assert policies["b"].scorers[0].model_extra == {"half": 3}
     assert policies["b"].picker.model_extra == {"temperature": 0.1}
 
@@ -290,15 +291,15 @@ def test_a_relative_policies_dir_starts_at_base_dir(folder: Path) -> None:
 
 
 def test_every_broken_policy_file_is_named(folder: Path) -> None:
-    put(folder, "scorers: [{name: random}]", "p/default.yaml")
+    put(folder, "scorers: [{name: random}]", "p/warm.yaml")
     put(folder, "scorers: [{nam: random}]", "p/one.yaml")
     put(folder, "", "p/two.yml")
     said = refusal(folder, MINIMAL + "policies_dir: p\nactive: one\n")
     at = folder / "p"
     assert said == [
-        f'{at}/default.yaml: there is already a policy "default", inline or in another file',
         f"{at}/one.yaml:1: scorers[0].name: missing (registered name, see scorers/README.md)",
         f"{at}/two.yml:1: the file is empty",
+        f'{at}/warm.yaml: there is already a policy "warm", inline or in another file',
     ]
 
 
@@ -311,10 +312,10 @@ def test_a_policy_file_alone(folder: Path) -> None:
 
 
 def test_main_and_policy_files_are_told_apart(folder: Path) -> None:
-    assert isinstance(read_either(put(folder, MINIMAL)), Config)
-    assert isinstance(read_either(put(folder, "scorers: [{name: random}]")), Policy)
+    assert isinstance(read_any(put(folder, MINIMAL)), Config)
+    assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), Policy)
     with pytest.raises(ConfigError, match="wanted a mapping"):
-        read_either(put(folder, "[]"))
+        read_any(put(folder, "[]"))
 
 
 # the list of instances
@@ -393,5 +394,52 @@ def test_effective_of_a_policy(folder: Path) -> None:
 
 def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
     config = read_config(put(folder, "fleet: {instances: [{url: 'http://127.0.0.1:8100'}]}"))
-    shipped = Path(__file__).parents[3] / "configs/policies/default.yaml"
+    shipped = Path(__file__).parents[3] / "configs/policies/warm.yaml"
     assert load_policies(config) == {config.active: read_policy_file(shipped)}
+
+
+# texts that were sent
+
+
+def test_policies_and_experiments_from_texts() -> None:
+    policy = Policy.model_validate({"scorers": [{"name": "random"}]})
+    assert policy_from("scorers: [{name: random}]", "mine") == policy
+    assert policies_from("a: {scorers: [{name: random}]}\nb: {scorers: [{name: random}]}") == {"a": policy, "b": policy}
+    section = "arms: {a: 90, b: 10}\n"
+    alone = experiment_from(section, ["a", "b"])
+    assert alone.arms == {"a": 90.0, "b": 10.0}
+    assert experiment_from("experiment:\n  " + section, ["a", "b"]) == alone
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (
+            lambda: policy_from("scorers: []", "p"),
+            "policy p:1: scorers: found an empty list, wanted at least 1 of them",
+        ),
+        (lambda: policies_from("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
+        (lambda: policies_from("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
+        (lambda: experiment_from("x: 1", []), 'experiment:1: x: unknown key "x"'),
+        (
+            lambda: experiment_from("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"]),
+            'experiment:3: arms.c: unknown policy "c": known here: a, b\n'
+            'experiment:4: shadows[0]: unknown policy "d": known here: a, b',
+        ),
+        (
+            lambda: experiment_from("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
+            "experiment:1: experiment: arms: the shares add up to 101, not 100 (percent)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_texts(read: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read()
+    assert said in str(refused.value)
+
+
+def test_the_policies_come_with_the_main_file(folder: Path) -> None:
+    put(folder, "scorers: [{name: random}]", "p/b.yaml")
+    config, policies = read_all(put(folder, MINIMAL + "policies_dir: p\n"))
+    assert config == read_config(folder / "main.yaml")
+    assert policies == load_policies(config)

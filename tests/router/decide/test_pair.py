@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from router.config import schema
+from router.decide.arms import Regime
 from router.decide.desk import Desk
-from router.decide.pair import choose_pair, worth_prefilling
+from router.decide.pair import Choice, choose_pair, worth_prefilling
 from router.decide.policy import build_policy
-from scorers.contract import PoolHit, Row
+from scorers.contract import PoolHit, Row, View
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 PREFILLERS = (a_row("p", load=a_load(requests=3)), a_row("q", load=a_load(requests=1)))
@@ -21,7 +24,12 @@ def a_desk(from_tokens: int = 0) -> Desk:
         "decode": {"scorers": [{"name": "prefix_overlap"}]},
         "prefill_from_tokens": from_tokens,
     }
-    return Desk(build_policy("mine", schema.Policy.model_validate(spec)), seed=1)
+    policy = build_policy("mine", schema.Policy.model_validate(spec))
+    return Desk(Regime({"mine": policy}, "mine"), seed=1)
+
+
+def chosen(desk: Desk, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> Choice:
+    return choose_pair(desk, desk.regime.policy, view, prefill_rows)
 
 
 def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it() -> None:
@@ -32,7 +40,7 @@ def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it(
         return PREFILLERS
 
     view = a_view(a_row("a", an_overlap(0)), a_row("b", an_overlap(160)), prompt_tokens=1000)
-    choice = choose_pair(a_desk(), view, rows_for)
+    choice = chosen(a_desk(), view, rows_for)
     assert (choice.answer.policy, choice.answer.target) == ("mine.decode", "b/0")
     assert asked == ["b/0"]
     assert choice.prefill is not None
@@ -41,7 +49,7 @@ def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it(
 
 
 def test_nobody_to_prefill_is_no_trouble() -> None:
-    choice = choose_pair(a_desk(), a_view(a_row("a"), prompt_tokens=1000), lambda _: ())
+    choice = chosen(a_desk(), a_view(a_row("a"), prompt_tokens=1000), lambda _: ())
     assert (choice.answer.target, choice.prefill) == ("a/0", None)
 
 
@@ -50,7 +58,7 @@ def test_what_is_not_worth_it_asks_nobody() -> None:
         raise AssertionError
 
     view = a_view(a_row("a", an_overlap(960)), prompt_tokens=1000)  # 40 left
-    assert choose_pair(a_desk(from_tokens=41), view, rows_for).prefill is None
+    assert chosen(a_desk(from_tokens=41), view, rows_for).prefill is None
 
 
 @pytest.mark.parametrize(

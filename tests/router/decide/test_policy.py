@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from router.decide.policy import (
 )
 from router.errors import ConfigError
 from scorers.best import Best
-from scorers.contract import Filter, Needs, Picker, Scorer, Unit, View
+from scorers.contract import Filter, Needs, Picker, Row, Scorer, Unit, View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 
@@ -121,7 +121,9 @@ def test_filters_narrow_the_view_one_after_the_other() -> None:
     zeros = Fixed(lambda view: [0.0] * len(view.rows))
     decision = policy(zeros, filters=[Only(last_two), Only(last_two)]).decide(a_view(*ROWS))
     assert seen == [["a", "b", "c"], ["b", "c"]]
-    assert [row.instance for row in decision.view.rows] == ["c"]
+    assert [row.instance for row in decision.rows] == ["c"]
+    assert [row.instance for row in decision.view.rows] == ["a", "b", "c"], "who was asked about stays on record"
+    assert decision.seen.rows == decision.rows
     assert (decision.target, decision.skipped_filters) == ("c/0", ())
 
 
@@ -201,8 +203,8 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
         (
             {"filters": [{"name": "nope"}], "scorers": [{"name": "kv_usage"}], "picker": {"name": "bets"}},
             [
-                "policies.mine: filters[0]: unknown filter 'nope'; known are adapter_room, max_waiting",
-                "policies.mine: picker: unknown picker 'bets' (did you mean 'best'?); known are best, softmax",
+                "policies.mine: filters[0]: unknown filter 'nope'; known are adapter_room, affinity_gate, ",
+                "policies.mine: picker: unknown picker 'bets' (did you mean 'best'?); known are best, power_of_k, softmax",
             ],
         ),
         (
@@ -244,13 +246,16 @@ def test_the_name_of_the_fallback_is_taken() -> None:
 def test_the_fallback_takes_the_fewest_own_requests_whatever_the_view(view: View) -> None:
     decision = fallback().decide(view)
     assert decision.policy == "fallback"
-    assert decision.view.rows[decision.chosen].load.requests == min(row.load.requests for row in view.rows)
+    assert decision.row.load.requests == min(row.load.requests for row in view.rows)
 
 
 def test_the_halves_of_a_pair_have_profiles_of_their_own_or_the_policys() -> None:
     whole = build_policy("mine", read(scorers=[{"name": "round_robin"}], decode={"scorers": [{"name": "kv_usage"}]}))
-    assert whole.part("whole") is whole.part("prefill") is whole
-    assert (whole.part("decode").name, whole.part("decode").needs) == ("mine.decode", Needs.LOAD)
+    decisions = {part: whole.decide(a_view(*ROWS), part) for part in ("whole", "prefill", "decode")}
+    assert {part: decision.policy for part, decision in decisions.items()} == {
+        "whole": "mine", "prefill": "mine", "decode": "mine.decode",
+    }  # fmt: skip
+    assert [decision.part for decision in decisions.values()] == ["whole", "prefill", "decode"]
     assert whole.needs == Needs.LOAD, "all that any part reads"
     assert whole.prefill_from_tokens == 0
     measuring = build_policy("mine", read(scorers=[{"name": "round_robin"}], prefill_from_tokens=100))
@@ -269,3 +274,52 @@ def test_what_is_wrong_with_a_profile_is_said_with_its_place() -> None:
     lines = str(refusal.value).splitlines()
     assert len(lines) == len(begins)
     assert [line.startswith(f"policies.mine: {begin}") for line, begin in zip(lines, begins, strict=True)] == [True] * 4
+
+
+@dataclass
+class Learner(Scorer):
+    """Has a parameter, and something learned."""
+
+    unit = Unit.POINTS
+
+    share: float = 0.5
+    lessons: list[str] = field(default_factory=list, init=False)
+
+    def score(self, view: View) -> Sequence[float]:
+        return [self.share] * len(view.rows)
+
+    def picked(self, view: View, row: Row) -> None:
+        self.lessons.append(row.target)
+
+
+def learning(share: float, weight: float = 1.0, *, prefill: Policy | None = None) -> Policy:
+    return Policy(
+        "p", [], [WeightedScorer("learner", weight, Learner(share))], NamedPicker("best", Best()), prefill=prefill
+    )
+
+
+def test_what_was_learned_goes_on_where_name_and_parameters_are_equal() -> None:
+    before = learning(0.5, prefill=learning(0.1))
+    same = learning(0.5, weight=2.0, prefill=learning(0.1)).after(before)  # a weight is the policy's, not the scorer's
+    assert same.scorers[0].scorer is before.scorers[0].scorer
+    assert same.scorers[0].weight == 2.0
+    assert same.decide(a_view(*ROWS), "prefill").learners == before.decide(a_view(*ROWS), "prefill").learners
+    assert learning(0.6).after(before).scorers[0].scorer is not before.scorers[0].scorer
+    renamed = Policy("p", [], [WeightedScorer("pupil", 1.0, Learner(0.5))], NamedPicker("best", Best())).after(before)
+    assert renamed.scorers[0].scorer is not before.scorers[0].scorer
+
+
+def test_a_digest_names_what_a_policy_says() -> None:
+    one, same = (
+        build_policy("a", read(scorers=[{"name": "random"}])),
+        build_policy("b", read(scorers=[{"name": "random"}])),
+    )
+    other = build_policy("a", read(scorers=[{"name": "random", "weight": 2}]))
+    assert one.digest == same.digest != other.digest
+    assert learning(0.5).digest == "by hand"
+
+
+def test_the_margin_is_to_the_next_best() -> None:
+    decision = policy(Fixed(lambda view: [0.9, 0.25, 0.5])).decide(a_view(*ROWS))
+    assert (decision.target, decision.margin) == ("b/0", 0.25)
+    assert policy(Fixed(lambda view: [0.9])).decide(a_view(ROWS[0])).margin is None

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import add
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.config import schema
-from router.decide.policy import build_policy
-from router.decide.record import Attempt, Leg, Record, Stages, plain, readable
-from scorers.contract import View
+from router.decide.differences import Difference
+from router.decide.policy import Policy, build_policy
+from router.decide.record import Attempt, Leg, OnLooker, Record, Stages, plain, readable
+from router.decide.why import why
+from scorers.contract import Picker, Scorer, Unit, View
+from scorers.registry import installed
 from tests.suites.views import a_load, a_row, a_speed, a_view, an_overlap, views
 
 SCORERS = {
@@ -48,9 +55,10 @@ VIEW = a_view(
 def test_a_record_without_an_attempt() -> None:
     assert readable(a_record()) == {
         "id": "run-7", "number": 7, "at_wall_s": 1_700_000_000.0, "endpoint": "/v1/completions", "model": "m",
-        "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "attempts": [], "status": None,
-        "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None, "cached_tokens": None,
-        "output_tokens": None, "poison": False, "done": False, "target": None,
+        "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "policy": None,
+        "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None, "onlookers": [],
+        "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
+        "cached_tokens": None, "output_tokens": None, "poison": False, "done": False, "target": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
             "connect_ms": None,
@@ -84,18 +92,42 @@ def test_filtered_rows_are_no_candidates_and_skipped_filters_are_named() -> None
     assert ([row["target"] for row in skipped["candidates"]], skipped["skipped_filters"]) == (["b/0"], ["max_waiting"])
 
 
-def test_whose_session_it_was_and_our_own_clock_stay_here() -> None:
-    shown = readable(a_record(VIEW))
-    assert "arrived_s" not in shown
-    assert "session" not in shown["attempts"][0]["view"]
-    assert "whose-it-is" not in json.dumps(shown)
+def test_what_means_nothing_to_others_stays_here() -> None:
+    """Our own clock, the unit's digest and the prompt's keys."""
+    record = a_record(VIEW)
+    record.unit, record.blocks = b"0123456789abcdef", (1, 2, 3)
+    assert not {"arrived_s", "unit", "blocks"} & set(readable(record))
+
+
+def test_the_policy_is_told_by_name_and_digest() -> None:
+    record = a_record(VIEW)
+    record.policy, record.arm = DEFAULT, "default"
+    shown = readable(record)
+    assert (shown["policy"], shown["policy_digest"], shown["arm"]) == ("default", DEFAULT.digest, "default")
 
 
 def test_the_view_is_shown_without_its_rows() -> None:
     view = readable(a_record(VIEW))["attempts"][0]["view"]
-    assert "rows" not in view
     assert (view["prompt_tokens"], view["prefixes"]) == (40, [1, 2])
-    assert set(view) == set(View._fields) - {"rows", "session"}
+    assert set(view) == set(View._fields) - {"rows"}
+
+
+def test_the_reason_stands_at_every_choice_and_the_last_one_above_all() -> None:
+    record = a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]))
+    record.attempts[0].prefill = Leg(DEFAULT.decide(VIEW), 0, 16, "ok", 12.5, 32)
+    shown = readable(record)
+    first, second = shown["attempts"]
+    assert first["why"] == first["prefill"]["why"] == why(record.attempts[0].decision)
+    assert first["why"].startswith("a/0: queue_depth costs ")
+    assert shown["why"] == second["why"] == "b/0: the only candidate"
+
+
+def test_onlookers_say_what_they_would_have_done() -> None:
+    record = a_record(VIEW)
+    record.onlookers = [OnLooker("lmetric", "b/0", Difference(12.5, None))]
+    assert readable(record)["onlookers"] == [
+        {"policy": "lmetric", "target": "b/0", "difference": {"ttft_ms": 12.5, "overlap_tokens": None}}
+    ]
 
 
 def test_sets_come_sorted() -> None:
@@ -103,21 +135,50 @@ def test_sets_come_sorted() -> None:
     assert plain((1, frozenset({3, 2}), a_speed())) == [1, [2, 3], plain(a_speed())]
 
 
-@settings(deadline=None, max_examples=40)
-@given(views())
-def test_the_terms_add_up_to_every_candidates_cost(view: View) -> None:
-    """Only plain JSON types come out, whatever the view."""
-    record = a_record(view)
-    shown = json.loads(msgspec.json.encode(readable(record)))
-    (attempt,) = shown["attempts"]
+def by_unit() -> dict[Unit, list[str]]:
+    """The built-in scorers that can be added up."""
+    registry = installed()
+    units: dict[Unit, list[str]] = {}
+    for name in registry.names(Scorer):
+        units.setdefault(registry.find(Scorer, name).unit, []).append(name)
+    return units
+
+
+BY_UNIT = by_unit()
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Any scorers of one unit with any weights, in any order, and any picker."""
+    unit = draw(st.sampled_from(list(BY_UNIT)))
+    most = 1 if unit is Unit.RAW else len(BY_UNIT[unit])
+    names = draw(st.lists(st.sampled_from(BY_UNIT[unit]), min_size=1, max_size=most, unique=True))
+    weights = [draw(st.floats(0.001, 1000)) for _ in names]
+    picker = draw(st.sampled_from(installed().names(Picker)))
+    scorers = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
+    return build_policy("any", schema.Policy.model_validate({"scorers": scorers, "picker": {"name": picker}}))
+
+
+@settings(deadline=None, max_examples=150)
+@given(policies(), views())
+def test_the_terms_add_up_to_every_candidates_cost(policy: Policy, view: View) -> None:
+    """Exactly so when added in the order in which they are told. Only plain JSON types come out, whatever the view."""
+    record = a_record()
+    record.attempts = [Attempt(policy.decide(view), 32, 36)]
+    (attempt,) = json.loads(msgspec.json.encode(readable(record)))["attempts"]
     candidates = attempt["candidates"]
     assert [row["target"] for row in candidates] == [row.target for row in view.rows]
     for row in candidates:
-        assert set(row["terms"]) == {"queue_depth", "kv_usage", "prefix_overlap"}
-        assert sum(term["weighted"] for term in row["terms"].values()) == pytest.approx(row["cost"])
+        assert list(row["terms"]) == [scorer.name for scorer in policy.scorers]
         assert all(term["weighted"] == term["weight"] * term["cost"] for term in row["terms"].values())
-    (chosen,) = [row for row in candidates if row["target"] == attempt["target"]]
-    assert chosen["cost"] == min(row["cost"] for row in candidates)
+        assert reduce(add, (term["weighted"] for term in row["terms"].values())) == row["cost"]
+    assert row_of(attempt)["cost"] - min(row["cost"] for row in candidates) == max(0.0, -(attempt["margin"] or 0.0))
+
+
+def row_of(attempt: dict[str, Any]) -> dict[str, Any]:
+    """The candidate that was chosen."""
+    (chosen,) = [row for row in attempt["candidates"] if row["target"] == attempt["target"]]
+    return dict(chosen)
 
 
 def test_a_pair_shows_both_choices_and_how_each_half_ended() -> None:
