@@ -19,6 +19,7 @@ from router.errors import (
     BadGateway,
     BadRequest,
     DeadlineExceeded,
+    Forbidden,
     NoTarget,
     NotFound,
     Refused,
@@ -40,6 +41,7 @@ ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline"
 REASONS: dict[type[Refused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
+    Forbidden: "forbidden",
     NotFound: "not_found",
     TooLarge: "too_large",
     TooBusy: "too_busy",
@@ -108,6 +110,7 @@ class Metrics:
         self._tables: list[Counts | Spread] = []
         self._make_requests()
         self._make_tokens()
+        self._make_arms()
 
     def started(self) -> None:
         """A request was decided and is being relayed: its record is open."""
@@ -132,6 +135,8 @@ class Metrics:
             self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
         self._count_stages(record)
         self._count_tokens(record, model)
+        if record.arm is not None:
+            self._count_arm(record, record.arm, status)
 
     def refused(self, endpoint: str, refusal: Refused) -> None:
         """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
@@ -208,6 +213,38 @@ class Metrics:
             )
         )
 
+    def _make_arms(self) -> None:
+        """By arm of an experiment: a closed set of names, those of policies."""
+        self._arm_requests = self._kept(
+            Counts("warmroute_arm_requests_total", "requests of an experiment's arm ended, by status", "arm", "status")
+        )
+        self._arm_ttft = self._kept(
+            Spread("warmroute_arm_ttft_seconds", "arrival to the first byte, by arm", WAIT_BOUNDS_S, "arm")
+        )
+        self._arm_duration = self._kept(
+            Spread("warmroute_arm_duration_seconds", "arrival to the end of the answer, by arm", WAIT_BOUNDS_S, "arm")
+        )
+        self._arm_prompt = self._kept(
+            Counts(
+                "warmroute_arm_prompt_tokens_total",
+                "prompt tokens, by arm, of answers that told what they found",
+                "arm",
+            )
+        )
+        self._arm_delivered = self._kept(
+            Counts("warmroute_arm_delivered_tokens_total", "of those, the ones that engines reported as cached", "arm")
+        )
+
+    def _count_arm(self, record: Record, arm: str, status: str) -> None:
+        self._arm_requests[arm, status] += 1
+        if record.ttft_ms is not None:
+            self._arm_ttft[(arm,)].observe(record.ttft_ms / 1000)
+        if record.duration_ms is not None:
+            self._arm_duration[(arm,)].observe(record.duration_ms / 1000)
+        if record.prompt_tokens is not None and record.cached_tokens is not None:
+            self._arm_prompt[(arm,)] += record.prompt_tokens
+            self._arm_delivered[(arm,)] += record.cached_tokens
+
     def _count_stages(self, record: Record) -> None:
         stages = record.stages
         took = (
@@ -236,7 +273,7 @@ class Metrics:
         """Tiers hold cumulative runs; each label counts what its tier adds."""
         if attempt.pool_tokens is not None:
             self._predicted[model, "pool"] += attempt.pool_tokens
-        overlap = attempt.decision.view.rows[attempt.decision.chosen].overlap
+        overlap = attempt.decision.row.overlap
         if overlap is None:
             return
         slower = 0

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from router.ledger.steering import Steering, steering_families
+
 TARGET = ("target", "instance")
 TIERS = ("gpu", "cpu", "disk")
 INSTANCE_STATES = ("joining", "ready", "draining", "down")
@@ -89,6 +91,7 @@ class Snapshot(NamedTuple):
     discovery_trouble: Mapping[str, bool]  # by source
     unpaired: Mapping[str, int] = {}  # prefill halves that could not be, by why
     pool: PoolState | None = None  # None: there is none
+    steering: Steering = Steering()
 
 
 class Reading(NamedTuple):
@@ -193,6 +196,7 @@ def families(now: Snapshot) -> Iterator[Metric]:
     yield from _links(now.targets)
     yield _unpaired(now.unpaired)
     yield from _pool(now.pool)
+    yield from steering_families(now.steering)
 
 
 def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:

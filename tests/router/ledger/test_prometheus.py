@@ -25,7 +25,7 @@ def attempt(end: str, overlap: Overlap | None = None) -> Attempt:
         number=0, seed=0, model="known", adapter=None, prompt_tokens=400, prefix=None, session=None, last_target=None,
         pool=None, busy=None, rows=(row,),
     )  # fmt: skip
-    return Attempt(Decision("default", view, (), (0.0,), 0, ()), None, None, end=end)
+    return Attempt(Decision("default", view, view.rows, (), (0.0,), 0, ()), None, None, end=end)
 
 
 def record(*attempts: Attempt, **changes: object) -> Record:

@@ -1,0 +1,126 @@
+"""What the ledger costs: bytes per record, microseconds to hand one over, to write and to read it, by size of fleet.
+
+    python -m tests.bench.ledger [--records 2000] [--json FILE]
+
+Prompts are 80,000 tokens long, records those of `busy_fleet.py`. Bytes are those of files as the ledger leaves them.
+CPU time of this process alone: reading includes decompressing, and so is what a replay pays before it decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from router.clock import SystemClock
+from router.config import schema
+from router.decide.record import Record
+from router.ledger.codec import Encoder
+from router.ledger.jsonl import JsonLines
+from router.ledger.logged import Logged, decode
+from router.ledger.reading import read
+from tests.bench.busy_fleet import BusyFleet
+
+BAR_BYTES = {64: 4096}
+WARM_UP = 1000  # records: until the engines' speeds are learned and their queues are what they will be
+
+
+class Cost(NamedTuple):
+    """Per record."""
+
+    targets: int
+    plain_bytes: float
+    packed_bytes: float
+    add_us: float
+    encode_us: float
+    decode_us: float
+    read_us: float
+
+
+def measured(targets: int, n: int) -> Cost:
+    records = list(BusyFleet(targets).records(WARM_UP + n))[WARM_UP:]
+    encoder = Encoder(salt=7)
+    encoder.opening("run", "0", 0.0)
+    lines = encoder.lines(records[0]) and [encoder.lines(record) for record in records]  # the first one has its policy
+    with tempfile.TemporaryDirectory(prefix="warmroute-ledger-") as folder:
+        config = schema.Ledger(folder=folder, queue=n)
+        add_us = written(config, records)
+        (packed,) = Path(folder).glob("*.gz")
+        read_us = spent_us(lambda: [None for _ in read([packed])], n)
+        assert sum(isinstance(entry, Logged) for entry in read([packed])) == n
+        return Cost(
+            targets,
+            sum(map(len, lines)) / n,
+            packed.stat().st_size / n,
+            add_us,
+            spent_us(lambda: [encoder.lines(record) and None for record in records], n),
+            spent_us(lambda: [decode(line) and None for line in lines], n),
+            read_us,
+        )
+
+
+def written(config: schema.Ledger, records: Sequence[Record]) -> float:
+    """Writes and compresses them. What handing over costs: before the thread starts, so that only that is measured."""
+    ledger = JsonLines(config, 7, "run", SystemClock())
+    began = time.perf_counter()
+    for record in records:
+        ledger.add(record)
+    add_us = (time.perf_counter() - began) / len(records) * 1e6
+    ledger.start()
+    ledger.close(within_s=60.0)
+    assert ledger.stats.written == len(records), ledger.stats
+    return add_us
+
+
+def spent_us(work: Callable[[], object], n: int) -> float:
+    """The least of three runs, per record."""
+
+    def once() -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    return min(once() for _ in range(3)) / n * 1e6
+
+
+def table(costs: Sequence[Cost]) -> Table:
+    shown = Table(title="the ledger, per record", box=box.SIMPLE)
+    for column in ("targets", "bytes", "compressed", "bar", "add us", "encode us", "decode us", "read us"):
+        shown.add_column(column, justify="right")
+    for cost in costs:
+        bar = BAR_BYTES.get(cost.targets)
+        verdict = "" if bar is None else f"{bar} [green]met[/]" if cost.packed_bytes <= bar else f"{bar} [red]missed[/]"
+        times = (cost.encode_us, cost.decode_us, cost.read_us)
+        shown.add_row(
+            f"{cost.targets}", f"{cost.plain_bytes:,.0f}", f"{cost.packed_bytes:,.0f}", verdict, f"{cost.add_us:.2f}",
+            *(f"{us:.0f}" for us in times),
+        )  # fmt: skip
+    return shown
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(prog="python -m tests.bench.ledger", description=__doc__)
+    arguments.add_argument("--records", type=int, default=2000)
+    arguments.add_argument("--json", type=Path, help="write the figures to this file")
+    chosen = arguments.parse_args()
+    costs = []
+    with Progress(transient=True) as progress:
+        for targets in progress.track((8, 64), description="writing and reading"):
+            costs.append(measured(targets, chosen.records))
+    console = Console()
+    (console if console.is_terminal else Console(width=100)).print(table(costs))
+    if chosen.json:
+        chosen.json.write_text(json.dumps([cost._asdict() for cost in costs], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A router's decisions without a router: views through a desk into records, and records through the ledger's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from router.config import schema
+from router.config.read import read_policy_file
+from router.decide.arms import Regime
+from router.decide.desk import Desk
+from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy
+from router.decide.record import Attempt, Record, Stages
+from router.ledger.codec import Encoder
+from router.ledger.logged import Line, Logged, LoggedPolicy, decode
+from scorers.best import Best
+from scorers.contract import Scorer, Unit, View
+
+FOLDER = Path(__file__).parents[3] / "configs/policies"
+SHIPPED = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+
+
+@dataclass
+class Fixed(Scorer):
+    """Always the same target, or always an error."""
+
+    unit = Unit.RAW
+
+    target: str = "broken"
+
+    def score(self, view: View) -> Sequence[float]:
+        if self.target == "broken":
+            raise RuntimeError("boom")
+        return [float(row.target != self.target) for row in view.rows]
+
+
+def to(target: str, *, name: str | None = None, spec: schema.Policy | None = None) -> Policy:
+    """A policy that always goes there."""
+    scorers = [WeightedScorer("fixed", 1.0, Fixed(target))]
+    return Policy(name or target, [], scorers, NamedPicker("best", Best()), spec=spec)
+
+
+def shipped(name: str) -> Policy:
+    return build_policy(name, read_policy_file(FOLDER / f"{name}.yaml"))
+
+
+def named(name: str, scorer: str | None = None) -> Policy:
+    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": scorer or name}]}))
+
+
+def desk_of(policy: Policy) -> Desk:
+    return Desk(Regime({policy.name: policy}, policy.name), seed=7)
+
+
+def a_record(policy: Policy | None, number: int = 0, **known: Any) -> Record:
+    record = Record(
+        f"run-{number}", number, 1.0, 1_700_000_000.0 + number, "/v1/completions", "m", True, "local", 9, Stages()
+    )
+    record.policy = policy
+    for name, value in known.items():
+        setattr(record, name, value)
+    return record
+
+
+def decided(policy: Policy, views: Iterable[View], desk: Desk | None = None) -> Iterator[Record]:
+    """Each view as a request that was answered at once."""
+    desk = desk or desk_of(policy)
+    for view in views:
+        number = desk.next_number()
+        record = a_record(policy, number)
+        decision = desk.decide(view._replace(number=number), policy)
+        desk.picked(decision)
+        record.attempts = [Attempt(decision, None, None, end="ok")]
+        yield record
+
+
+def lines(records: Iterable[Record]) -> list[bytes]:
+    encoder = Encoder(salt=5)
+    opening = encoder.opening("run", "0.1.0", 1_700_000_000.0)
+    return [line + b"\n" for line in (opening + b"".join(map(encoder.lines, records))).splitlines()]
+
+
+def read(written: Iterable[bytes]) -> Iterator[LoggedPolicy | Logged]:
+    for line in map(decode, written):
+        assert isinstance(line, Line)
+        if (entry := line.policy or line.record) is not None:
+            yield entry
