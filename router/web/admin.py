@@ -1,38 +1,38 @@
-"""The operator's door, on a listener of its own: what the router sees, what it decided, and draining an instance.
+"""The operator's door, on a listener of its own: what the router sees, what it decided, draining, and who may come in.
 
 Who may come in: with `admin.tokens`, whoever has one with the right for it. Without any, whoever reaches the socket,
 which the configuration allows on loopback only; then a browser is the danger. A page of another site can be made to
 resolve to 127.0.0.1 (DNS rebinding), so the Host must be a loopback name, and any page can post here blindly, so a
 request that a browser marks as another site's is refused.
 
-What is shown and done comes through `Operations`; this file knows nothing of the rooms behind it.
+What is shown and done comes through `Operations`, and what decides is switched through `Steering` (`steering.py`);
+this file knows nothing of the rooms behind them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from fastapi import Depends, FastAPI, Path, Query, Request
-from pydantic import BaseModel, ConfigDict
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from pydantic import BaseModel
+from starlette.routing import Match
 
 from router.config.schema import AdminToken
-from router.errors import NotFound, Refused, Unauthorized
-from router.web.errors import install
+from router.errors import Forbidden, NotFound, Refused, Unauthorized
+from router.lobby.tokens import AdminTokens
+from router.web.errors import error_answer, install
+from router.web.explained import Explaining, explained
+from router.web.steering import Described, Shape, Steering, steering
 
 log = logging.getLogger("warmroute.admin")
 
 Right = Literal["read", "write"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+ANYBODY = "anybody"  # who came in, where no token is asked for
 OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed by the user
-
-
-class Forbidden(Refused):
-    status, kind = 403, "permission_error"
 
 
 class Operations(Protocol):
@@ -56,15 +56,6 @@ class Operations(Protocol):
     def pool(self) -> dict[str, Any] | None:
         """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
 
-    def policies(self) -> dict[str, Any]:
-        """`active`, `names`, and `needs` of the active one."""
-
-
-class Shape(BaseModel):
-    """Known fields first; what else the rooms tell is passed on."""
-
-    model_config = ConfigDict(extra="allow")
-
 
 class InstanceShape(Shape):
     id: str
@@ -75,12 +66,6 @@ class InstanceShape(Shape):
 class RecordShape(Shape):
     id: str
     target: str | None
-
-
-class PoliciesShape(Shape):
-    active: str
-    names: list[str]
-    needs: list[str]
 
 
 class PoolShape(Shape):
@@ -119,11 +104,19 @@ def _errors(**meanings: str) -> dict[int | str, dict[str, Any]]:
 NO_ENTRY = _errors(_401="no valid token", _403="not allowed")
 INVALID = _errors(_422="an invalid parameter")
 NOT_THERE = _errors(_404="no such thing")
+DESCRIBED = Described(
+    not_there=NOT_THERE,
+    not_now=_errors(_409="not as things stand"),
+    text=_errors(_400="the body ended early", _413="the body is too large"),
+    json=_errors(_400="the body is not JSON") | NOT_THERE,
+)
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
-def admin_app(operations: Operations, tokens: Sequence[AdminToken]) -> FastAPI:
+def admin_app(
+    operations: Operations, control: Steering, explaining: Explaining, tokens: Sequence[AdminToken]
+) -> FastAPI:
     """The application for the admin listener. `tokens` empty: open, to be bound to a loopback address only."""
     app = FastAPI(
         title="Warmroute admin",
@@ -134,10 +127,27 @@ def admin_app(operations: Operations, tokens: Sequence[AdminToken]) -> FastAPI:
     )
     install(app)
     guard = Guard(tokens)
-    read, write = [Depends(guard.asking("read"))], [Depends(guard.asking("write"))]
-    _looking(app, operations, read)
-    _doing(app, operations, write)
+    read, write = Depends(guard.asking("read")), Depends(guard.asking("write"))
+    _looking(app, operations, [read])
+    _doing(app, operations, [write])
+    explained(app, operations, explaining, [read], _errors)
+    steering(app, control, read, write, DESCRIBED)
+    _allow_all_methods(app)
     return app
+
+
+def _allow_all_methods(app: FastAPI) -> None:
+    """A refused method is answered with all that its path has: Starlette names those of the first route only."""
+
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        refusal = Refused(f"{request.method} {request.url.path}: method not allowed")
+        refusal.status, refusal.kind = 405, "invalid_request_error"
+        answer = error_answer(refusal)
+        found = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = sorted({method for route in found for method in getattr(route, "methods", None) or ()})
+        return Response(answer.body, 405, {"allow": ", ".join(allowed), "content-type": "application/json"})
+
+    app.add_exception_handler(405, wrong_method)
 
 
 def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
@@ -149,21 +159,10 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
     async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
         return RecordList.model_validate({"records": operations.records(limit)})
 
-    @app.get("/admin/records/{id}", dependencies=read, responses=NOT_THERE)
-    async def record(id: Identifier) -> RecordShape:
-        found = operations.record(id)
-        if found is None:
-            raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
-        return RecordShape.model_validate(found)
-
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
         told = operations.pool()
         return PoolShape.model_validate({"configured": told is not None, **(told or {})})
-
-    @app.get("/admin/policies", dependencies=read)
-    async def policies() -> PoliciesShape:
-        return PoliciesShape.model_validate(operations.policies())
 
 
 def _doing(app: FastAPI, operations: Operations, write: list[Any]) -> None:
@@ -188,32 +187,31 @@ class Guard:
     """Says who may come in."""
 
     def __init__(self, tokens: Sequence[AdminToken]) -> None:
-        self._tokens = [(token, bytes.fromhex(token.hash)) for token in tokens]
+        self._tokens = AdminTokens(tokens)
 
-    def asking(self, right: Right) -> Callable[[Request], Awaitable[None]]:
-        """A dependency that lets a request pass or raises `Unauthorized` or `Forbidden`."""
+    def asking(self, right: Right) -> Callable[[Request], Awaitable[str]]:
+        """A dependency that says whose request it is, or raises `Unauthorized` or `Forbidden`."""
 
-        async def check(request: Request) -> None:
+        async def check(request: Request) -> str:
             if self._tokens:
                 who = self._who(request, right)
             else:
                 _check_origin(request)
-                who = "anybody"
+                who = ANYBODY
             if right == "write":
                 log.info("%s: %s %s", who, request.method, request.url.path)
+            return who
 
         return check
 
     def _who(self, request: Request, right: Right) -> str:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(given.strip().encode()).digest()
-        # All are compared, in constant time each: how long it takes says nothing about any of them.
-        found = [token for token, known in self._tokens if hmac.compare_digest(digest, known)]
-        if scheme.lower() != "bearer" or not found:
+        holder = self._tokens.holder(given.encode())
+        if scheme.lower() != "bearer" or holder is None:
             raise Unauthorized("an admin token is needed: Authorization: Bearer TOKEN", code="invalid_token")
-        if right not in found[0].rights:
+        if right not in holder.rights:
             raise Forbidden(f'this token has no right to "{right}"', code="missing_right")
-        return found[0].name
+        return holder.name
 
 
 def _check_origin(request: Request) -> None:

@@ -92,7 +92,8 @@ class Door:
             return
         given = call.header(b"authorization") or b""
         key = given[7:] if given[:7].lower() == b"bearer " else call.header(b"x-api-key") or b""
-        if hashlib.sha256(key.strip()).hexdigest() not in self._clients:
+        call.client = self._clients.get(hashlib.sha256(key.strip()).hexdigest())
+        if call.client is None:
             raise Unauthorized(
                 "a valid API key is needed: Authorization: Bearer KEY, or x-api-key", code="invalid_api_key"
             )

@@ -1,0 +1,232 @@
+"""The operator's line: what may be asked of the router while it runs, by files, admin API, command line and guard.
+
+    read (strictly) -> build -> plan on earlier requests -> swap, one assignment -> audit          (`switching.py`)
+
+What cannot be read or built changes nothing, and is remembered as that source's error until something of it can.
+
+`undo` goes back to what was in force before the last switch, and again to the one before that; there is no way forward
+but to switch again. It does not bring back an arm that was rolled back (`rollbacks.py`). Policies that were put here
+are in memory only. Files win where they change; a file that is as it was undoes nothing that was done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from router.clock import Clock
+from router.config.complaints import unknown
+from router.config.read import effective, experiment_from, policies_from, policy_from
+from router.control import files, proposals
+from router.control.proposals import Proposal
+from router.control.switching import ADMIN, FILES, Asked, Switching
+from router.control.telling import Switch, told_experiment, told_policies
+from router.core import Core
+from router.decide.arms import Regime
+from router.decide.findings import Finding
+from router.decide.policy import Policy
+from router.errors import ConfigError, NotFound, Refused
+from router.ledger.audit import Audit
+from router.ledger.ring import Ring
+from scorers.registry import installed
+
+log = logging.getLogger("warmroute.control")
+
+
+class Conflict(Refused):
+    status, kind = 409, "conflict_error"
+
+
+class Failure(NamedTuple):
+    """Why a source's last word was not taken."""
+
+    at_wall_s: float
+    text: str
+
+
+class Control:
+    """Over the regime that the core was built with. `file` is the main configuration file; None: there is none."""
+
+    def __init__(self, core: Core, ring: Ring, audit: Audit, clock: Clock, file: Path | str | None = None) -> None:
+        self.audit = audit
+        self.failures: Counter[str] = Counter()  # by source: what could not be read or built
+        self.errors: dict[str, Failure] = {}  # by source; gone when it reads well again
+        self.needs_restart: list[str] = []  # keys of the file that changed and do not take effect live
+        self._core = core
+        self._clock = clock
+        self._registry = installed()
+        self._said = proposals.said_by(core.desk.regime)
+        self._switching = Switching(core, ring, audit, clock)
+        self._file = None if file is None else Path(file)
+        self._folder: Path | None = None  # of policies
+        self._first_read: files.FilesRead | None = None
+
+    @property
+    def regime(self) -> Regime:
+        return self._switching.regime
+
+    @property
+    def switches(self) -> Counter[str]:
+        """How many there were, by source."""
+        return self._switching.switches
+
+    # what an operator may do: all raise ConfigError, NotFound or Conflict, and have changed nothing then
+
+    async def put_policy(
+        self, name: str, text: str, who: str, *, activate: bool = False, dry_run: bool = False
+    ) -> Switch:
+        """Adds a policy, or replaces it, in memory; with `activate` it decides at once."""
+        asked = Asked(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
+        active = name if activate else None
+        with self._remembered(asked):
+            spec = await asyncio.to_thread(policy_from, text, name)
+            return await self._switching.switch(
+                asked, lambda now: proposals.put(now, {name: spec}, self._registry, active)
+            )
+
+    async def put_policies(self, text: str, who: str, *, dry_run: bool = False) -> Switch:
+        """As `put_policy` for several, by name: all or none."""
+        asked = Asked(ADMIN, who, "put policies", dry_run)
+        with self._remembered(asked):
+            specs = await asyncio.to_thread(policies_from, text)
+            asked = asked._replace(what=f"put policies {', '.join(specs)}")
+            return await self._switching.switch(asked, lambda now: proposals.put(now, specs, self._registry))
+
+    async def activate(self, name: str, who: str, *, dry_run: bool = False) -> Switch:
+        """This policy decides, and a running experiment ends."""
+
+        def make(now: Regime) -> Proposal:
+            known(now, name)
+            return proposals.activated(now, name)
+
+        return await self._switching.switch(Asked(ADMIN, who, f"activate {name}", dry_run), make)
+
+    async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> Switch:
+        """It begins, in the place of one that runs."""
+        asked = Asked(ADMIN, who, "start experiment", dry_run)
+        with self._remembered(asked):
+            experiment = await asyncio.to_thread(experiment_from, text, self.regime.policies)
+            asked = asked._replace(what=f"start experiment of {', '.join(experiment.arms)}")
+            return await self._switching.switch(asked, lambda now: proposals.experimenting(now, experiment))
+
+    async def end_experiment(self, who: str, *, dry_run: bool = False) -> Switch:
+        """The active policy decides for everybody again."""
+
+        def make(now: Regime) -> Proposal:
+            if now.experiment is None:
+                raise Conflict("no experiment is running", code="no_experiment")
+            return proposals.ended(now)
+
+        return await self._switching.switch(Asked(ADMIN, who, "end experiment", dry_run), make)
+
+    async def undo(self, who: str, *, dry_run: bool = False) -> Switch:
+        """Back to before the last switch."""
+
+        def make(now: Regime) -> Proposal:
+            if not self._switching.undo:
+                raise Conflict("there is no switch left to undo", code="nothing_to_undo")
+            what, before = self._switching.undo[-1]
+            return Proposal(before, (f"undone: {what}",))
+
+        return await self._switching.switch(Asked(ADMIN, who, "undo", dry_run), make, back=True)
+
+    # the files
+
+    def paths(self) -> list[Path]:
+        """What is to be watched."""
+        return [path for path in (self._file, self._folder) if path is not None]
+
+    async def from_files(self) -> Switch | None:
+        """Takes over what changed in the files. None: they cannot be read, and nothing changed."""
+        if self._file is None:
+            return None
+        try:
+            found = await asyncio.to_thread(files.read, self._file)
+            self._folder = found.folder
+            switch = await self._switching.switch(
+                Asked(FILES, FILES, "files changed"),
+                lambda now: proposals.from_files(now, self._said, found.said, self._registry),
+            )
+        except ConfigError as wrong:
+            self._failed(FILES, wrong)
+            return None
+        if self.errors.pop(FILES, None) is not None:
+            log.info("the files read well again")
+        self._said = found.said
+        self._first_read = self._first_read or found
+        self._compare(files.must_restart(self._first_read, found))
+        return switch
+
+    def _compare(self, keys: list[str]) -> None:
+        if keys and keys != self.needs_restart:
+            log.warning("these changes need a restart to take effect: %s", ", ".join(keys))
+        self.needs_restart = keys
+
+    # the guard
+
+    def found(self, finding: Finding) -> None:
+        """An arm is too bad."""
+        self._switching.roll_back(finding)
+
+    # what is the case, as plain JSON types
+
+    def policies(self) -> dict[str, Any]:
+        return {
+            **told_policies(self.regime),
+            "errors": {source: failure._asdict() for source, failure in self.errors.items()},
+            "failures": dict(self.failures),
+            "switches": dict(self.switches),
+            "needs_restart": self.needs_restart,
+            "undo": [step.what for step in reversed(self._switching.undo)],
+            "audit": {"waiting": self.audit.pending, "lost": self.audit.lost, "trouble": self.audit.trouble},
+        }
+
+    def policy(self, name: str) -> str:
+        """One policy as YAML, every default written out. Raises NotFound."""
+        spec = known(self.regime, name).spec
+        if spec is None:
+            raise NotFound(f"policy {name} was built by hand: it has no text", param="name", code="unknown_policy")
+        return effective(spec)
+
+    def experiment(self) -> dict[str, Any]:
+        told = told_experiment(self.regime, self._core.trial, self._core.desk.shadows)
+        return {"running": told is not None, **(told or {}), "last": self._switching.ended}
+
+    def entries(self, limit: int) -> list[dict[str, Any]]:
+        """Of the audit log, newest first."""
+        return [msgspec.to_builtins(entry) for entry in self.audit.latest(limit)]
+
+    # what went wrong
+
+    @contextmanager
+    def _remembered(self, asked: Asked) -> Iterator[None]:
+        """What cannot be built stays known as its source's error, until something can. Of tries nothing is kept."""
+        try:
+            yield
+        except ConfigError as wrong:
+            if not asked.dry_run:
+                self._failed(asked.source, wrong)
+            raise
+        if not asked.dry_run:
+            self.errors.pop(asked.source, None)
+
+    def _failed(self, source: str, wrong: ConfigError) -> None:
+        self.failures[source] += 1
+        before = self.errors.get(source)
+        if before is None or before.text != str(wrong):
+            log.error("nothing was switched, what is in force stays: %s", wrong)
+        self.errors[source] = Failure(self._clock.wall(), str(wrong))
+
+
+def known(regime: Regime, name: str) -> Policy:
+    """Raises NotFound."""
+    if name not in regime.policies:
+        raise NotFound(unknown("policy", name, regime.policies), param="policy", code="unknown_policy")
+    return regime.policies[name]

@@ -1,0 +1,121 @@
+"""A core with three small policies, a ring of hand-made records, and the operator's line over them: all real."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from router.blocks.expected import Approximate, Expected
+from router.blocks.index import Index
+from router.blocks.knowledge import Knowledge
+from router.clock import Clock, ManualClock
+from router.config import schema
+from router.config.experiment import Experiment
+from router.control.control import Control
+from router.core import Core
+from router.decide.arms import Regime
+from router.decide.desk import Desk
+from router.decide.policy import build_policy
+from router.decide.record import Attempt, Record, Stages
+from router.fleet.instances import Fleet
+from router.ledger.audit import Audit
+from router.ledger.ring import Ring
+from scorers.contract import View
+from tests.fakes.caches import RING
+from tests.suites.views import a_load, a_row, a_view, an_overlap
+
+TEXTS = {
+    "near": "scorers: [{name: prefix_overlap}]",
+    "far": "scorers: [{name: least_requests}]",
+    "other": "scorers: [{name: queue_depth}]",
+}
+BROKEN = "scorers: [{name: nobody}]"
+EXPERIMENT = "{unit: request, seed: 1, arms: {near: 50, far: 50}, limits: {error_rate_max: 5%}}"
+
+
+def spec(text: str) -> schema.Policy:
+    return schema.Policy.model_validate(yaml.safe_load(text))
+
+
+def experiment(**changed: Any) -> Experiment:
+    return Experiment.model_validate({"unit": "request", "seed": 1, "arms": {"near": 50, "far": 50}, **changed})
+
+
+def crowded_holder() -> View:
+    """`a` holds all 64 tokens and has 3 requests, `b` is idle and empty: `near` takes a, `far` and `other` take b."""
+    return a_view(
+        a_row("a", an_overlap(64), a_load(requests=3, waiting=3, running=1)),
+        a_row("b", an_overlap(0), a_load(requests=0, waiting=0, running=0)),
+        prompt_tokens=64,
+    )
+
+
+def idle_holder() -> View:
+    """`a` holds all and is idle, `b` has 3 requests: everybody takes a."""
+    return a_view(
+        a_row("a", an_overlap(64), a_load(requests=0, waiting=0, running=0)),
+        a_row("b", an_overlap(0), a_load(requests=3, waiting=3, running=1)),
+        prompt_tokens=64,
+    )
+
+
+class WatchedRing(Ring):
+    """Tells when somebody looks through it: a plan has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(10_000)
+        self.looked_through = asyncio.Event()
+
+    def latest(self, limit: int) -> list[Record]:
+        self.looked_through.set()
+        return super().latest(limit)
+
+
+class Steered:
+    """`near` is active, unless files or an experiment say otherwise."""
+
+    def __init__(
+        self,
+        *,
+        running: Experiment | None = None,
+        audit: Audit | None = None,
+        file: Path | None = None,
+        clock: Clock | None = None,
+        active: str = "near",
+    ) -> None:
+        self.clock = clock or ManualClock(1000.0, wall=5000.0)
+        self.ring = WatchedRing()
+        self.audit = audit or Audit()
+        policies = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
+        knowledge = Knowledge(Index(RING, 100), Expected(5.0), Approximate(100, 60.0), self.clock, None)
+        desk = Desk(Regime(policies, active, running), seed=1)
+        self.core = Core(Fleet(schema.Fleet()), knowledge, desk, self.clock, 10)
+        self.control = Control(self.core, self.ring, self.audit, self.clock, file)
+
+    @property
+    def active(self) -> str:
+        return self.core.desk.regime.active
+
+    @property
+    def words(self) -> list[str]:
+        """What the audit log has, oldest first."""
+        return [entry.what for entry in reversed(self.audit.latest())]
+
+    def record(self) -> Record:
+        now = self.clock.now()
+        number = self.core.desk.next_number()
+        return Record(f"r-{number}", number, now, now, "/v1/completions", "m", True, "local", 64, Stages())
+
+    def decided(self, *views: View) -> None:
+        """One record each, as the active policy decides, into the ring."""
+        for view in views:
+            record = self.record()
+            self.core.opened(record, None)
+            assert record.policy is not None
+            decision = self.core.desk.decide(view, record.policy)
+            self.core.desk.picked(decision)
+            record.attempts = [Attempt(decision, None, None)]
+            self.ring.add(record)

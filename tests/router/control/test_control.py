@@ -1,0 +1,510 @@
+"""The operator's line as stories: what is switched, what is refused, what is remembered, who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from router.clock import SystemClock
+from router.control.control import Conflict
+from router.decide.findings import Finding
+from router.errors import ConfigError, NotFound
+from router.ledger.audit import Audit
+from tests.router.control.steered import (
+    BROKEN,
+    EXPERIMENT,
+    TEXTS,
+    Steered,
+    crowded_holder,
+    experiment,
+    idle_holder,
+)
+from tests.suites.views import a_row, a_view, an_overlap
+
+MAIN = "fleet: {{instances: [{{url: 'http://127.0.0.1:1'}}]}}\npolicies_dir: policies\nactive: {active}\n"
+
+
+def a_finding(arm: str, cause: str = "guard") -> Finding:
+    return Finding(arm, cause, "ttft_p90", f"{arm} is slow", 60, 1e5, 900.0, 300.0)  # type: ignore[arg-type]
+
+
+# activate, and its plan
+
+
+async def test_activate_swaps_plans_and_writes_it_down() -> None:
+    house = Steered()
+    house.decided(crowded_holder(), crowded_holder(), crowded_holder(), idle_holder())
+    switch = await house.control.activate("far", "ann")
+    assert house.active == "far"
+    # far takes b where a has requests: 3 of 4.
+    assert switch.plan is not None
+    assert (switch.plan.choices, switch.plan.changed) == (4, 3)
+    assert [(move.source, move.target, move.requests) for move in switch.plan.moves] == [("a/0", "b/0", 3)]
+    entry = house.audit.latest(1)[0]
+    assert (entry.who, entry.what, entry.at_wall_s) == ("ann", "activate far", 5000.0)
+    assert entry.before is not None
+    assert (entry.before.active, entry.after.active) == ("near", "far")
+    assert entry.plan is not None
+    assert entry.plan[0] == "3 of the last 4 choices would change (75.0%)"
+    assert house.control.switches == {"admin": 1}
+
+
+async def test_a_dry_run_says_the_same_and_does_nothing() -> None:
+    house = Steered()
+    house.decided(crowded_holder())
+    before = house.control.regime
+    told = await house.control.activate("far", "ann", dry_run=True)
+    assert (told.dry_run, told.changed, told.in_force.active) == (True, True, "far")
+    assert house.control.regime is before
+    assert house.words == ["start"]
+    assert (await house.control.activate("far", "ann"))._replace(dry_run=True) == told
+
+
+async def test_what_is_so_already_is_no_switch() -> None:
+    house = Steered()
+    switch = await house.control.activate("near", "ann")
+    assert (switch.changed, switch.plan, switch.notes) == (False, None, ("nothing changes: it is so already",))
+    assert house.words == ["start"]
+
+
+async def test_nobody_knows_that_policy() -> None:
+    house = Steered()
+    with pytest.raises(NotFound, match='unknown policy "nera": did you mean "near"'):
+        await house.control.activate("nera", "ann")
+    with pytest.raises(NotFound, match='unknown policy "x": known here: far, near, other'):
+        house.control.policy("x")
+
+
+# put
+
+
+async def test_a_policy_that_is_not_in_use_changes_no_choice() -> None:
+    house = Steered()
+    house.decided(crowded_holder())
+    switch = await house.control.put_policy("new", TEXTS["far"], "ann")
+    assert (switch.changed, switch.plan) == (True, None)
+    assert switch.notes == (
+        "new is in memory only: no file was written",
+        "no policy in use changes, so no choice does",
+    )
+    assert "new" in house.control.regime.policies
+    assert "name: least_requests" in house.control.policy("new")
+
+
+async def test_a_policy_in_use_takes_effect_and_others_stay_the_objects_they_are() -> None:
+    house = Steered()
+    house.decided(crowded_holder())
+    before = house.control.regime
+    switch = await house.control.put_policy("near", TEXTS["far"], "ann")
+    assert switch.plan is not None
+    assert switch.plan.changed == 1
+    assert house.control.regime.policies["far"] is before.policies["far"]
+    assert house.control.regime.policy is not before.policy
+
+
+async def test_plug_ins_that_are_the_same_go_on_with_what_they_learned() -> None:
+    house = Steered()
+    before = house.control.regime.policies["near"].scorers[0].scorer
+    await house.control.put_policy("near", "scorers: [{name: prefix_overlap, weight: 2}]", "ann")
+    after = house.control.regime.policies["near"].scorers[0]
+    assert (after.scorer is before, after.weight) == (True, 2)
+
+
+async def test_put_and_activate_is_one_switch() -> None:
+    house = Steered()
+    await house.control.put_policy("new", TEXTS["far"], "ann", activate=True)
+    assert house.active == "new"
+    assert house.words == ["start", "put policy new and activate it"]
+    await house.control.undo("ann")
+    assert house.active == "near"
+    assert "new" not in house.control.regime.policies
+
+
+async def test_several_policies_all_or_none() -> None:
+    house = Steered()
+    before = house.control.regime
+    with pytest.raises(ConfigError, match="unknown scorer 'nobody'"):
+        await house.control.put_policies(f"{{one: {{{TEXTS['far']}}}, two: {{{BROKEN}}}}}", "ann")
+    assert house.control.regime is before
+    await house.control.put_policies(f"{{one: {{{TEXTS['far']}}}, two: {{{TEXTS['near']}}}}}", "ann")
+    assert {"one", "two"} <= set(house.control.regime.policies)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("new", "scorer: []", 'policy new:1: scorer: unknown key "scorer": did you mean "scorers"?'),
+        ("new", "{", "policy new:1: not YAML"),
+        ("new", " ", "policy new:1: the text is empty"),
+        ("new", "[" * 3000, "policy new:1: not YAML: nested too deeply"),
+        ("new", BROKEN, "policies.new: scorers[0]: unknown scorer 'nobody'"),
+        ("a b", TEXTS["far"], "policy 'a b': a name has 1 to 100 letters, digits, dots, dashes or underscores"),
+        ("fallback", TEXTS["far"], "the name 'fallback' is taken"),
+    ],
+)
+async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: str, said: str) -> None:
+    house = Steered()
+    before = house.control.regime
+    with pytest.raises(ConfigError) as refused:
+        await house.control.put_policy(name, text, "ann")
+    assert said in str(refused.value)
+    assert house.control.regime is before
+    assert house.words == ["start"]
+    assert house.control.failures == {"admin": 1}
+    assert said in house.control.errors["admin"].text
+    await house.control.put_policy("fine", TEXTS["far"], "ann")
+    assert house.control.errors == {}
+    assert house.control.failures == {"admin": 1}
+
+
+async def test_a_try_that_fails_is_not_remembered() -> None:
+    house = Steered()
+    with pytest.raises(ConfigError):
+        await house.control.put_policy("new", BROKEN, "ann", dry_run=True)
+    assert (house.control.errors, house.control.failures) == ({}, {})
+
+
+# undo
+
+
+async def test_undo_walks_back_and_says_when_there_is_nothing_left() -> None:
+    house = Steered()
+    for name in ("far", "other"):
+        await house.control.activate(name, "ann")
+    told = await house.control.undo("bob")
+    assert told.notes[0] == "undone: activate other"
+    assert house.active == "far"
+    await house.control.undo("bob")
+    assert house.active == "near"
+    with pytest.raises(Conflict, match="there is no switch left to undo"):
+        await house.control.undo("bob")
+    assert house.words == ["start", "activate far", "activate other", "undo", "undo"]
+
+
+async def test_undo_is_bounded() -> None:
+    house = Steered()
+    for i in range(25):
+        await house.control.activate(("far", "other")[i % 2], "ann")
+    assert len(house.control.policies()["undo"]) == 20
+    # 25 switches: far at 1, 3, .. 25. After 20 undone, the 5th is in force.
+    for _ in range(20):
+        await house.control.undo("ann")
+    assert house.active == "far"
+    with pytest.raises(Conflict):
+        await house.control.undo("ann")
+
+
+async def test_a_tried_undo_undoes_nothing() -> None:
+    house = Steered()
+    await house.control.activate("far", "ann")
+    assert (await house.control.undo("ann", dry_run=True)).in_force.active == "near"
+    assert house.active == "far"
+    assert house.control.policies()["undo"] == ["activate far"]
+
+
+# one after the other
+
+
+async def test_two_switches_at_once_come_one_after_the_other() -> None:
+    house = Steered(clock=SystemClock())
+    house.decided(*[crowded_holder()] * 2000)
+    first = asyncio.create_task(house.control.activate("far", "ann"))
+    await house.ring.looked_through.wait()  # it is planning, for many slices
+    second = asyncio.create_task(house.control.put_policy("new", TEXTS["far"], "bob"))  # nothing to plan: it is quick
+    third = asyncio.create_task(house.control.undo("eve"))
+    await asyncio.gather(first, second, third)
+    assert house.words[:2] == ["start", "activate far"]
+    assert sorted(house.words[2:]) == ["put policy new", "undo"]
+
+
+async def test_a_plan_goes_through_the_records_in_their_order() -> None:
+    house = Steered()
+    await house.control.put_policy(
+        "loyal", "scorers: [{name: prefix_overlap}, {name: session_affinity, weight: 10}]", "ann"
+    )
+    b_holds = a_view(a_row("a", an_overlap(0)), a_row("b", an_overlap(64)), prompt_tokens=64, session="s")
+    a_holds = a_view(a_row("a", an_overlap(64)), a_row("b", an_overlap(0)), prompt_tokens=64, session="s")
+    house.decided(a_holds, b_holds, b_holds)
+    # `near` went to a, b, b. `loyal` begins at a and stays there, twice where `near` did not. From the newest on it
+    # would find the session at b first.
+    switch = await house.control.activate("loyal", "ann")
+    assert switch.plan is not None
+    assert [(move.source, move.target, move.requests) for move in switch.plan.moves] == [("b/0", "a/0", 2)]
+
+
+async def test_planning_lets_others_run() -> None:
+    house = Steered(clock=SystemClock())
+    house.decided(*[crowded_holder()] * 3000)
+    turns = 0
+    switching = asyncio.create_task(house.control.activate("far", "ann"))
+    while not switching.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert (await switching).plan is not None
+    assert turns >= 5  # 3,000 choices take far more than five slices of 2 ms
+
+
+async def test_a_rollback_waits_for_nobody_and_is_not_lost_in_a_switch_under_way() -> None:
+    house = Steered(clock=SystemClock(), running=experiment(), active="other")
+    house.decided(*[crowded_holder()] * 2000)
+    switching = asyncio.create_task(house.control.put_policy("other", "scorers: [{name: random}]", "ann"))
+    await house.ring.looked_through.wait()  # it is planning
+    house.control.found(a_finding("far"))
+    assert house.control.regime.rolled_back == {"far"}
+    assert not switching.done()
+    await switching
+    assert house.control.regime.rolled_back == {"far"}
+    assert house.control.regime.policy.scorers[0].name == "random"
+    assert house.words == ["start", "rollback", "put policy other"]
+
+
+# experiments
+
+
+async def test_an_experiment_begins_and_ends() -> None:
+    house = Steered()
+    started = await house.control.start_experiment(EXPERIMENT, "ann")
+    assert started.notes == ("the experiment begins with empty books",)
+    assert house.core.trial is not None
+    told = house.control.experiment()
+    assert told["running"] is True
+    assert told["experiment"]["arms"] == {"near": 50, "far": 50}
+    assert [arm["arm"] for arm in told["report"]["arms"]] == ["near", "far"]
+    assert any("share caches" in sentence for sentence in told["sentences"])
+    ended = await house.control.end_experiment("ann")
+    assert ended.notes == ("near decides for everybody",)
+    after = house.control.experiment()
+    assert (after["running"], after["last"]["ended_at_wall_s"]) == (False, 5000.0)
+    with pytest.raises(Conflict, match="no experiment is running"):
+        await house.control.end_experiment("ann")
+
+
+async def test_the_same_experiment_again_is_no_switch() -> None:
+    house = Steered()
+    await house.control.start_experiment(EXPERIMENT, "ann")
+    trial = house.core.trial
+    again = await house.control.start_experiment("experiment: " + EXPERIMENT, "ann")
+    assert again.changed is False
+    assert house.core.trial is trial
+
+
+async def test_activate_ends_a_running_experiment() -> None:
+    house = Steered(running=experiment())
+    switch = await house.control.activate("other", "ann")
+    assert "the running experiment ends" in switch.notes
+    assert house.control.regime.experiment is None
+    assert house.core.trial is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{arms: {near: 50, fra: 50}}", 'experiment:1: arms.fra: unknown policy "fra": did you mean "far"?'),
+        ("experiment:\n  arms: {near: 100}\n  shadows: [x]\n", "experiment:3: experiment.shadows[0]: unknown policy"),
+        ("{arms: {near: 50, far: 40}}", "experiment:1: arms: the shares add up to 90, not 100 (percent)"),
+        ("{arms: {near: -10, far: 110}}", "arms: near has a share of -10; every share must be above 0"),
+        ("{arms: {near: 50, near: 50}}", "experiment:1: arms.near: given twice"),
+        ("experiment: {arms: {near: 100}}\nactive: far", "unknown key"),
+    ],
+)
+async def test_wrong_experiments(text: str, said: str) -> None:
+    house = Steered()
+    with pytest.raises(ConfigError) as refused:
+        await house.control.start_experiment(text, "ann")
+    assert said in str(refused.value)
+    assert house.control.regime.experiment is None
+
+
+# rollbacks
+
+
+async def test_the_guard_takes_an_arm_out_once() -> None:
+    house = Steered(running=experiment())
+    house.control.found(a_finding("far"))
+    house.control.found(a_finding("far"))
+    assert house.control.regime.rolled_back == {"far"}
+    assert house.words == ["start", "rollback"]
+    entry = house.audit.latest(1)[0]
+    assert (entry.who, entry.arm, entry.why) == ("guard", "far", "far is slow")
+    assert entry.after.rolled_back == ["far"]
+    assert house.control.switches == {"guard": 1}
+
+
+async def test_without_its_first_arm_an_experiment_is_over() -> None:
+    house = Steered(running=experiment(), active="other")
+    house.control.found(a_finding("near", "limit"))
+    assert house.control.regime.experiment is None
+    assert house.active == "other"
+    assert house.audit.latest(1)[0].arm == "near"
+
+
+async def test_a_guard_that_shall_only_report_only_reports() -> None:
+    house = Steered(running=experiment(guard={"action": "report"}))
+    before = house.control.regime
+    house.control.found(a_finding("far"))
+    assert house.control.regime is before
+    assert (house.audit.latest(1)[0].what, house.audit.latest(1)[0].arm) == ("alarm", "far")
+    house.control.found(a_finding("far", "limit"))  # a limit is no matter of opinion
+    assert house.control.regime.rolled_back == {"far"}
+
+
+async def test_an_undo_does_not_bring_back_an_arm() -> None:
+    house = Steered()
+    await house.control.start_experiment(EXPERIMENT, "ann")
+    house.control.found(a_finding("far"))
+    await house.control.activate("other", "ann")
+    told = await house.control.undo("ann")
+    assert house.control.regime.rolled_back == {"far"}
+    assert any("was rolled back in this very experiment" in note for note in told.notes)
+
+
+async def test_another_seed_is_another_experiment() -> None:
+    house = Steered()
+    await house.control.start_experiment(EXPERIMENT, "ann")
+    house.control.found(a_finding("far"))
+    await house.control.start_experiment(EXPERIMENT.replace("seed: 1", "seed: 2"), "ann")
+    assert house.control.regime.rolled_back == set()
+    assert house.control.regime.experiment is not None
+
+
+async def test_a_rollback_is_kept_over_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "audit.jsonl"
+    house = Steered(running=experiment(), audit=Audit(file))
+    house.control.found(a_finding("far"))
+    assert await house.audit.flush()
+    again = Steered(running=experiment(), audit=Audit(file))
+    assert again.control.regime.rolled_back == {"far"}
+    assert "was rolled back in this very experiment and stays so" in caplog.text
+    assert Steered(running=experiment(seed=2), audit=Audit(file)).control.regime.rolled_back == set()
+
+
+async def test_an_experiment_that_lost_its_first_arm_stays_over(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    house = Steered(running=experiment(), audit=Audit(file))
+    house.control.found(a_finding("near", "limit"))
+    assert await house.audit.flush()
+    assert Steered(running=experiment(), audit=Audit(file)).control.regime.experiment is None
+
+
+# files
+
+
+class Files:
+    """A main file with `policies_dir`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.main = folder / "main.yaml"
+        self.folder = folder / "policies"
+        self.folder.mkdir()
+        for name, text in TEXTS.items():
+            self.policy(name, text)
+        self.say("near")
+
+    def policy(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.yaml").write_text(text)
+
+    def say(self, active: str, more: str = "") -> None:
+        self.main.write_text(MAIN.format(active=active) + more)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> None:
+    house = Steered(file=files.main)
+    switch = await house.control.from_files()
+    assert switch is not None
+    assert switch.changed is False
+    assert house.words == ["start"]
+    assert house.control.paths() == [files.main, files.folder]
+
+
+async def test_a_changed_file_takes_effect(files: Files) -> None:
+    house = Steered(file=files.main)
+    house.decided(crowded_holder())
+    files.say("far")
+    switch = await house.control.from_files()
+    assert switch is not None
+    assert switch.plan is not None
+    assert switch.plan.changed == 1
+    assert house.active == "far"
+    files.policy("far", "scorers: [{name: least_requests, weight: 2}]")
+    assert await house.control.from_files()
+    assert house.control.regime.policy.scorers[0].weight == 2
+    files.say("far", "experiment: " + EXPERIMENT + "\n")
+    assert await house.control.from_files()
+    assert house.control.regime.experiment is not None
+    files.say("far")
+    assert await house.control.from_files()
+    assert house.control.regime.experiment is None
+    assert house.control.switches == {"files": 4}
+
+
+async def test_a_broken_file_changes_nothing_and_heals(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    house = Steered(file=files.main)
+    before = house.control.regime
+    for broken in (BROKEN, "scorers: [", BROKEN):
+        files.policy("far", broken)
+        assert await house.control.from_files() is None
+        assert house.control.regime is before
+    assert house.control.failures == {"files": 3}
+    assert "unknown scorer 'nobody'" in house.control.policies()["errors"]["files"]["text"]
+    assert "nothing was switched, what is in force stays" in caplog.text
+    files.policy("far", TEXTS["far"])
+    assert await house.control.from_files()
+    assert house.control.policies()["errors"] == {}
+
+
+async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    house = Steered(file=files.main)
+    files.say("nobody")
+    for _ in range(3):
+        assert await house.control.from_files() is None
+    assert caplog.text.count('unknown policy "nobody"') == 1
+    assert house.control.failures == {"files": 3}
+
+
+async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files) -> None:
+    house = Steered(file=files.main)
+    await house.control.put_policy("far", TEXTS["other"], "ann", activate=True)
+    files.policy("third", TEXTS["near"])
+    assert await house.control.from_files()
+    assert (house.active, set(house.control.regime.policies)) == ("far", {"near", "far", "other", "third"})
+    assert house.control.regime.policy.scorers[0].name == "queue_depth"
+    files.policy("far", "scorers: [{name: random}]")  # it changes: the file wins
+    assert await house.control.from_files()
+    assert (house.active, house.control.regime.policy.scorers[0].name) == ("far", "random")
+
+
+async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> None:
+    house = Steered(file=files.main)
+    await house.control.activate("far", "ann")
+    (files.folder / "far.yaml").unlink()
+    assert await house.control.from_files() is None
+    assert house.control.errors["files"].text == "policies.far: is gone from the files, and is in use"
+    await house.control.activate("near", "ann")
+    assert await house.control.from_files()
+    assert set(house.control.regime.policies) == {"near", "other"}
+
+
+async def test_what_needs_a_restart_is_named(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    house = Steered(file=files.main)
+    await house.control.from_files()
+    files.say("far", "limits: {grace_s: 1}\nlog: {level: debug}\n")
+    assert await house.control.from_files()
+    assert house.active == "far"
+    assert house.control.needs_restart == ["limits.grace_s", "log.level"]
+    assert "these changes need a restart to take effect: limits.grace_s, log.level" in caplog.text
+    files.say("far")
+    assert await house.control.from_files()
+    assert house.control.needs_restart == []
+
+
+async def test_without_a_file_there_is_nothing_to_read() -> None:
+    house = Steered()
+    assert await house.control.from_files() is None
+    assert house.control.paths() == []

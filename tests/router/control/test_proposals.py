@@ -1,0 +1,80 @@
+"""What files and people want, against what is in force: who wins where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.config import schema
+from router.control import proposals
+from router.control.proposals import Said
+from router.decide.arms import Regime
+from router.decide.policy import build_policy
+from router.errors import ConfigError
+from scorers.registry import installed
+from tests.router.control.steered import TEXTS, experiment, spec
+
+REGISTRY = installed()
+SPECS = {name: spec(text) for name, text in TEXTS.items()}
+BUILT = {name: build_policy(name, text, REGISTRY) for name, text in SPECS.items()}
+
+names = st.sampled_from(sorted(SPECS))
+some_specs = st.dictionaries(names, st.sampled_from(list(SPECS.values())), min_size=1)
+
+
+@st.composite
+def saids(draw: st.DrawFn) -> Said:
+    policies: dict[str, schema.Policy] = draw(some_specs)
+    of_these = st.sampled_from(sorted(policies))
+    arms = draw(st.lists(of_these, unique=True, min_size=1, max_size=2))
+    running = experiment(arms=dict.fromkeys(arms, 100 / len(arms)))
+    return Said(draw(of_these), draw(st.none() | st.just(running)), policies)
+
+
+def regime_of(said: Said) -> Regime:
+    policies = {name: build_policy(name, text, REGISTRY) for name, text in said.policies.items()}
+    return proposals.regime(policies, said.active, said.experiment)
+
+
+@settings(max_examples=50, deadline=None)
+@given(saids(), saids())
+def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: Said, second: Said) -> None:
+    after = proposals.from_files(regime_of(first), first, second, REGISTRY).regime
+    assert proposals.said_by(after) == second
+
+
+@settings(max_examples=50, deadline=None)
+@given(saids(), saids())
+def test_files_that_stay_as_they_are_change_nothing(seen: Said, in_force: Said) -> None:
+    before = regime_of(in_force)
+    after = proposals.from_files(before, seen, seen, REGISTRY).regime
+    assert after == before
+    assert all(after.policies[name] is before.policies[name] for name in before.policies)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        proposals.regime(BUILT, "nera", experiment(arms={"fra": 100}, shadows=["x"]))
+    assert str(refused.value).splitlines() == [
+        'active: unknown policy "nera": did you mean "near"?',
+        'experiment.arms.fra: unknown policy "fra": did you mean "far"?',
+        'experiment.shadows[0]: unknown policy "x": known here: far, near, other',
+    ]
+
+
+def test_all_policies_that_cannot_be_built_are_said_at_once() -> None:
+    wrong = spec("scorers: [{name: nobody}]")
+    with pytest.raises(ConfigError) as refused:
+        proposals.built(BUILT, {"a": wrong, "b": SPECS["near"], "c d": wrong}, REGISTRY)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["policies.a", "policy 'c d'"]
+
+
+def test_what_is_gone_from_the_files_and_in_use_stays_in_the_way() -> None:
+    before = Regime(BUILT, "near", experiment())
+    seen = Said("near", None, SPECS)
+    now = Said("near", None, {"near": SPECS["near"]})
+    with pytest.raises(ConfigError, match=r"^policies\.far: is gone from the files, and is in use$"):
+        proposals.from_files(before, seen, now, REGISTRY)
+    after = proposals.from_files(Regime(BUILT, "near"), seen, now, REGISTRY).regime
+    assert set(after.policies) == {"near"}

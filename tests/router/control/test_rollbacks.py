@@ -1,0 +1,57 @@
+"""What was rolled back stays so while the experiment is the same one, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router.control.rollbacks import Rollbacks, fingerprint, in_force
+from router.decide.arms import Regime
+from router.decide.policy import build_policy
+from router.ledger.audit import Entry
+from tests.router.control.steered import TEXTS, experiment, spec
+
+POLICIES = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
+RUNNING = Regime(POLICIES, "near", experiment(shadows=["other"]))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (replace(RUNNING, active="other"), True),
+        (replace(RUNNING, policies={**POLICIES, "other": POLICIES["far"]}), True),  # shadows only look on
+        (RUNNING.without("far"), True),
+        (replace(RUNNING, policies={**POLICIES, "far": POLICIES["other"]}), False),
+        (replace(RUNNING, experiment=experiment(shadows=["other"], seed=2)), False),
+        (replace(RUNNING, experiment=experiment(arms={"near": 60, "far": 40})), False),
+        (replace(RUNNING, experiment=experiment(arms={"far": 50, "near": 50})), False),  # another one is first
+    ],
+)
+def test_what_makes_an_experiment_the_same(other: Regime, same: bool) -> None:
+    assert (fingerprint(other) == fingerprint(RUNNING)) is same
+
+
+def test_arms_that_went_stay_out() -> None:
+    rollbacks = Rollbacks()
+    assert rollbacks.applied(RUNNING) is RUNNING
+    rollbacks.add(RUNNING, "far")
+    assert rollbacks.applied(RUNNING).rolled_back == {"far"}
+    another = replace(RUNNING, experiment=experiment(seed=2))
+    assert rollbacks.applied(another) is another
+    none = Regime(POLICIES, "near")
+    assert rollbacks.applied(none) is none
+
+
+def test_without_the_first_arm_it_is_over() -> None:
+    rollbacks = Rollbacks()
+    rollbacks.add(RUNNING, "near")
+    assert rollbacks.applied(RUNNING).experiment is None
+
+
+def test_they_are_read_from_the_audit_log() -> None:
+    def entry(what: str, arm: str | None) -> Entry:
+        return Entry(0.0, "guard", what, in_force(RUNNING), in_force(RUNNING), None, "slow", arm)
+
+    assert Rollbacks([entry("rollback", "far")]).applied(RUNNING).rolled_back == {"far"}
+    assert Rollbacks([entry("alarm", "far")]).applied(RUNNING) is RUNNING  # only reported
