@@ -18,6 +18,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from router.blocks.expected import Approximate, Expected
@@ -27,21 +28,28 @@ from router.blocks.knowledge import Knowledge, Witness
 from router.clock import Clock, SystemClock
 from router.config import schema
 from router.config.read import load_policies, read_client_keys
+from router.control import guarding
+from router.control.control import Control
 from router.core import Core
+from router.decide.arms import Regime
 from router.decide.desk import Desk
 from router.decide.policy import Policy, build_policy
 from router.discovery.base import Discovery
 from router.discovery.file import FileDiscovery
 from router.discovery.static import StaticDiscovery
+from router.explain import Explain
 from router.feeds.bootstrap import Bootstrap
 from router.feeds.health import Health
 from router.feeds.kv_events import KvEvents
 from router.feeds.metrics import MetricsPoll
 from router.fleet.instances import Fleet, State
+from router.ledger.audit import Audit
+from router.ledger.jsonl import JsonLines
 from router.ledger.prometheus import Metrics
 from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
+from router.lobby.tokens import AdminTokens
 from router.members import Membership
 from router.pool.mooncake import MooncakePool
 from router.pool.none import NoPool
@@ -67,16 +75,17 @@ LOOK_EVERY_S = 0.02
 class App:
     """One router: built from its configuration, running between `start` and `stop`."""
 
-    def __init__(self, config: schema.Config, clock: Clock | None = None) -> None:
+    def __init__(self, config: schema.Config, clock: Clock | None = None, file: Path | None = None) -> None:
         self._config = config
         self._clock = clock = clock or SystemClock()
-        limits = config.limits
+        limits, run_id = config.limits, secrets.token_hex(4)
         self._tasks = Tasks("router")
-        self._policies = built_policies(config)
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
-        keyring = Keyring(secret_of(config))
+        secret = secret_of(config)
+        keyring = Keyring(secret)
         self._pool = build_pool(config, self._upstreams, clock)
-        core = build_core(config, self._policies[config.active], keyring, clock, self._pool)
+        regime = Regime(built_policies(config), config.active, config.experiment)
+        core = build_core(config, regime, keyring, clock, self._pool, secret=secret)
         self._tokens = build_tokens(config, keyring, self._upstreams, clock)
         members = Membership(core, self._upstreams, self._tokens, self._tasks)
         fetch = self._upstreams.fetch
@@ -86,11 +95,18 @@ class App:
         self._bootstrap = Bootstrap(core.peers, fetch, self._tasks, clock)
         ring = Ring(config.records.keep)
         self._discoveries = discoveries(config.fleet)
-        report = Report(core, self._tokens, self._pool, self._health, self._discoveries, ring, self._policies, clock)
+        audit = Audit(config.admin.audit_file)
+        self._control = Control(core, ring, audit, clock, file)
+        self._ledger = build_ledger(config, secret, run_id, clock)
+        report = Report(
+            core, self._tokens, self._pool, self._health, self._discoveries, ring, self._control, self._ledger, clock
+        )
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
         self._lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
         strip = frozenset(config.edge.strip_fields)
+        inject = config.usage == "inject"
+        reading = ReadOptions(strip, inject, want_source=True)
         rooms = Rooms(
             config=config,
             clock=clock,
@@ -99,19 +115,23 @@ class App:
             retries=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokens=self._tokens,
             pool=self._pool,
-            reading=ReadOptions(strip, inject_usage=config.usage == "inject", want_source=True),
-            skimming=ReadOptions(strip, inject_usage=config.usage == "inject", want_source=False),
+            reading=reading,
+            skimming=ReadOptions(strip, inject, want_source=False),
             header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
             upstreams=self._upstreams,
             health=self._health,
             ring=ring,
+            ledger=self._ledger,
             metrics=metrics,
-            run_id=secrets.token_hex(4),
+            admins=AdminTokens(config.admin.tokens),
+            run_id=run_id,
         )
+        explain = Explain(config, clock, core, self._tokens, fetch, reading)
         door = Door(rooms, ops_app(self.why_not_ready, metrics), clients)
         admin = schema.Listen(host=config.admin.host, port=config.admin.port)
         self._listener = Listener(serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s))
-        self._admin_listener = Listener(serve_config(admin_app(report, config.admin.tokens), admin))
+        operator = admin_app(report, self._control, explain, config.admin.tokens)
+        self._admin_listener = Listener(serve_config(operator, admin))
         self._members = members
         self._core = core
         self._stopping = False
@@ -138,6 +158,9 @@ class App:
         """Raises `ConfigError` when a port cannot be had."""
         await self._admin_listener.start()
         await self._listener.start()
+        if self._ledger is not None:
+            self._ledger.start()
+        guarding.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
         self._pool.start()
         self._health.start()
         self._polls.start()
@@ -163,17 +186,23 @@ class App:
         await self._events.close()
         await self._pool.close()
         await self._tasks.close()
+        await self._control.audit.flush()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
         self._tokens.close()
         self._upstreams.close()
 
 
-async def serve(config: schema.Config, when_ready: Callable[[App], None] = lambda app: None) -> None:
-    """Runs a router until SIGTERM or SIGINT. `when_ready` is called once, when an instance can be sent to.
+async def serve(
+    config: schema.Config, when_ready: Callable[[App], None] = lambda app: None, file: Path | None = None
+) -> None:
+    """Runs a router until SIGTERM or SIGINT. `when_ready` is called once, when an instance can be sent to. `file` is
+    where `config` was read: its changes take effect while the router runs, as far as they can.
 
     Raises `ConfigError` when a port cannot be had.
     """
     allow_open_files()
-    app = App(config)
+    app = App(config, file=file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -216,7 +245,13 @@ def built_policies(config: schema.Config) -> dict[str, Policy]:
 
 
 def build_core(
-    config: schema.Config, active: Policy, keyring: Keyring, clock: Clock, witness: Witness | None = None
+    config: schema.Config,
+    regime: Regime,
+    keyring: Keyring,
+    clock: Clock,
+    witness: Witness | None = None,
+    *,
+    secret: int = 0,
 ) -> Core:
     index = config.index
     knowledge = Knowledge(
@@ -226,9 +261,21 @@ def build_core(
         clock,
         witness,
     )
-    desk = Desk(active, seed=config.seed if config.seed is not None else secrets.randbits(64))
-    shared = config.pool is not None
-    return Core(Fleet(config.fleet), knowledge, desk, clock, config.limits.responses_kept, shared_pool=shared)
+    desk = Desk(regime, seed=config.seed if config.seed is not None else secrets.randbits(64))
+    return Core(
+        Fleet(config.fleet),
+        knowledge,
+        desk,
+        clock,
+        config.limits.responses_kept,
+        shared_pool=config.pool is not None,
+        secret=secret,
+    )
+
+
+def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> JsonLines | None:
+    ledger = config.records.ledger
+    return None if ledger is None else JsonLines(ledger, secret, run_id, clock)
 
 
 def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock) -> MooncakePool | NoPool:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from router.console.experiment import experiment as experiment_commands
+from router.console.policy import policy as policy_commands
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -51,11 +53,18 @@ Ctrl-C stops everything.
 app = typer.Typer(name="warmroute", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 err = Console(stderr=True, highlight=False)
 
+app.add_typer(policy_commands, name="policy")
+app.add_typer(experiment_commands, name="experiment")
+
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
 app.add_typer(bench)
 
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(help="policy in force, a name or a file, instead of the configuration's `active` and `experiment`"),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="folder for JSON, chart and logs", file_okay=False)]
 ChartOption = Annotated[bool, typer.Option(help="draw the chart; it needs matplotlib")]
@@ -78,45 +87,41 @@ def about() -> None:
 
 
 @app.command()
-def serve(config: ConfigOption) -> None:
+def serve(config: ConfigOption, policy: PolicyOption = None) -> None:
     """Run the router in front of the engines that the configuration names."""
     import uvloop
 
     from router.app import serve as serve_router
-    from router.config.read import read_config
 
-    settings = read_config(config)
+    settings = _settings(config, policy)
     if not settings.fleet.instances and settings.fleet.file is None:
         raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
     _log(settings.log.level)
-    uvloop.run(serve_router(settings))
+    uvloop.run(serve_router(settings, file=config))
 
 
 @app.command()
-def fleet(config: ConfigOption) -> None:
+def fleet(config: ConfigOption, policy: PolicyOption = None) -> None:
     """Run simulated engines with the router in front of them: everything there is to try, nothing to install."""
     import uvloop
 
-    from router.config.read import read_config
-
-    settings = read_config(config)
+    settings = _settings(config, policy)
     if settings.fleet.embedded is None:
         raise ConfigError(f"{config}: fleet.embedded: is needed for `warmroute fleet`")
     _log(settings.log.level)
-    uvloop.run(_fleet(settings, settings.fleet.embedded))
+    uvloop.run(_fleet(settings, settings.fleet.embedded, config))
 
 
 @app.command()
-def stack(config: ConfigOption) -> None:
+def stack(config: ConfigOption, policy: PolicyOption = None) -> None:
     """Run real vLLM engines over a real Mooncake Store on this machine, with the router in front of them."""
     import uvloop
 
-    from router.config.read import read_config
     from router.stack import ports
     from router.stack.progress import shown
     from router.stack.supervise import RunningStack
 
-    settings = read_config(config)
+    settings = _settings(config, policy)
     if settings.stack is None:
         raise ConfigError(f"{config}: stack: is needed for `warmroute stack`")
     _log(settings.log.level)
@@ -125,7 +130,27 @@ def stack(config: ConfigOption) -> None:
     with ExitStack() as opened:
         with shown(err) as (line, waiting):
             running = opened.enter_context(RunningStack(settings.stack, say=line, waiting=waiting))
-        uvloop.run(_behind_a_router(settings, running))
+        uvloop.run(_behind_a_router(settings, running, config))
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="base URL of a router or an engine")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="model to ask for")] = "warm-tiny",
+    agents: Annotated[int, typer.Option(min=1, help="agents at once")] = 16,
+    sessions: Annotated[int, typer.Option(min=1, help="sessions in all, one after the other per agent")] = 64,
+    turns: Annotated[float, typer.Option(min=1, help="median turns of a session (codex: 33)")] = 6,
+    scale: Annotated[float, typer.Option(help="factor on all lengths (codex: first prompt 12,000 tokens)")] = 0.05,
+    think: Annotated[float, typer.Option(help="factor on all pauses (codex: median 5.2 s)")] = 0.05,
+    seed: Annotated[int, typer.Option(help="of the workload and its text")] = 1,
+) -> None:
+    """Let coding agents talk to an endpoint, turn by turn, and show what they got."""
+    from router.drive.bench import run_load
+    from router.sim.workloads import CODEX
+
+    shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
+    workload = CODEX.scaled(tokens=scale, think=think, **shares).workload(seed)
+    _exit(asyncio.run(run_load(url, model, workload, agents)))
 
 
 @bench.command()
@@ -197,24 +222,44 @@ def engine(
 
 
 @app.command()
+def replay(
+    logs: Annotated[list[Path], typer.Argument(help="files or folders of a ledger", exists=True, readable=True)],
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="to hold against the choices made: a name or a file")
+    ] = None,
+    policies_dir: Annotated[
+        Path | None, typer.Option(help="where names are looked up", exists=True, file_okay=False)
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this file", dir_okay=False)] = None,
+    chart: Annotated[Path | None, typer.Option(help="draw them to this PNG or SVG", dir_okay=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="records at most")] = None,
+) -> None:
+    """Decide every logged request again: the policies of the log exactly, and others for comparison."""
+    from router.replay.command import replay as replay_logs
+
+    _exit(replay_logs(logs, policy or [], policies_dir, json, chart, limit))
+
+
+@app.command()
 def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
-    """Check a main configuration or a policy file, and print it with every default written out."""
-    from router.config.read import effective, load_policies, read_either
-    from router.config.schema import Config
+    """Check a main configuration, a policy or an experiment, and print it with every default written out."""
+    from router.config.read import effective, load_policies, read_any
+    from router.config.schema import Config, Policy
     from router.decide.policy import build_policy
 
-    checked = read_either(file)
+    checked = read_any(file)
     if isinstance(checked, Config):
         policies = load_policies(checked)
         for name, policy in policies.items():
             build_policy(name, policy)
         sys.stdout.write(effective(checked, policies))
     else:
-        build_policy(file.stem, checked)
+        if isinstance(checked, Policy):
+            build_policy(file.stem, checked)
         sys.stdout.write(effective(checked))
 
 
-async def _fleet(settings: Config, asked: Embedded) -> None:
+async def _fleet(settings: Config, asked: Embedded, file: Path) -> None:
     from router.app import App
     from router.app import serve as serve_router
     from router.config.schema import Instance
@@ -231,10 +276,10 @@ async def _fleet(settings: Config, asked: Embedded) -> None:
             sys.stdout.write(INVITATION.format(port=router.port, admin=router.admin_port, model=asked.model))
             sys.stdout.flush()
 
-        await serve_router(settings.model_copy(update={"fleet": own}), invite)
+        await serve_router(settings.model_copy(update={"fleet": own}), invite, file)
 
 
-async def _behind_a_router(settings: Config, running: RunningStack) -> None:
+async def _behind_a_router(settings: Config, running: RunningStack, file: Path) -> None:
     """Until the router is told to stop, or one of the stack's processes ends by itself: StackFailed."""
     from router.app import App
     from router.app import serve as serve_router
@@ -248,7 +293,7 @@ async def _behind_a_router(settings: Config, running: RunningStack) -> None:
     try:
         async with asyncio.TaskGroup() as together:
             watch = together.create_task(running.until_dead(), name="stack:watch")
-            await serve_router(in_front(settings, running), invite)
+            await serve_router(in_front(settings, running), invite, file)
             watch.cancel()
     except* WarmrouteError as failed:
         raise failed.exceptions[0] from None
@@ -269,6 +314,13 @@ def _engines(asked: Embedded) -> list[EngineOptions]:
         )
         for i in range(asked.engines)
     ]
+
+
+def _settings(config: Path, policy: str | None) -> Config:
+    from router.config.read import read_config, with_policy
+
+    settings = read_config(config)
+    return settings if policy is None else with_policy(settings, policy)
 
 
 def _exit(complete: bool) -> None:

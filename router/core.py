@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 
 from router.blocks.events import Key, TargetId
 from router.blocks.knowledge import Belief, Knowledge, Sent
 from router.blocks.known import Known, Origin
 from router.clock import Clock
+from router.decide.arms import Regime
 from router.decide.desk import Desk
 from router.decide.pair import Choice, choose_pair
 from router.decide.record import Attempt, Decision, Leg, Record
+from router.decide.trial import Trial
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.instances import Fleet, Served
 from router.fleet.load import Booking
@@ -29,7 +32,7 @@ from router.peers import Peers
 from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
 from router.ticket import Half, Share, Ticket, outcome_of, verdict_of
-from scorers.contract import Overlap, PoolHit, Row, View
+from scorers.contract import Ask, Needs, Overlap, PoolHit, Row, View
 
 BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
 UNTOLD = Usage(None, None, None)
@@ -46,6 +49,7 @@ class Core:
         responses_kept: int,
         *,
         shared_pool: bool = False,
+        secret: int = 0,
     ) -> None:
         self.fleet = fleet
         self.knowledge = knowledge
@@ -55,6 +59,23 @@ class Core:
         self._responses_kept = responses_kept
         self._shared_pool = shared_pool  # engines may find a prompt there that none of them holds
         self.peers = Peers()
+        self.trial: Trial | None = None  # the experiment's numbers; None: there is none
+        self._secret = secret.to_bytes(8, "little")
+        self.swap(desk.regime)
+
+    # the operator
+
+    def swap(self, regime: Regime) -> None:
+        """From now on `regime` decides. An experiment that goes on keeps its numbers."""
+        before = self.desk.regime
+        self.desk.swap(regime)
+        if regime.experiment is None:
+            self.trial = None
+        elif self.trial is None or regime.experiment != before.experiment or regime.arm_digests != before.arm_digests:
+            self.trial = Trial(regime.experiment)
+        if self.trial is not None:
+            for arm in regime.rolled_back:
+                self.trial.take_out(arm, "it was rolled back")
 
     # engines
 
@@ -122,31 +143,71 @@ class Core:
     ) -> Ticket | None:
         """Choose a target and book it, in one go; two of them where the request `splits` and that pays. None: nobody
         is left who could serve this now. `handed`: an earlier prefill half whose KV still waits to be fetched.
+        `record.policy` decides.
         """
         now = self._clock.now()
         self.fleet.arrived(now)
-        candidates = self.fleet.candidates(prompt.model, excluding, now)
+        policy = record.policy or self.desk.regime.policy
+        candidates = self._candidates(record, prompt.model, excluding, only, now)
         answering = [target for target in candidates if not self.peers.prefills(target)] if self.peers else candidates
-        if only is not None:
-            answering = [target for target in answering if target.id == only]
         if not answering:
             return None
         feeding = [target for target in candidates if self.peers.prefills(target)] if splits and handed is None else []
         beliefs = self._beliefs(known, answering + feeding)
         overlaps = {target: belief.overlap for target, belief in beliefs.items()}
         matched_at = self._clock.now()
-        view = self._view(record, prompt, served, known, pooled, rows(answering, overlaps, now), now)
+        # Targets keep their rows between decisions, and shadows see the view of whoever decided: so what any of them
+        # needs counts, not this policy alone.
+        looks_at_caches = Needs.CACHE in self.desk.needs or Needs.CACHE in policy.needs
+        held = self._held_tokens if looks_at_caches else None
+        view = self._view(record, prompt, served, known, pooled, rows(answering, overlaps, now, held), now)
         if feeding:
-            choice = choose_pair(self.desk, view, lambda id: rows(self._peers_of(id, feeding), overlaps, now))
+            choice = choose_pair(
+                self.desk, policy, view, lambda id: rows(self._peers_of(id, feeding), overlaps, now, held)
+            )
         else:
-            choice = Choice(self.desk.decide(view), None)
+            choice = Choice(self.desk.decide(view, policy), None)
         ticket = self._book(record, prompt, known, choice, beliefs, handed, now)
         self.desk.picked(choice.answer)
         if choice.prefill is not None:
-            self.desk.picked(choice.prefill, "prefill")
+            self.desk.picked(choice.prefill)
         record.stages.match_ms = (matched_at - now) * 1e3
         record.stages.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
+
+    def opened(self, record: Record, unit: bytes | None) -> None:
+        """A request is about to be placed: what decides for it to its end. `unit` None: outside of an experiment."""
+        regime = self.desk.regime
+        record.policy = regime.policy
+        if unit is None or regime.experiment is None:
+            return
+        record.unit = unit
+        record.arm, record.policy = regime.place(unit)
+        if self.trial is not None and record.arm not in regime.rolled_back:
+            self.trial.began(record.arm, unit, record)
+
+    def closed(self, record: Record) -> None:
+        """The request has left and its record is complete: shadows look on, the experiment counts."""
+        if self.desk.shadows and record.attempts:
+            record.onlookers = self.desk.look_on(record.attempts[0].decision)
+        if self.trial is not None and record.arm is not None:
+            self.trial.ended(record)
+
+    def explain(
+        self, record: Record, prompt: Prompt, served: Served | None, known: Known | None, only: TargetId | None = None
+    ) -> Decision | None:
+        """What `admit` would choose now, for the whole of a request and without the pool. Nothing is booked, counted or
+        learned. None: nobody could serve it.
+        """
+        now = self._clock.now()
+        candidates = self._candidates(record, prompt.model, (), only, now)
+        answering = [target for target in candidates if not self.peers.prefills(target)]
+        if not answering:
+            return None
+        overlaps = {target: belief.overlap for target, belief in self._beliefs(known, answering).items()}
+        candidates_now = rows(answering, overlaps, now, self._held_tokens)
+        view = self._view(record, prompt, served, known, None, candidates_now, now)
+        return self.desk.explain(view, record.policy or self.desk.regime.policy)
 
     def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
         """A pair's prefill half is over; `end` is a word of `Leg.end`. Only the first call counts."""
@@ -193,6 +254,9 @@ class Core:
         if ticket.end == "ok" and attempt.prefill is None:  # what was handed over says nothing of the target itself
             # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
             self._learn(ticket, ticket.pooled, usage, ticket.ttft_ms if record.stream else None, now)
+        if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
+            duration_ms = (now - ticket.sent_at) * 1e3
+            ticket.target.decoded(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)
         if attempt.decision.learners:
             duration_ms = (now - ticket.sent_at) * 1e3
             outcome = outcome_of(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
@@ -211,12 +275,31 @@ class Core:
 
     # parts of the above
 
+    def _candidates(
+        self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
+    ) -> list[Target]:
+        """Who may get the request: one target where only that will do, else those of its arm where arms are isolated,
+        as long as there is one.
+        """
+        candidates = self.fleet.candidates(model, excluding, now)
+        if only is not None:
+            return [target for target in candidates if target.id == only or self.peers.prefills(target)]
+        regime = self.desk.regime
+        if record.arm is None or regime.experiment is None or regime.experiment.isolate == "none":
+            return candidates
+        instances = tuple(sorted({target.instance.id for target in self.fleet.serving(model)}))
+        own = regime.instances_of(record.arm, instances)
+        return [target for target in candidates if target.instance.id in own] or candidates
+
     def _block_tokens(self, target: Target) -> int | None:
         """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
         told = self.knowledge.block_tokens(target.id)
         if told is not None:
             target.block_tokens = told
         return target.block_tokens
+
+    def _held_tokens(self, target: Target) -> int | None:
+        return self.knowledge.held_tokens(target.id, self._block_tokens(target), target.trust.trusted)
 
     def _beliefs(self, known: Known | None, candidates: Sequence[Target]) -> dict[TargetId, Belief]:
         if known is None or not known.keys:
@@ -244,14 +327,26 @@ class Core:
             adapter=served.adapter if served is not None else None,
             prompt_tokens=len(known.ids) if known is not None and known.complete else None,
             prefix=prefixes[0] if prefixes else None,
-            session=prompt.session,
+            session=self._pseudonym(prompt.session),
             last_target=None,
             pool=pooled,
             busy=self.fleet.busy,
             rows=candidates,
             now_s=now,
+            nominal=self.fleet.nominal(prompt.model, now),
             prefixes=prefixes,
+            ask=Ask(
+                self._pseudonym(record.client), prompt.priority, prompt.ttft_ms, prompt.tpot_ms, prompt.output_tokens
+            ),
         )
+
+    def _pseudonym(self, name: str | None) -> str | None:
+        """Sessions are named by clients, at any length and often by what people are called, keys by who holds them:
+        nobody beyond this sees that name. It has the same pseudonym wherever the deployment's secret is the same.
+        """
+        if name is None:
+            return None
+        return blake2b(name.encode(errors="surrogatepass"), digest_size=8, key=self._secret).hexdigest()
 
     def _peers_of(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
         target = self.fleet.target(TargetId(answering))

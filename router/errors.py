@@ -6,6 +6,7 @@ value; these are for what ends a request or a start.
     +-- Refused              a request gets this answer: status, OpenAI error type, code, param, Retry-After
         +-- BadRequest       400
         +-- Unauthorized     401
+        +-- Forbidden        403  known, and not allowed to do this
         +-- NotFound         404 (unknown path, unknown model, unknown response id)
         +-- TooLarge         413
         +-- TooBusy          429 with Retry-After
@@ -52,6 +53,10 @@ class BadRequest(Refused):
 
 class Unauthorized(Refused):
     status, kind = 401, "authentication_error"
+
+
+class Forbidden(Refused):
+    status, kind = 403, "permission_error"
 
 
 class NotFound(Refused):

@@ -11,16 +11,19 @@ from typing import Any
 from router.blocks.events import Tier
 from router.blocks.knowledge import Stream
 from router.clock import Clock
+from router.control.control import Control
 from router.core import Core
-from router.decide.policy import Policy
+from router.decide.arms import Regime
 from router.decide.record import plain, readable
 from router.discovery.base import Discovery
 from router.feeds.health import Health
 from router.fleet.instances import Instance
 from router.fleet.speed import LINKS
 from router.fleet.target import Target
+from router.ledger.jsonl import JsonLines, Stats
 from router.ledger.ring import Ring
 from router.ledger.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState
+from router.ledger.steering import ArmUnits, InForce, LedgerState, Steering
 from router.pool.mooncake import MooncakePool
 from router.pool.none import NoPool
 from router.pool.report import PoolReport
@@ -36,7 +39,8 @@ class Report:
         health: Health,
         discoveries: Mapping[str, Discovery],
         ring: Ring,
-        policies: Mapping[str, Policy],
+        control: Control,
+        ledger: JsonLines | None,
         clock: Clock,
     ) -> None:
         self._core = core
@@ -45,7 +49,8 @@ class Report:
         self._health = health
         self._discoveries = discoveries
         self._ring = ring
-        self._policies = policies
+        self._control = control
+        self._ledger = ledger
         self._clock = clock
 
     # web.admin.Operations
@@ -78,13 +83,6 @@ class Report:
     def records(self, limit: int) -> list[dict[str, Any]]:
         return [readable(record) for record in self._ring.latest(limit)]
 
-    def policies(self) -> dict[str, Any]:
-        return {
-            "active": self._core.desk.policy.name,
-            "names": sorted(self._policies),
-            "needs": [need.name for need in self._core.desk.needs],
-        }
-
     def pool(self) -> dict[str, Any] | None:
         told = self._pool.report()
         return None if told is None else readable_pool(told)
@@ -102,6 +100,19 @@ class Report:
             discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
             unpaired=self._core.peers.unpaired,
             pool=pool_state(self._pool.report()),
+            steering=self._steering(),
+        )
+
+    def _steering(self) -> Steering:
+        regime, trial = self._core.desk.regime, self._core.trial
+        return Steering(
+            in_force=in_force(regime),
+            switches=self._control.switches,
+            refusals=self._control.failures,
+            arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
+            shadows={s.policy.name: (s.differences.summary(), s.fault is not None) for s in self._core.desk.shadows},
+            ledger=None if self._ledger is None else ledger_state(self._ledger.stats),
+            audit_failures=self._control.audit.failures,
         )
 
     def _state(self, instance: Instance, target: Target) -> TargetState:
@@ -160,6 +171,19 @@ class Report:
             },
             "stream": readable_stream(stream, now),
         }
+
+
+def in_force(regime: Regime) -> list[InForce]:
+    active = InForce("active", regime.active, regime.policy.digest)
+    if regime.experiment is None:
+        return [active]
+    arms = [InForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
+    shadows = [InForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
+    return [active, *arms, *shadows]
+
+
+def ledger_state(stats: Stats) -> LedgerState:
+    return LedgerState(stats.written, stats.dropped, stats.bytes, stats.failures)
 
 
 def readable_stream(stream: Stream | None, now: float) -> dict[str, Any] | None:

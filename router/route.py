@@ -26,15 +26,19 @@ from router.blocks.known import Known
 from router.clock import Clock
 from router.config.schema import Config
 from router.core import Core
+from router.decide.policy import Policy
 from router.decide.record import Record, Stages
 from router.engines.vllm.disagg import NIXL_PREFILL, can_split, decode_body, mooncake_params, prefill_body
-from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
+from router.errors import BadGateway, BadRequest, DeadlineExceeded, Forbidden, NoTarget, NotFound, Refused
 from router.feeds.health import Health
 from router.fleet.instances import Served
+from router.identity import unit_of
+from router.ledger.jsonl import JsonLines
 from router.ledger.prometheus import Metrics
 from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
+from router.lobby.tokens import AdminTokens
 from router.pool.base import Pool
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
@@ -49,6 +53,8 @@ from router.watch import Handed, Watch
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # as records and metrics name it
+POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
+LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
 PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
 
@@ -70,8 +76,17 @@ class Rooms:
     upstreams: Upstreams
     health: Health
     ring: Ring
+    ledger: JsonLines | None
     metrics: Metrics
+    admins: AdminTokens
     run_id: str  # begins the ids of all records of this process
+
+
+class Wanted(NamedTuple):
+    """A policy that the client asks for by header, whatever is in force."""
+
+    policy: Policy
+    by: str  # the name of the admin token that has the right to
 
 
 class Request(NamedTuple):
@@ -81,6 +96,7 @@ class Request(NamedTuple):
     served: Served | None  # None: it names no model
     known: Known | Unknown
     pooled: PoolHit | None = None
+    wanted: Wanted | None = None
 
 
 @dataclass(slots=True)
@@ -97,12 +113,14 @@ async def route(call: Call, rooms: Rooms) -> None:
         started_at = rooms.clock.now()
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
-        prompt = read(call, body, rooms)
+        wanted = wanted_policy(call, rooms)
+        needs = rooms.core.desk.needs | (Needs.NONE if wanted is None else wanted.policy.needs)
+        prompt = read(call, body, needs, rooms)
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        pooled = await pooled_of(prompt, served, known, stages, rooms)
-        await on_record(call, Request(prompt, served, known, pooled), stages, started_at, rooms)
+        pooled = await pooled_of(prompt, served, known, stages, rooms) if Needs.POOL in needs else None
+        await on_record(call, Request(prompt, served, known, pooled, wanted), stages, started_at, rooms)
 
 
 async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
@@ -119,8 +137,9 @@ async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
 
 async def on_record(call: Call, request: Request, stages: Stages, started_at: float, rooms: Rooms) -> None:
     """Place and relay, with a record that is open while the request is under way and complete when it leaves."""
-    record = open_record(call, request.prompt, request.known, stages, started_at, rooms)
+    record = open_record(call, request, stages, started_at, rooms)
     try:
+        place(request, record, rooms)
         await place_and_relay(call, request, record, rooms)
     finally:
         close_record(record, rooms)
@@ -190,15 +209,15 @@ async def send(call: Call, out: Outgoing, ticket: Ticket, handed: Handed | None,
     return await relay_beside(call, rooms.upstreams, prefill, out, limits, watch)
 
 
-def read(call: Call, body: bytes, rooms: Rooms) -> Prompt:
-    content_type = call.header(b"content-type")
-    session = call.header(b"x-session-id")
+def read(call: Call, body: bytes, needs: Needs, rooms: Rooms) -> Prompt:
     return read_prompt(
         call.path,
-        content_type.decode("latin-1") if content_type else None,
+        call.text(b"content-type"),
         body,
-        rooms.reading if Needs.CACHE in rooms.core.desk.needs else rooms.skimming,
-        session_header=session.decode("latin-1") if session else None,
+        rooms.reading if Needs.CACHE in needs else rooms.skimming,
+        session_header=call.text(b"x-session-id"),
+        ttft_header=call.text(b"x-llm-d-router-slo-ttft-ms") or call.text(b"x-slo-ttft-ms"),
+        tpot_header=call.text(b"x-llm-d-router-slo-tpot-ms") or call.text(b"x-slo-tpot-ms"),
     )
 
 
@@ -233,8 +252,8 @@ async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known
 async def pooled_of(
     prompt: Prompt, served: Served | None, known: Known | Unknown, stages: Stages, rooms: Rooms
 ) -> PoolHit | None:
-    """What the shared pool holds of it, when a policy in use looks at that. None: unknown."""
-    if Needs.POOL not in rooms.core.desk.needs or served is None or not isinstance(known, Known):
+    """What the shared pool holds of it. None: unknown."""
+    if served is None or not isinstance(known, Known):
         return None
     asked_at = rooms.clock.now()
     held = await rooms.pool.held(known, rooms.core.origin(prompt, served))
@@ -320,10 +339,39 @@ async def refuse(call: Call, last: End | None, record: Record) -> None:
     raise refusal
 
 
-def open_record(
-    call: Call, prompt: Prompt, known: Known | Unknown, stages: Stages, started_at: float, rooms: Rooms
-) -> Record:
+def wanted_policy(call: Call, rooms: Rooms) -> Wanted | None:
+    """Raises `Refused` for a policy that is not here, and for whoever may not choose one."""
+    if (given := call.header(POLICY)) is None:
+        return None
+    holder = rooms.admins.holder(call.header(TOKEN) or b"")
+    if holder is None or "override" not in holder.rights:
+        raise Forbidden(
+            f'choosing a policy by {POLICY.decode()} needs an admin token with the right "override" in '
+            f"{TOKEN.decode()}",
+            code="missing_right",
+        )
+    policies = rooms.core.desk.regime.policies
+    if (policy := policies.get(name := given.decode("latin-1").strip())) is None:
+        names = ", ".join(sorted(policies))
+        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", code="unknown_policy")
+    return Wanted(policy, holder.name)
+
+
+def place(request: Request, record: Record, rooms: Rooms) -> None:
+    """What decides for this request, from its first attempt to its last."""
+    experiment = rooms.core.desk.regime.experiment
+    if request.wanted is not None:
+        record.policy, record.asked_by = request.wanted
+    elif experiment is None or record.endpoint == STORED:
+        rooms.core.opened(record, None)
+    else:
+        unit = unit_of(experiment, request.prompt, record.client, record.id, record.at_wall_s)
+        rooms.core.opened(record, unit)
+
+
+def open_record(call: Call, request: Request, stages: Stages, started_at: float, rooms: Rooms) -> Record:
     """The request's record, there to be looked at while the request is under way."""
+    prompt, known = request.prompt, request.known
     number = rooms.core.desk.next_number()
     record = Record(
         id=f"{rooms.run_id}-{number}",
@@ -333,12 +381,15 @@ def open_record(
         endpoint=prompt.path,
         model=prompt.model or "",
         stream=prompt.stream,
+        client=call.client,
         tokens_from=known.reason if isinstance(known, Unknown) else known.how,
         prompt_tokens_counted=len(known.ids) if isinstance(known, Known) and known.complete else None,
         stages=stages,
     )
     if isinstance(known, Known):
         stages.tokens_ms, stages.keys_ms = known.tokens_ms, known.keys_ms
+        if rooms.ledger is not None:
+            record.blocks = known.every(LEDGER_BLOCK_TOKENS)
     call.recorded = True
     rooms.ring.add(record)
     rooms.metrics.started()
@@ -349,3 +400,6 @@ def close_record(record: Record, rooms: Rooms) -> None:
     record.duration_ms = (rooms.clock.now() - record.arrived_s) * 1e3
     record.done = True
     rooms.metrics.finished(record)
+    rooms.core.closed(record)
+    if rooms.ledger is not None:
+        rooms.ledger.add(record)

@@ -150,16 +150,22 @@ async def _drive(
 
 
 async def converse(
-    client: Client, session: Session, text_seed: int, vocabulary: range, done: Callable[[Asked], None]
+    client: Client,
+    session: Session,
+    text_seed: int,
+    vocabulary: range,
+    done: Callable[[Asked], None],
+    *,
+    name: str | None = None,
 ) -> None:
-    """One agent's session, to its end or its first failure."""
+    """One agent's session, to its end or its first failure. `name`: what it calls its session."""
     await asyncio.sleep(session.start_s)
     context: list[int] = []
     for number, turn in enumerate(session.turns):
         await asyncio.sleep(turn.think_s)
         fresh = (token for span in turn.fresh for token in token_ids(span, text_seed, vocabulary))
         prompt = [*context[: turn.kept_tokens], *fresh]
-        answer = await client.complete(prompt, turn.output_tokens)
+        answer = await client.complete(prompt, turn.output_tokens, session=name)
         done(Asked(session.number, number, len(prompt), answer))
         if isinstance(answer, Failed):
             return

@@ -20,6 +20,7 @@ from router.clock import Clock, SystemClock
 from router.drive import charts, figures, tables
 from router.drive.agents import Arm, Report, Stage, arms, compare
 from router.drive.layers import KINDS, Layers, measure
+from router.drive.load import load, report
 from router.drive.site import BenchFailed, look
 from router.sim.workloads import Workload
 
@@ -100,6 +101,23 @@ async def bench_agents(
         charts.agents_chart(report, when, out / "agents.png")
         console.print(f"written: {out / 'agents.png'}", soft_wrap=True)
     return not report.interrupted
+
+
+async def run_load(
+    url: str, model: str, workload: Workload, agents: int, clock: Clock | None = None, console: Console | None = None
+) -> bool:
+    """Agents against an endpoint, with a table at the end. False: interrupted, and so only a part."""
+    clock, console = clock or SystemClock(), console or _console()
+    with _progress(console) as progress:
+        bar = progress.add_task("turns", total=workload.turns)
+
+        def done(turns: int, failed: int) -> None:
+            progress.update(bar, completed=turns, description="turns" if not failed else f"turns ({failed} failed)")
+
+        loaded = await load(url, model, workload, agents, clock, done)
+    title = f"{len(workload.sessions)} {workload.name} sessions, {agents} at once"
+    report(console, loaded, title)
+    return not loaded.interrupted
 
 
 @contextmanager

@@ -87,8 +87,12 @@ class Client:
     ) -> None:
         await self._http.aclose()
 
-    async def complete(self, prompt: Sequence[int], max_tokens: int, salt: str | None = None) -> Answer | Failed:
-        """A greedy answer of exactly `max_tokens` tokens. `salt` sets the prompt's cache apart from all others."""
+    async def complete(
+        self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: str | None = None
+    ) -> Answer | Failed:
+        """A greedy answer of exactly `max_tokens` tokens. `salt` sets the prompt's cache apart from all others,
+        `session` names the conversation to a router.
+        """
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -100,7 +104,7 @@ class Client:
             "return_token_ids": True,
         }
         content = msgspec.json.encode(body if salt is None else body | {"cache_salt": salt})
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
         began_s = self._clock.now()
         try:
             async with self._http.stream("POST", "/v1/completions", content=content, headers=headers) as response:

@@ -56,6 +56,7 @@ class Call:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
+        self.client: str | None = None  # the name of its API key, set by the door where keys are asked
         self.started = False
         self.gone = False
         self.recorded = False  # set by the line once a record tells of this exchange; the door counts all others
@@ -77,6 +78,11 @@ class Call:
             if key == name:
                 return value
         return None
+
+    def text(self, name: bytes) -> str | None:
+        """The same as text; None: missing or empty."""
+        value = self.header(name)
+        return value.decode("latin-1") if value else None
 
     # The watch on the client
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,9 @@ def test_every_endpoint(documents: str) -> None:
 
 
 def test_every_admin_endpoint(documents: str) -> None:
-    paths = admin_app(Nobody(), []).openapi()["paths"]  # type: ignore[arg-type]
+    paths = admin_app(Nobody(), Nobody(), Nobody(), []).openapi()["paths"]  # type: ignore[arg-type]
     names = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
-    assert len(names) == 7
+    assert len(names) == 17
     assert undocumented(names, documents) == []
 
 
@@ -64,16 +65,24 @@ def test_every_plug_in(documents: str) -> None:
     assert undocumented(names, documents) == []
 
 
+def commands_of(file: Path, prefixes: dict[str, str]) -> Iterator[str]:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and (prefix := prefixes.get(ast.unparse(decorator.func))) is not None:
+                given = [ast.literal_eval(argument) for argument in decorator.args]
+                yield prefix + (given[0] if given else node.name.rstrip("_"))
+
+
 def test_every_command_and_option(documents: str) -> None:
     """Read from the source, not by starting the program: names of functions under `@app.command`."""
-    tree = ast.parse((ROOT / "router/cli.py").read_text(encoding="utf-8"))
-    prefixes = {"app.command": "", "bench.command": "bench "}
-    commands = [
-        prefixes[ast.unparse(decorator.func)] + node.name.rstrip("_")
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        for decorator in node.decorator_list
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in prefixes
-    ]
-    assert {"serve", "fleet", "engine", "check", "stack", "bench layers", "bench agents"} == set(commands)
+    sources = {
+        "router/cli.py": {"app.command": "", "bench.command": "bench "},
+        "router/console/policy.py": {"policy.command": "policy "},
+        "router/console/experiment.py": {"experiment.command": "experiment "},
+    }
+    commands = [command for file, prefixes in sources.items() for command in commands_of(ROOT / file, prefixes)]
+    assert {"serve", "fleet", "check", "bench layers", "policy put", "experiment show", "replay"} <= set(commands)
+    assert len(commands) == 19
     assert [name for name in commands if f"warmroute {name}" not in documents] == []

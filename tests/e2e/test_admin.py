@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.fakes.engines import engine, eventually
 
@@ -131,7 +132,9 @@ async def test_what_is_not_there(routed: Any) -> None:
 
 async def test_policies(routed: Any) -> None:
     told = (await routed.admin.get("/admin/policies")).json()
-    assert told == {"active": "warm", "names": ["warm"], "needs": ["CACHE", "LOAD"]}
+    assert (told["active"], told["names"]) == ("warm", ["warm"])
+    assert told["needs"] == ["CACHE", "LOAD"]
+    assert [policy["role"] for policy in told["policies"]] == ["active"]
 
 
 async def test_tokens_have_rights(router: Any) -> None:
@@ -203,6 +206,7 @@ def _fuzz(operation: Any, called: set[str]) -> None:
     @given(case=operation.as_strategy())
     def one(case: Any) -> None:
         called.add(operation.path)
-        case.call_and_validate()
+        # A policy is text: what stands in it no JSON schema can say.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance] if case.method == "PUT" else [])
 
     one()

@@ -199,7 +199,7 @@ async def test_a_port_in_use_is_one_clear_line(tmp_path) -> None:
             "listen": {"host": "127.0.0.1", "port": port},
             "admin": {"port": 0},
             "fleet": {"instances": [{"url": "http://127.0.0.1:9"}]},
-            "policies": {"default": WARM},
+            "policies": {"warm": WARM},
         }
         file.write_text(json.dumps(main))
         said = await warmroute("serve", "--config", file)
@@ -240,7 +240,7 @@ async def test_a_fleet_leaves_nobody_behind(tmp_path, end) -> None:
         "admin": {"port": 0},
         "fleet": {"embedded": {"engines": 2, "decode_ms_per_token": 20}},
         "tokenizers": {MODEL: {"path": TOKENIZER}},
-        "policies": {"default": WARM},
+        "policies": {"warm": WARM},
     }
     file.write_text(json.dumps(main))
     async with command("fleet", "--config", file) as process:

@@ -10,6 +10,7 @@ from router.app import App, build_core, build_tokens, built_policies, discoverie
 from router.blocks.keys import Keyring
 from router.clock import ManualClock
 from router.config import schema
+from router.decide.arms import Regime
 from router.discovery.file import FileDiscovery
 from router.discovery.static import StaticDiscovery
 from router.engines.base import Card
@@ -17,7 +18,7 @@ from router.errors import ConfigError
 from router.proxy.upstream import Upstreams
 from tests.fakes.engines import eventually
 
-RANDOM = {"default": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
+RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
 TOKENIZER = str(Path(__file__).parents[2] / "router/emulate/data")
 CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
 
@@ -37,7 +38,7 @@ def test_every_policy_is_built_at_the_start() -> None:
     broken = {"warm": schema.Policy.model_validate({"scorers": [{"name": "prefix_overlapp"}]})}
     with pytest.raises(ConfigError, match=r"policies\.warm: .*unknown scorer 'prefix_overlapp'.*prefix_overlap"):
         built_policies(config(policies=RANDOM | broken))
-    assert list(built_policies(config())) == ["default"]
+    assert list(built_policies(config())) == ["warm"]
 
 
 def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
 
 def test_the_cores_chance_hangs_on_the_seed_given() -> None:
     def seed(settings: schema.Config) -> int:
-        return build_core(settings, built_policies(settings)["default"], Keyring(1), ManualClock()).desk.seed
+        return build_core(settings, Regime(built_policies(settings), "warm"), Keyring(1), ManualClock()).desk.seed
 
     assert seed(config(seed=7)) == 7
     assert seed(config(seed=None)) != seed(config(seed=None))

@@ -17,7 +17,7 @@ from router.config.schema import Policy
 CONFIGS = Path(__file__).parents[2] / "configs"
 OURS = sorted({*CONFIGS.glob("**/*.yaml")} - {*CONFIGS.glob("mooncake/*")})  # the others are for other programs
 POLICY = "scorers: [{name: random}]\n"
-MAIN = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\npolicies: {default: {scorers: [{name: random}]}}\n"
+MAIN = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\npolicies: {warm: {scorers: [{name: random}]}}\n"
 
 
 class Said(NamedTuple):
@@ -94,7 +94,7 @@ def test_check_prints_a_main_file_with_every_default(shell: Shell) -> None:
     shown = yaml.safe_load(said.out)
     assert shown["listen"]["port"] == 8000
     assert shown["fleet"]["instances"][0]["kv_events"] == "auto"
-    assert shown["policies"]["default"]["picker"] == {"name": "best"}
+    assert shown["policies"]["warm"]["picker"] == {"name": "best"}
 
 
 def test_what_check_prints_is_as_good_as_what_it_read(shell: Shell) -> None:
@@ -128,7 +128,7 @@ def test_our_own_files_pass(shell: Shell, file: Path) -> None:
         ),
         ("scorers: [{name: random, sed: 1}]\n", ["random", "sed"]),
         ("scorers: []\n", ["scorers"]),
-        (MAIN.replace("random", "rondam"), ["policies.default", "rondam"]),
+        (MAIN.replace("random", "rondam"), ["policies.warm", "rondam"]),
         ("fleet: [", ["main.yaml"]),
         ("", ["main.yaml"]),
     ],
@@ -150,7 +150,7 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
 
 
 def test_serve_without_engines_names_the_other_command(shell: Shell) -> None:
-    text = "fleet: {embedded: {engines: 1}}\npolicies: {default: {scorers: [{name: random}]}}\n"
+    text = "fleet: {embedded: {engines: 1}}\npolicies: {warm: {scorers: [{name: random}]}}\n"
     said = shell("serve", "--config", shell.file(text))
     assert said.code == 2
     assert "warmroute fleet" in said.err
@@ -174,7 +174,7 @@ def test_a_stack_whose_router_has_no_port_does_not_start(shell: Shell) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        text = f"listen: {{port: {port}}}\nstack: {{}}\npolicies: {{default: {{scorers: [{{name: random}}]}}}}\n"
+        text = f"listen: {{port: {port}}}\nstack: {{}}\npolicies: {{warm: {{scorers: [{{name: random}}]}}}}\n"
         said = shell("stack", "-c", shell.file(text))
     assert (said.code, said.out) == (1, "")
     assert said.err == f"port {port} is in use: end what listens there, or change listen.port\n"

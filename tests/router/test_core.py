@@ -16,6 +16,7 @@ from router.blocks.known import Known
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core, Ticket, prefix_keys
+from router.decide.arms import Regime
 from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.decide.record import Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
@@ -51,7 +52,7 @@ class House:
         limits = schema.Limits(responses_kept=3)
         config = schema.Config(seed=1, limits=limits)
         deciding = policy(*(scorers or ("prefix_overlap", "queue_depth:0.5")))
-        self.core: Core = build_core(config, deciding, RING, self.clock)
+        self.core: Core = build_core(config, Regime({deciding.name: deciding}, deciding.name), RING, self.clock)
         self.caches: dict[str, Cache] = {}
         for name in "abcdefgh"[:count]:
             self.join(name, ranks=[0] if stream else [])
@@ -452,7 +453,8 @@ class Pupil(Scorer):
 def test_scorers_that_learn_hear_of_the_choice_and_its_outcome() -> None:
     house = House(count=1)
     pupil = Pupil()
-    house.core.desk.swap(Policy("p", [], [WeightedScorer("pupil", 1.0, pupil)], NamedPicker("best", Best())))
+    learning = Policy("p", [], [WeightedScorer("pupil", 1.0, pupil)], NamedPicker("best", Best()))
+    house.core.swap(Regime({"p": learning}, "p"))
     house.answer(house.admit(), cached=8, after_s=0.5)
     ticket = house.admit()
     house.clock.advance(1.0)

@@ -15,6 +15,7 @@ from router.blocks.keys import Keyring
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core
+from router.decide.arms import Regime
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.engines.fetch import Answer
 from router.feeds.health import Health
@@ -28,7 +29,7 @@ from router.tasks import Tasks
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 
-RANDOM = {"default": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
+RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
 TOKENIZER = str(Path(__file__).parents[2] / "router/emulate/data")
 CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
 NOWHERE = "tcp://127.0.0.1:1"  # nobody listens there, and nobody must
@@ -50,7 +51,7 @@ class House:
         self.clock = ManualClock(1000.0)
         self.tasks = Tasks("test")
         keyring = Keyring(1)
-        self.core: Core = build_core(settings, built_policies(settings)["default"], keyring, self.clock)
+        self.core: Core = build_core(settings, Regime(built_policies(settings), "warm"), keyring, self.clock)
         self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
         self.tokens = build_tokens(settings, keyring, self.upstreams, self.clock)
         self.members = Membership(self.core, self.upstreams, self.tokens, self.tasks)

@@ -15,6 +15,7 @@ from router.blocks.known import Known
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core
+from router.decide.arms import Regime
 from router.decide.policy import build_policy
 from router.decide.record import Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
@@ -41,7 +42,7 @@ class House:
     def __init__(self, transfer: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
         built = build_policy("test", schema.Policy.model_validate(policy or POLICY))
-        self.core: Core = build_core(schema.Config(seed=1), built, RING, self.clock)
+        self.core: Core = build_core(schema.Config(seed=1), Regime({built.name: built}, built.name), RING, self.clock)
         self.caches: dict[str, Cache] = {}
         for name in "pqcd":
             self.join(name, "prefill" if name in "pq" else "decode", transfer or {"protocol": "nixl"})

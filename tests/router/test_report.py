@@ -13,6 +13,8 @@ from router.blocks.events import Batch, EngineHash, Stored, TargetId, Tier
 from router.clock import ManualClock
 from router.config import schema
 from router.config.schema import Policy as PolicySpec
+from router.control.control import Control
+from router.decide.arms import Regime
 from router.decide.policy import build_policy
 from router.decide.record import Record, Stages
 from router.discovery.file import FileDiscovery
@@ -20,6 +22,7 @@ from router.discovery.static import StaticDiscovery
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.engines.fetch import Answer
 from router.feeds.health import Health
+from router.ledger.audit import Audit
 from router.ledger.ring import Ring
 from router.ledger.state import families
 from router.pool.none import NoPool
@@ -45,7 +48,7 @@ class House:
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0, wall=5000.0)
         config = schema.Config(seed=1)
-        self.core = build_core(config, WARM, RING, self.clock)
+        self.core = build_core(config, Regime({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
         self.tokens = Tokens(config.tokens, {}, RING, Remote(self.silent), self.clock)
         members: dict[str, list[EventEndpoint]] = {"a": [EventEndpoint(0, "tcp://a:1", None, "")], "b": []}
         for name in "abc":
@@ -59,9 +62,11 @@ class House:
         self.ring = Ring(10)
         health = Health(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
-        policies = {"warm": WARM, "random": RANDOM}
         self.pool = NoPool()
-        self.report = Report(self.core, self.tokens, self.pool, health, self.sources, self.ring, policies, self.clock)
+        self.control = Control(self.core, self.ring, Audit(), self.clock)
+        self.report = Report(
+            self.core, self.tokens, self.pool, health, self.sources, self.ring, self.control, None, self.clock
+        )
 
     async def silent(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
@@ -166,12 +171,6 @@ def test_records_newest_first_and_one_by_its_id(house: House) -> None:
     assert shown is not None
     assert (shown["id"], shown["target"]) == (first.id, "a/0")
     assert house.report.record("never") is None
-
-
-def test_the_policies_and_what_the_active_one_needs(house: House) -> None:
-    assert house.report.policies() == {"active": "warm", "names": ["random", "warm"], "needs": ["CACHE", "LOAD"]}
-    house.core.desk.swap(RANDOM)
-    assert house.report.policies() == {"active": "random", "names": ["random", "warm"], "needs": []}
 
 
 def test_the_snapshot_behind_the_metrics(house: House) -> None:
