@@ -158,7 +158,7 @@ class Core:
         matched_at = self._clock.now()
         # Targets keep their rows between decisions, and shadows see the view of whoever decided: so what any of them
         # needs counts, not this policy alone.
-        looks_at_caches = Needs.CACHE in self.desk.needs or Needs.CACHE in policy.needs
+        looks_at_caches = Needs.CACHE in self.desk.needs | policy.needs
         held = self._held_tokens if looks_at_caches else None
         view = self._view(record, prompt, served, known, pooled, rows(answering, overlaps, now, held), now)
         if feeding:
@@ -183,7 +183,7 @@ class Core:
             return
         record.unit = unit
         record.arm, record.policy = regime.place(unit)
-        if self.trial is not None and record.arm not in regime.rolled_back:
+        if self.trial is not None:
             self.trial.began(record.arm, unit, record)
 
     def closed(self, record: Record) -> None:
@@ -327,7 +327,7 @@ class Core:
             adapter=served.adapter if served is not None else None,
             prompt_tokens=len(known.ids) if known is not None and known.complete else None,
             prefix=prefixes[0] if prefixes else None,
-            session=self._pseudonym(prompt.session),
+            session=self._pseudonym(prompt.session, b"session"),
             last_target=None,
             pool=pooled,
             busy=self.fleet.busy,
@@ -336,17 +336,22 @@ class Core:
             nominal=self.fleet.nominal(prompt.model, now),
             prefixes=prefixes,
             ask=Ask(
-                self._pseudonym(record.client), prompt.priority, prompt.ttft_ms, prompt.tpot_ms, prompt.output_tokens
+                self._pseudonym(record.client, b"client"),
+                prompt.priority,
+                prompt.ttft_ms,
+                prompt.tpot_ms,
+                prompt.output_tokens,
             ),
         )
 
-    def _pseudonym(self, name: str | None) -> str | None:
+    def _pseudonym(self, name: str | None, of: bytes) -> str | None:
         """Sessions are named by clients, at any length and often by what people are called, keys by who holds them:
         nobody beyond this sees that name. It has the same pseudonym wherever the deployment's secret is the same.
         """
         if name is None:
             return None
-        return blake2b(name.encode(errors="surrogatepass"), digest_size=8, key=self._secret).hexdigest()
+        text = name.encode(errors="surrogatepass")
+        return blake2b(text, digest_size=8, key=self._secret, person=of).hexdigest()
 
     def _peers_of(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
         target = self.fleet.target(TargetId(answering))

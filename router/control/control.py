@@ -52,7 +52,9 @@ class Failure(NamedTuple):
 
 
 class Control:
-    """Over the regime that the core was built with. `file` is the main configuration file; None: there is none."""
+    """Over the regime that the core was built with. `file` is the main configuration file, as it was read for that;
+    None: there is none.
+    """
 
     def __init__(self, core: Core, ring: Ring, audit: Audit, clock: Clock, file: Path | str | None = None) -> None:
         self.audit = audit
@@ -65,8 +67,10 @@ class Control:
         self._said = proposals.said_by(core.desk.regime)
         self._switching = Switching(core, ring, audit, clock)
         self._file = None if file is None else Path(file)
-        self._folder: Path | None = None  # of policies
-        self._first_read: files.FilesRead | None = None
+        self._first_read = (
+            None if self._file is None else files.read(self._file)
+        )  # what needs a restart counts from here
+        self._folder = None if self._first_read is None else self._first_read.folder
 
     @property
     def regime(self) -> Regime:
@@ -160,8 +164,8 @@ class Control:
         if self.errors.pop(FILES, None) is not None:
             log.info("the files read well again")
         self._said = found.said
-        self._first_read = self._first_read or found
-        self._compare(files.must_restart(self._first_read, found))
+        if self._first_read is not None:
+            self._compare(files.must_restart(self._first_read, found))
         return switch
 
     def _compare(self, keys: list[str]) -> None:

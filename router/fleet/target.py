@@ -36,6 +36,7 @@ class Target:
         "_row",
         "_row_at",
         "_row_changes",
+        "_row_counted",
         "block_tokens",
         "books",
         "breaker",
@@ -60,6 +61,7 @@ class Target:
         self._row: Row | None = None
         self._row_at = 0.0
         self._row_changes = 0
+        self._row_counted = False  # what it holds in all was asked for it
 
     def row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
         """Its facts for a decision, but for the overlap. Kept until one changes; ages are good to `ROW_KEPT_S`, and so
@@ -71,6 +73,7 @@ class Target:
             or books.changes != self._row_changes
             or now - self._row_at > ROW_KEPT_S
             or row.block_tokens != self.block_tokens
+            or (held is not None and not self._row_counted)
         ):
             speed = self.speed.speed(now)
             load = books.load(speed, now)
@@ -86,6 +89,7 @@ class Target:
                 None if held is None else held(self),
             )
             self._row, self._row_at, self._row_changes = row, now, books.changes
+            self._row_counted = held is not None
         return row
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:

@@ -214,7 +214,7 @@ class Metrics:
         )
 
     def _make_arms(self) -> None:
-        """By arm of an experiment: a closed set of names, those of policies."""
+        """By the arm that was drawn, a closed set of names. After a rollback the first arm decides for those, too."""
         self._arm_requests = self._kept(
             Counts("warmroute_arm_requests_total", "requests of an experiment's arm ended, by status", "arm", "status")
         )

@@ -19,6 +19,7 @@ from router.errors import Refused
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
