@@ -13,7 +13,7 @@ then a verdict is about the arms as they run here, side by side.
 from __future__ import annotations
 
 from math import log
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from router.config.experiment import Guard, Metric
 from router.decide.bounds import surprise
@@ -32,9 +32,19 @@ the hit share, the failed share. None: the unit tells nothing of it.
 """
 
 
-def claims(arms: int) -> int:
-    """How many claims an experiment tests: its alpha is divided by so many."""
-    return (arms - 1) * (2 * len(METRICS) + 1)
+class Bars(NamedTuple):
+    """What evidence must reach."""
+
+    guard: float
+    verdict: float
+
+
+def bars(alpha: float, arms: int) -> Bars:
+    """Half of alpha is for the guard's claims, one per arm, the other half for all verdicts, two per arm and metric:
+    the guard's is the claim on which something hangs.
+    """
+    others = max(1, arms - 1)
+    return Bars(2 * others / alpha, 2 * others * 2 * len(METRICS) / alpha)
 
 
 class Race:
@@ -79,16 +89,16 @@ class Race:
 
 
 class Comparison:
-    """`chance` is the arm's share of the units that fall on it or on the first arm; `bar` what evidence must reach."""
+    """`chance` is the arm's share of the units that fall on it or on the first arm."""
 
-    def __init__(self, chance: float, guard: Guard, bar: float) -> None:
+    def __init__(self, chance: float, guard: Guard, bars: Bars) -> None:
         self.races = [Race(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
         self.units = 0  # of the arm
         self._both = 0
         self._chance = chance
         self._guard = guard
         self._guarded = METRICS.index(guard.metric)
-        self._bar = bar
+        self._bars = bars
         falls = guard.metric in HIGHER_IS_BETTER  # then what may be too high is the first arm's value
         ratio = 1.0 if guard.metric in QUANTILES else 1 + guard.worse_by
         self._against_arm = not falls
@@ -105,14 +115,14 @@ class Comparison:
         self._both += 1
         if self.units >= self._guard.min_units:
             for race in self.races:
-                race.judge(self._bar)
+                race.judge(self._bars.verdict)
 
     @property
     def alarmed(self) -> bool:
         """Must the guard act now?"""
-        return self.units >= self._guard.min_units and self.too_bad.value >= self._bar
+        return self.units >= self._guard.min_units and self.too_bad.value >= self._bars.guard
 
     @property
     def lopsided(self) -> bool:
         """Do units fall on the arms otherwise than by chance? Then something else than chance assigns them."""
-        return surprise(self.units, self._both, self._chance) >= log(self._bar)
+        return surprise(self.units, self._both, self._chance) >= log(self._bars.verdict)

@@ -54,6 +54,7 @@ class ArmReport(NamedTuple):
 
 class TrialReport(NamedTuple):
     alpha: float
-    bar: float
+    bar: float  # what evidence for a verdict must reach
+    guard_bar: float  # and the guard's
     arms: tuple[ArmReport, ...]
     warnings: tuple[str, ...]

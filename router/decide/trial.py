@@ -20,7 +20,7 @@ from functools import partial
 from math import inf
 
 from router.config.experiment import Experiment, Metric
-from router.decide.comparison import METRICS, Comparison, Values, claims
+from router.decide.comparison import METRICS, Comparison, Values, bars
 from router.decide.findings import ArmReport, Finding, Standing, TrialReport
 from router.decide.limits import Limit, Watched, fails, slow
 from router.decide.record import Record
@@ -54,13 +54,13 @@ class Trial:
 
     def __init__(self, spec: Experiment) -> None:
         self._spec = spec
-        self._bar = max(1, claims(len(spec.arms))) / spec.guard.alpha
+        self._bars = bars(spec.guard.alpha, len(spec.arms))
         first_share = next(iter(spec.arms.values()))
         self._arms = [
             Arm(
                 name,
                 share,
-                Comparison(share / (share + first_share), spec.guard, self._bar) if i else None,
+                Comparison(share / (share + first_share), spec.guard, self._bars) if i else None,
                 _limits(spec),
             )
             for i, (name, share) in enumerate(spec.arms.items())
@@ -141,7 +141,8 @@ class Trial:
         per_unit = requests / max(1, self._roll.entered)
         return TrialReport(
             alpha=self._spec.guard.alpha,
-            bar=self._bar,
+            bar=self._bars.verdict,
+            guard_bar=self._bars.guard,
             arms=tuple(self._report_of(arm, len(targets), per_unit) for arm in self._arms),
             warnings=tuple(self._warnings()),
         )
@@ -248,7 +249,7 @@ class Trial:
         if arm.comparison is None:
             return Standing(metric, *estimate, None, None, None, None)
         race = arm.comparison.races[METRICS.index(metric)]
-        units = race.units_needed(self._bar) if race.verdict == "not yet known" else 0
+        units = race.units_needed(self._bars.verdict) if race.verdict == "not yet known" else 0
         requests = None if units is None else round(units * per_unit)
         return Standing(metric, *estimate, race.verdict, race.peak, units, requests)
 

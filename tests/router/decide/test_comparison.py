@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from router.config.experiment import Guard, Metric
-from router.decide.comparison import METRICS, Comparison, claims
+from router.decide.comparison import METRICS, Bars, Comparison, bars
+
+BARS = Bars(200.0, 2000.0)  # of two arms at alpha 0.01
 
 
 def a_guard(metric: Metric = "error_rate", worse_by: float = 0.2, min_units: int = 10) -> Guard:
@@ -16,7 +18,7 @@ def a_guard(metric: Metric = "error_rate", worse_by: float = 0.2, min_units: int
 
 def compared(guard: Guard, on_arm: float, on_first: float, units: int = 2000, seed: int = 1) -> Comparison:
     """All metrics' values are coins: of chance `on_arm` on the arm, `on_first` on the first."""
-    comparison, dice = Comparison(0.5, guard, 1100.0), Random(seed)
+    comparison, dice = Comparison(0.5, guard, BARS), Random(seed)
     for _ in range(units):
         drawn = dice.random() < 0.5
         value = float(dice.random() < (on_arm if drawn else on_first))
@@ -29,8 +31,12 @@ def verdicts(comparison: Comparison) -> dict[Metric, str]:
 
 
 def test_what_alpha_is_divided_by() -> None:
-    assert claims(2) == 11  # five metrics in two directions, and the guard
-    assert claims(4) == 33
+    # half of it for the guard, half for five metrics in two directions
+    assert bars(0.01, 2) == (200.0, 2000.0)
+    assert bars(0.05, 4) == (120.0, 1200.0)
+    for arms in (2, 4):
+        guard, verdict = bars(0.01, arms)
+        assert (arms - 1) * (1 / guard + 10 / verdict) == pytest.approx(0.01)
 
 
 def test_higher_is_worse_but_for_hits() -> None:
@@ -67,7 +73,7 @@ def test_the_guard_allows_what_it_was_told_to(metric: Metric, on_arm: float, on_
 def test_few_units_are_not_judged() -> None:
     comparison = compared(a_guard(min_units=500), 0.9, 0.1, units=500)
     assert comparison.units < 500
-    assert comparison.too_bad.value > 1100
+    assert comparison.too_bad.value > BARS.guard
     assert not comparison.alarmed
     assert set(verdicts(comparison).values()) == {"not yet known"}
 
@@ -83,7 +89,7 @@ def test_a_verdict_turns_when_the_opposite_becomes_clearer() -> None:
 
 
 def test_what_a_unit_does_not_tell_is_not_counted() -> None:
-    comparison = Comparison(0.5, a_guard(), 1100.0)
+    comparison = Comparison(0.5, a_guard(), BARS)
     comparison.observe(True, (None, None, None, None, 0.0), None)
     assert [race.higher.units for race in comparison.races] == [0, 0, 0, 0, 1]
     assert comparison.too_bad.units == 0
@@ -91,7 +97,7 @@ def test_what_a_unit_does_not_tell_is_not_counted() -> None:
 
 
 def test_an_assignment_that_is_not_chance_is_noticed() -> None:
-    fair, unfair = Comparison(0.5, a_guard(), 1100.0), Comparison(0.5, a_guard(), 1100.0)
+    fair, unfair = Comparison(0.5, a_guard(), BARS), Comparison(0.5, a_guard(), BARS)
     for i in range(300):
         fair.observe(i % 2 == 0, (None,) * len(METRICS), None)
         unfair.observe(i % 3 == 0, (None,) * len(METRICS), None)

@@ -96,7 +96,7 @@ def test_the_guard_rolls_back_once_and_says_why() -> None:
     assert (found.arm, found.cause, found.metric) == ("b", "guard", "ttft_p90")
     assert found.estimate_arm == inf
     assert found.units == 50
-    assert found.evidence >= trial.report().bar
+    assert found.evidence >= trial.report().guard_bar
     assert found.why.startswith("ttft_p90: no answer against ")
     assert found.why.endswith(" of a: worse by more than 20%, after 50 units")
     out = trial.report().arms[1]
@@ -203,7 +203,7 @@ def test_three_arms_are_each_compared_with_the_first() -> None:
     trial = Trial(an_experiment(shares))
     list(drive(trial, traffic(shares, {"c": Behaviour(hit=0.4)}, 600, 3)))
     report = trial.report()
-    assert report.bar == 22 / 0.01
+    assert (report.guard_bar, report.bar) == (4 / 0.01, 40 / 0.01)
     verdicts = {arm.arm: arm.standings[3].verdict for arm in report.arms}
     assert verdicts == {"a": None, "b": "not yet known", "c": "worse"}
 
