@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
 
-from router.blocks.events import Key, TargetId
+from router.blocks.events import TargetId
 from router.blocks.knowledge import Belief, Knowledge, Sent
 from router.blocks.known import Known, Origin
 from router.clock import Clock
@@ -26,13 +25,15 @@ from router.decide.trial import Trial
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.instances import Fleet, Served
 from router.fleet.load import Booking
-from router.fleet.target import Loaded, Target
+from router.fleet.target import Target
 from router.fleet.view import rows
+from router.lessons import learn
 from router.peers import Peers
 from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
-from router.ticket import Half, Share, Ticket, outcome_of, verdict_of
-from scorers.contract import Ask, Needs, Overlap, PoolHit, Row, View
+from router.sight import Sight
+from router.ticket import Half, Ticket, outcome_of, verdict_of
+from scorers.contract import Needs, PoolHit
 
 BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
 UNTOLD = Usage(None, None, None)
@@ -60,7 +61,7 @@ class Core:
         self._shared_pool = shared_pool  # engines may find a prompt there that none of them holds
         self.peers = Peers()
         self.trial: Trial | None = None  # the experiment's numbers; None: there is none
-        self._secret = secret.to_bytes(8, "little")
+        self.sight = Sight(fleet, knowledge, self.peers, desk, secret)
         self.swap(desk.regime)
 
     # the operator
@@ -105,7 +106,7 @@ class Core:
             self._meet(target, None)
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
-                if (size := self._block_tokens(target)) and target.capacity_tokens is not None:
+                if (size := self.sight.block_tokens(target)) and target.capacity_tokens is not None:
                     self.knowledge.holds_at_most(target.id, target.capacity_tokens // size)
 
     def _meet(self, target: Target, stream: EventEndpoint | None) -> None:
@@ -120,7 +121,7 @@ class Core:
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """The block sizes for which a prompt of this model needs keys."""
-        sizes = (self._block_tokens(target) for target in self.fleet.serving(model))
+        sizes = (self.sight.block_tokens(target) for target in self.fleet.serving(model))
         return frozenset(size for size in sizes if size)
 
     def origin(self, prompt: Prompt, served: Served) -> Origin:
@@ -148,22 +149,22 @@ class Core:
         now = self._clock.now()
         self.fleet.arrived(now)
         policy = record.policy or self.desk.regime.policy
-        candidates = self._candidates(record, prompt.model, excluding, only, now)
+        candidates = self.sight.candidates(record, prompt.model, excluding, only, now)
         answering = [target for target in candidates if not self.peers.prefills(target)] if self.peers else candidates
         if not answering:
             return None
         feeding = [target for target in candidates if self.peers.prefills(target)] if splits and handed is None else []
-        beliefs = self._beliefs(known, answering + feeding)
+        beliefs = self.sight.beliefs(known, answering + feeding)
         overlaps = {target: belief.overlap for target, belief in beliefs.items()}
         matched_at = self._clock.now()
         # Targets keep their rows between decisions, and shadows see the view of whoever decided: so what any of them
         # needs counts, not this policy alone.
         looks_at_caches = Needs.CACHE in self.desk.needs | policy.needs
-        held = self._held_tokens if looks_at_caches else None
-        view = self._view(record, prompt, served, known, pooled, rows(answering, overlaps, now, held), now)
+        held = self.sight.held_tokens if looks_at_caches else None
+        view = self.sight.view(record, prompt, served, known, pooled, rows(answering, overlaps, now, held), now)
         if feeding:
             choice = choose_pair(
-                self.desk, policy, view, lambda id: rows(self._peers_of(id, feeding), overlaps, now, held)
+                self.desk, policy, view, lambda id: rows(self.sight.peers_of(id, feeding), overlaps, now, held)
             )
         else:
             choice = Choice(self.desk.decide(view, policy), None)
@@ -200,13 +201,13 @@ class Core:
         learned. None: nobody could serve it.
         """
         now = self._clock.now()
-        candidates = self._candidates(record, prompt.model, (), only, now)
+        candidates = self.sight.candidates(record, prompt.model, (), only, now)
         answering = [target for target in candidates if not self.peers.prefills(target)]
         if not answering:
             return None
-        overlaps = {target: belief.overlap for target, belief in self._beliefs(known, answering).items()}
-        candidates_now = rows(answering, overlaps, now, self._held_tokens)
-        view = self._view(record, prompt, served, known, None, candidates_now, now)
+        overlaps = {target: belief.overlap for target, belief in self.sight.beliefs(known, answering).items()}
+        candidates_now = rows(answering, overlaps, now, self.sight.held_tokens)
+        view = self.sight.view(record, prompt, served, known, None, candidates_now, now)
         return self.desk.explain(view, record.policy or self.desk.regime.policy)
 
     def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
@@ -226,7 +227,7 @@ class Core:
             (self.knowledge.began if end == "ok" else self.knowledge.failed)(half.sent)
         ttft_ms = duration_ms if end == "ok" else None  # its one token is its whole answer
         if end == "ok":
-            self._learn(half, ticket.pooled, usage, ttft_ms, now)
+            learn(half, ticket.pooled, usage, ttft_ms, now, shared_pool=self._shared_pool)
         if leg.decision.learners:
             self.desk.finished(leg.decision, outcome_of(end, status, ttft_ms, duration_ms, usage))
 
@@ -253,7 +254,8 @@ class Core:
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
         if ticket.end == "ok" and attempt.prefill is None:  # what was handed over says nothing of the target itself
             # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
-            self._learn(ticket, ticket.pooled, usage, ticket.ttft_ms if record.stream else None, now)
+            ttft_ms = ticket.ttft_ms if record.stream else None
+            learn(ticket, ticket.pooled, usage, ttft_ms, now, shared_pool=self._shared_pool)
         if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
             duration_ms = (now - ticket.sent_at) * 1e3
             ticket.target.decoded(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)
@@ -274,88 +276,6 @@ class Core:
         return target if target is not None and self.fleet.target(target) is not None else None
 
     # parts of the above
-
-    def _candidates(
-        self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
-    ) -> list[Target]:
-        """Who may get the request: one target where only that will do, else those of its arm where arms are isolated,
-        as long as there is one.
-        """
-        candidates = self.fleet.candidates(model, excluding, now)
-        if only is not None:
-            return [target for target in candidates if target.id == only or self.peers.prefills(target)]
-        regime = self.desk.regime
-        if record.arm is None or regime.experiment is None or regime.experiment.isolate == "none":
-            return candidates
-        instances = tuple(sorted({target.instance.id for target in self.fleet.serving(model)}))
-        own = regime.instances_of(record.arm, instances)
-        return [target for target in candidates if target.instance.id in own] or candidates
-
-    def _block_tokens(self, target: Target) -> int | None:
-        """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
-        told = self.knowledge.block_tokens(target.id)
-        if told is not None:
-            target.block_tokens = told
-        return target.block_tokens
-
-    def _held_tokens(self, target: Target) -> int | None:
-        return self.knowledge.held_tokens(target.id, self._block_tokens(target), target.trust.trusted)
-
-    def _beliefs(self, known: Known | None, candidates: Sequence[Target]) -> dict[TargetId, Belief]:
-        if known is None or not known.keys:
-            return {}
-        sizes = {target.id: self._block_tokens(target) for target in candidates}
-        distrusted = frozenset(target.id for target in candidates if not target.trust.trusted)
-        return self.knowledge.beliefs(known, sizes, distrusted)
-
-    def _view(
-        self,
-        record: Record,
-        prompt: Prompt,
-        served: Served | None,
-        known: Known | None,
-        pooled: PoolHit | None,
-        candidates: tuple[Row, ...],
-        now: float,
-    ) -> View:
-        """`seed`, `turn` and `last_target` are the desk's to fill in."""
-        prefixes = prefix_keys(known)
-        return View(
-            number=record.number,
-            seed=0,
-            model=served.base if served is not None else "",
-            adapter=served.adapter if served is not None else None,
-            prompt_tokens=len(known.ids) if known is not None and known.complete else None,
-            prefix=prefixes[0] if prefixes else None,
-            session=self._pseudonym(prompt.session, b"session"),
-            last_target=None,
-            pool=pooled,
-            busy=self.fleet.busy,
-            rows=candidates,
-            now_s=now,
-            nominal=self.fleet.nominal(prompt.model, now),
-            prefixes=prefixes,
-            ask=Ask(
-                self._pseudonym(record.client, b"client"),
-                prompt.priority,
-                prompt.ttft_ms,
-                prompt.tpot_ms,
-                prompt.output_tokens,
-            ),
-        )
-
-    def _pseudonym(self, name: str | None, of: bytes) -> str | None:
-        """Sessions are named by clients, at any length and often by what people are called, keys by who holds them:
-        nobody beyond this sees that name. It has the same pseudonym wherever the deployment's secret is the same.
-        """
-        if name is None:
-            return None
-        text = name.encode(errors="surrogatepass")
-        return blake2b(text, digest_size=8, key=self._secret, person=of).hexdigest()
-
-    def _peers_of(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
-        target = self.fleet.target(TargetId(answering))
-        return [] if target is None else self.peers.of(target, feeding)
 
     def _book(
         self,
@@ -394,46 +314,6 @@ class Core:
         sent = self.knowledge.sent(target.id, known, belief) if known is not None and belief is not None else None
         return target, target.book(uncached, tokens), belief, sent
 
-    def _learn(self, share: Share, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float) -> None:
-        """From an answer that came whole: was the promise kept, and how fast was the prefill?"""
-        prompt_tokens, cached_tokens, _ = usage
-        if cached_tokens is None:
-            return
-        belief, target = share.belief, share.target
-        if belief is not None and belief.promised_tokens is not None and belief.block_tokens is not None:
-            own = self._own(belief.promised_tokens, cached_tokens, pooled)
-            target.trust.observe(belief.promised_tokens, own, belief.block_tokens)
-        if ttft_ms is None or prompt_tokens is None:
-            return
-        overlap = belief.overlap if belief is not None else None
-        loaded = self._loaded(overlap, pooled, cached_tokens) if overlap is not None else None
-        target.showed(share.booking, prompt_tokens, cached_tokens, ttft_ms, now, loaded)
-
-    def _own(self, promised: int, delivered: int, pooled: PoolHit | None) -> int:
-        """How much of what was delivered must have come from the target itself: what is beyond its promise may be the
-        pool's, as far as the pool was seen to reach.
-        """
-        reach = pooled.tokens if pooled is not None else delivered if self._shared_pool else 0
-        return min(delivered, promised) if delivered <= reach else delivered
-
-    def _loaded(self, overlap: Overlap, pooled: PoolHit | None, delivered: int) -> Loaded | None:
-        """What of the delivered tokens was brought from a slower place, and from where; None: nothing.
-
-        Fetched is what lies beyond the GPU's part. Host memory and disk are the engine's own and come first; where
-        several places could have given it, nobody knows which did, and it is told as the slowest of them.
-        """
-        tokens = delivered - max(overlap.gpu_tokens, overlap.expected_tokens)
-        if tokens <= 0:
-            return None
-        if delivered <= overlap.cpu_tokens:
-            return Loaded("cpu", tokens)
-        if delivered <= overlap.disk_tokens:
-            return Loaded("disk", tokens)
-        if pooled is None and not self._shared_pool:
-            return None  # its GPU held more than we knew
-        on_disk = pooled is not None and pooled.memory_tokens is not None and delivered > pooled.memory_tokens
-        return Loaded("pool_disk" if on_disk else "pool", tokens)
-
 
 def _predicted(belief: Belief | None) -> tuple[int | None, int | None]:
     """What the index promised of a target, and the same with what was just sent there."""
@@ -447,11 +327,3 @@ def _to_compute(tokens: int, belief: Belief | None, pooled: PoolHit | None) -> i
     overlap = belief.overlap if belief is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
     return tokens - max(held, pooled.tokens if pooled is not None else 0)
-
-
-def prefix_keys(known: Known | None) -> tuple[Key, ...]:
-    """Stable names for "prompts that begin alike": the keys of blocks 1, 2, 4, 8, ... in the smallest size in use."""
-    if known is None or not known.keys:
-        return ()
-    keys = known.keys[min(known.keys)]
-    return tuple(keys[(1 << i) - 1] for i in range(len(keys).bit_length()))

@@ -26,10 +26,9 @@ from router.blocks.known import Known
 from router.clock import Clock
 from router.config.schema import Config
 from router.core import Core
-from router.decide.policy import Policy
 from router.decide.record import Record, Stages
 from router.engines.vllm.disagg import NIXL_PREFILL, can_split, decode_body, mooncake_params, prefill_body
-from router.errors import BadGateway, BadRequest, DeadlineExceeded, Forbidden, NoTarget, NotFound, Refused
+from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
 from router.feeds.health import Health
 from router.fleet.instances import Served
 from router.identity import unit_of
@@ -37,6 +36,7 @@ from router.ledger.jsonl import JsonLines
 from router.ledger.prometheus import Metrics
 from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
+from router.lobby.overrides import Wanted, wanted_policy
 from router.lobby.retries import RetryBudget
 from router.lobby.tokens import AdminTokens
 from router.pool.base import Pool
@@ -53,7 +53,6 @@ from router.watch import Handed, Watch
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # as records and metrics name it
-POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
 LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
 PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
@@ -82,13 +81,6 @@ class Rooms:
     run_id: str  # begins the ids of all records of this process
 
 
-class Wanted(NamedTuple):
-    """A policy that the client asks for by header, whatever is in force."""
-
-    policy: Policy
-    by: str  # the name of the admin token that has the right to
-
-
 class Request(NamedTuple):
     """What is known of a request before anybody is chosen for it."""
 
@@ -113,7 +105,7 @@ async def route(call: Call, rooms: Rooms) -> None:
         started_at = rooms.clock.now()
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
-        wanted = wanted_policy(call, rooms)
+        wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
         needs = rooms.core.desk.needs | (Needs.NONE if wanted is None else wanted.policy.needs)
         prompt = read(call, body, needs, rooms)
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
@@ -337,24 +329,6 @@ async def refuse(call: Call, last: End | None, record: Record) -> None:
             refusal = NoTarget("no engine could be reached; try again", retry_after_s=1)
     record.status, record.error = refusal.status, refusal.message
     raise refusal
-
-
-def wanted_policy(call: Call, rooms: Rooms) -> Wanted | None:
-    """Raises `Refused` for a policy that is not here, and for whoever may not choose one."""
-    if (given := call.header(POLICY)) is None:
-        return None
-    holder = rooms.admins.holder(call.header(TOKEN) or b"")
-    if holder is None or "override" not in holder.rights:
-        raise Forbidden(
-            f'choosing a policy by {POLICY.decode()} needs an admin token with the right "override" in '
-            f"{TOKEN.decode()}",
-            code="missing_right",
-        )
-    policies = rooms.core.desk.regime.policies
-    if (policy := policies.get(name := given.decode("latin-1").strip())) is None:
-        names = ", ".join(sorted(policies))
-        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", code="unknown_policy")
-    return Wanted(policy, holder.name)
 
 
 def place(request: Request, record: Record, rooms: Rooms) -> None:

@@ -41,14 +41,14 @@ class Prompt(NamedTuple):
     unknown: int  # what a target of unknown overlap is taken to hold on its GPU
 
 
-def prompt_of(view: View, *, pool: bool = True) -> Prompt:
-    """`unknown` is the mean of what the others hold. `pool=False`: as if there were no pool."""
+def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> Prompt:
+    """`unknown` is the mean of what the others hold (of `rows`, else of all). `pool=False`: as if there were no pool."""
     pooled = in_memory = 0
     if pool and view.pool is not None:
         pooled = in_memory = view.pool.tokens
         if view.pool.memory_tokens is not None:
             in_memory = min(pooled, view.pool.memory_tokens)
-    known = [row.overlap for row in view.rows if row.overlap is not None]
+    known = [row.overlap for row in rows or view.rows if row.overlap is not None]
     held = list(map(EXPECTED, known)) or [0]
     whole = max(view.prompt_tokens or 0, pooled, max(held), max(map(DISK, known), default=0))
     return Prompt(whole, in_memory, pooled, round(sum(held) / len(held)))

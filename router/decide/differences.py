@@ -14,6 +14,7 @@ from typing import NamedTuple
 from router.decide.spread import Spread
 from scorers.contract import Row, View
 from scorers.expected_ttft import ExpectedTtft
+from scorers.ttft import prompt_of, ttfts_ms
 
 YARDSTICK = ExpectedTtft()
 TARGET = attrgetter("target")
@@ -35,7 +36,8 @@ def difference(view: View, made: Row, other: Row) -> Difference:
     """
     if made.target == other.target:
         return SAME
-    costs = YARDSTICK.score(view._replace(rows=(made, other)))
+    both = (made, other)
+    costs = ttfts_ms(both, prompt_of(view, both), YARDSTICK.stale_s)
     found = None
     if made.overlap is not None and other.overlap is not None:
         found = other.overlap.expected_tokens - made.overlap.expected_tokens

@@ -2,7 +2,8 @@
 
 Both stand in front of the same backend and get the same loads in turns, several times over; CPU time comes from /proc,
 so a busy machine makes the numbers noisy but does not add to them. The ratios are the result; the goal is 1.5 or less.
-Then the cost of doing nothing: one router and 200 idle engines.
+Then the cost of doing nothing: one router and 200 idle engines. Last, by policy, what one decision and one shadow cost
+at 64 targets (`decisions.py`).
 
     python -m tests.bench [--repetitions 5] [--json FILE] [--quick]
 """
@@ -27,7 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from router.stack.install import InstallFailed
-from tests.bench import load, routers
+from tests.bench import decisions, load, routers
 from tests.bench.engine import MODEL
 from tests.bench.load import Shape
 from tests.bench.routers import Running
@@ -52,6 +53,7 @@ class Measured:
     idle_percent: dict[str, float] = field(default_factory=dict)
     rss_mb: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    decisions: list[decisions.Cost] = field(default_factory=list)
 
     def ratios(self, shape: str) -> list[float]:
         """Ours over theirs, repetition by repetition."""
@@ -163,7 +165,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
         measure_loads(starts, shapes, chosen.repetitions, Path(folder), seen)
         measure_idle(starts, IDLE_S / shrink, Path(folder), seen)
+        seen.decisions = decisions.measure(chosen.repetitions)
     console.print(table(seen))
+    console.print(decisions.table(seen.decisions))
     for note in seen.notes:
         console.print(note)
     if chosen.json:

@@ -15,13 +15,14 @@ from router.blocks.events import Key, TargetId, Tier
 from router.blocks.known import Known
 from router.clock import ManualClock
 from router.config import schema
-from router.core import Core, Ticket, prefix_keys
+from router.core import Core, Ticket
 from router.decide.arms import Regime
 from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.decide.record import Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.target import Target
 from router.prompt.prompt import Endpoint, Prompt, Text
+from router.sight import prefix_keys
 from scorers.best import Best
 from scorers.contract import Outcome, Row, Scorer, Unit, View
 from tests.fakes.caches import RING, Cache, prompt_of
