@@ -42,7 +42,7 @@ class Prompt(NamedTuple):
 
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> Prompt:
-    """`unknown` is the mean of what the others hold (of `rows`, else of all). `pool=False`: as if there were no pool."""
+    """`unknown` is the mean of what the others hold (`rows`, else all). `pool=False`: as if there were no pool."""
     pooled = in_memory = 0
     if pool and view.pool is not None:
         pooled = in_memory = view.pool.tokens
