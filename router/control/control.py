@@ -64,13 +64,14 @@ class Control:
         self._core = core
         self._clock = clock
         self._registry = installed()
-        self._said = proposals.said_by(core.desk.regime)
         self._switching = Switching(core, ring, audit, clock)
         self._file = None if file is None else Path(file)
         self._first_read = (
             None if self._file is None else files.read(self._file)
         )  # what needs a restart counts from here
         self._folder = None if self._first_read is None else self._first_read.folder
+        # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
+        self._said = proposals.said_by(core.desk.regime) if self._first_read is None else self._first_read.said
 
     @property
     def regime(self) -> Regime:

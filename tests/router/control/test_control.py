@@ -480,6 +480,18 @@ async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files)
     assert (house.active, house.control.regime.policy.scorers[0].name) == ("far", "random")
 
 
+async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(files: Files) -> None:
+    """`serve --policy NAME`: in force is not what the files say, and another change of theirs is no reason."""
+    files.say("far")
+    house = Steered(file=files.main)  # which has `near` in force
+    files.policy("other", "scorers: [{name: random}]")
+    assert await house.control.from_files()
+    assert house.active == "near"
+    files.say("other")
+    assert await house.control.from_files()
+    assert house.active == "other"
+
+
 async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> None:
     house = Steered(file=files.main)
     await house.control.activate("far", "ann")
@@ -492,8 +504,7 @@ async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> No
 
 
 async def test_what_needs_a_restart_is_named(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = Steered(file=files.main)
-    await house.control.from_files()
+    house = Steered(file=files.main)  # a change right after the start counts, too
     files.say("far", "limits: {grace_s: 1}\nlog: {level: debug}\n")
     assert await house.control.from_files()
     assert house.active == "far"

@@ -21,7 +21,7 @@ def arm(name: str, mine: Standing, out: str | None = None) -> ArmReport:
 def test_how_the_arms_stand() -> None:
     first = arm("warm", standing(estimate=300.0, low=270.0, high=330.0, verdict=None))
     other = arm("other", standing(), "ttft_p90: too slow")
-    assert list(sentences(TrialReport(0.01, 1100.0, (first, other), ("the arms share caches",)))) == [
+    assert list(sentences(TrialReport(0.01, 2000.0, 200.0, (first, other), ("the arms share caches",)))) == [
         "warm: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other is out: ttft_p90: too slow",
@@ -32,7 +32,8 @@ def test_how_the_arms_stand() -> None:
 
 def test_what_nobody_knows_is_not_compared() -> None:
     first = arm("warm", standing(estimate=None, low=None, high=None, verdict=None))
-    assert not any("ttft_p90" in line for line in sentences(TrialReport(0.01, 1.0, (first, arm("b", standing())), ())))
+    report = TrialReport(0.01, 2000.0, 200.0, (first, arm("b", standing())), ())
+    assert not any("ttft_p90" in line for line in sentences(report))
 
 
 @pytest.mark.parametrize(
