@@ -52,21 +52,22 @@ class NearLongest(Filter):
 
     def _near(self, view: View) -> list[bool]:
         overlaps = [row.overlap for row in view.rows]
-        runs = [(o.expected_tokens, o.disk_tokens) for o in overlaps if o is not None]
-        fast = max([run[0] for run in runs], default=0)
-        whole = max([fast, *[run[1] for run in runs]])
+        on_gpu = [-1 if overlap is None else overlap.expected_tokens for overlap in overlaps]
+        anywhere = [-1 if overlap is None else overlap.disk_tokens for overlap in overlaps]
+        fast = max(0, *on_gpu)
+        whole = max(fast, *anywhere)
         if whole == 0:
             return [True] * len(overlaps)
         enough = self.share * whole
         enough_fast = self.share * fast or whole + 1  # nothing on any GPU: no run there is near
-        return [o is not None and (o.expected_tokens >= enough_fast or o.disk_tokens >= enough) for o in overlaps]
+        return [gpu >= enough_fast or all_ >= enough for gpu, all_ in zip(on_gpu, anywhere, strict=True)]
 
     def _waits(self, view: View) -> list[float]:
         queued = [row.load.queued_ms for row in view.rows]
         others = others_waiting(view.rows, self.stale_s)
         if not any(others):
             return queued
-        whole = prompt_of(view, pool=False).whole
+        whole = view.prompt_tokens or prompt_of(view, pool=False).whole
         if view.nominal is not None:
             each = view.nominal.prefill_ms(whole, 0)
             return [ours + count * each for ours, count in zip(queued, others, strict=True)]
