@@ -1,7 +1,4 @@
-"""An experiment as a chart, PNG or SVG: each metric with every arm's estimate and interval.
-
-matplotlib is an extra (`pip install 'warmroute[bench]'`) and imported only here.
-"""
+"""An experiment as a chart, PNG or SVG: each metric with every arm's estimate and interval."""
 
 from __future__ import annotations
 
@@ -11,49 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router.console.tables import SHARES, figure
-from router.errors import ConfigError, WarmrouteError
+from router.drawing import FAINT, INK, LINE, canvas, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {"better": "#2f8f5b", "worse": "#c0392b"}
-FIRST, OTHER = "#2f6f9f", "#6b7280"
-INK = "#22272e"
-SUFFIXES = (".png", ".svg")
-
-
-class NoCharts(WarmrouteError):
-    """matplotlib is not installed."""
-
-
-def require(file: Path) -> None:
-    """Raises NoCharts and ConfigError: before anything is asked."""
-    if file.suffix not in SUFFIXES:
-        raise ConfigError(f"--chart: {file}: wanted a name that ends in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as missing:
-        raise NoCharts("charts need matplotlib: pip install 'warmroute[bench]'") from missing
+FIRST = "#2f6f9f"
 
 
 def experiment_chart(told: Mapping[str, Any], when: str, file: Path) -> None:
     """`told`: an experiment, as `GET /admin/experiment` has it. Raises WarmrouteError if it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     arms = told["report"]["arms"]
     metrics = [standing["metric"] for standing in arms[0]["standings"]]
-    chart = Figure(figsize=(8.6, 0.9 + len(metrics) * (0.5 + 0.3 * len(arms))), dpi=150, layout="constrained")
-    FigureCanvasAgg(chart)
+    chart = canvas(8.6, 0.9 + len(metrics) * (0.5 + 0.3 * len(arms)))
     rows = chart.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for i, axes in enumerate(rows):
         _metric(axes, metrics[i], [(arm["arm"], arm["standings"][i]) for arm in arms])
     shares = ", ".join(f"{arm['arm']} {arm['share']:g}%" for arm in arms)
     chart.suptitle(f"{shares}\n{when}; intervals hold at every look", color=INK, fontsize=9, x=0.01, ha="left")
-    try:
-        chart.savefig(file)
-    except OSError as failure:
-        raise WarmrouteError(f"--chart: {file}: {(failure.strerror or str(failure)).lower()}") from failure
+    save(chart, file)
 
 
 def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any]]]) -> None:
@@ -63,7 +37,7 @@ def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any
     right = 1.08 * max((value for row in figures for value in row if value is not None and value < inf), default=1.0)
     right = right or 1.0
     for row, ((_, standing), (low, middle, high)) in enumerate(zip(standings, figures, strict=True)):
-        colour = FIRST if standing["verdict"] is None else COLOURS.get(standing["verdict"], OTHER)
+        colour = FIRST if standing["verdict"] is None else COLOURS.get(standing["verdict"], FAINT)
         if low is not None and high is not None:
             axes.plot(
                 [min(low, right), min(high, right)], [row, row], color=colour, lw=5, alpha=0.35, solid_capstyle="butt"
@@ -78,7 +52,7 @@ def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any
     axes.set_title(f"{metric} ({'%' if metric in SHARES else 'ms'})", loc="left", color=INK, fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0, labelsize=8, colors=INK)
-    axes.grid(axis="x", color="#e5e7eb", lw=0.7)
+    axes.grid(axis="x", color=LINE, lw=0.7)
 
 
 def _number(value: float | str | None, scale: float) -> float | None:

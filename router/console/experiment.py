@@ -43,10 +43,11 @@ def show_(
     chart: ChartOption = None, watch: WatchOption = False, admin: AdminOption = HERE, token_env: TokenOption = None
 ) -> None:
     """The arms, their figures with intervals, and verdicts."""
+    from router import drawing
     from router.console import charts, tables
 
     if chart is not None:
-        charts.require(chart)
+        drawing.require_for(chart)
     door = door_at(admin, token_env)
     if watch:
         _watched(door)

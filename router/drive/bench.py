@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from router.clock import Clock, SystemClock
+from router.drawing import require
 from router.drive import charts, figures, tables
 from router.drive.agents import Arm, Report, Stage, arms, compare
 from router.drive.layers import KINDS, Layers, measure
@@ -43,7 +44,7 @@ async def bench_layers(
     """
     clock, console = clock or SystemClock(), console or _console()
     if chart:
-        charts.require()
+        require()
     async with stage(True) as site:
         if len(site.engines) < 2:
             raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
@@ -84,7 +85,7 @@ async def bench_agents(
     """
     clock, console = clock or SystemClock(), console or _console()
     if chart:
-        charts.require()
+        require()
     report, chosen = Report(workload, _ours()), arms(policy)
     with _progress(console) as progress, _cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}

@@ -1,4 +1,4 @@
-"""The reports as PNG charts. matplotlib is an extra (`pip install 'warmroute[bench]'`) and imported only here."""
+"""The reports of both benchmarks as PNG charts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import median, mode
 from typing import TYPE_CHECKING
 
+from router.drawing import FAINT, INK, LINE, canvas, save
 from router.drive.agents import Report
 from router.drive.figures import Figures, figures
 from router.drive.layers import KINDS, WHERE, Layers
-from router.errors import WarmrouteError
 from router.sim.ideal import statistics
 
 if TYPE_CHECKING:
@@ -18,25 +18,10 @@ if TYPE_CHECKING:
 
 COLOURS = {"computed": "#c4c9d1", "pool": "#e8963a", "local": "#2f6f9f"}
 ARMS = ("#9aa3af", "#e8963a", "#2f6f9f")
-INK, FAINT = "#22272e", "#6b7280"
-
-
-class NoCharts(WarmrouteError):
-    """matplotlib is not installed."""
-
-
-def require() -> None:
-    """Raises NoCharts: better before a benchmark than after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as missing:
-        raise NoCharts(
-            "charts need matplotlib: pip install 'warmroute[bench]', or ask for none with --no-chart"
-        ) from missing
 
 
 def layers_chart(seen: Layers, when: str, file: Path) -> None:
-    figure = _figure(8.4, 3.9)
+    figure = canvas(8.4, 3.9)
     axes = figure.add_subplot()
     kinds = [kind for kind in KINDS if seen.of(kind)]
     middles = {kind: median(one.answer.ttft_ms for one in seen.of(kind)) for kind in kinds}
@@ -54,13 +39,13 @@ def layers_chart(seen: Layers, when: str, file: Path) -> None:
     axes.set_xlabel("time to first token, ms (bar: median; dots: each repetition; x: cold / this)", color=FAINT)
     _bare(axes)
     _title(figure, f"What each layer of cache is worth: one {seen.tokens:,}-token prompt", seen.versions, when)
-    figure.savefig(file)
+    save(figure, file)
 
 
 def agents_chart(report: Report, when: str, file: Path) -> None:
     from matplotlib.ticker import LogLocator
 
-    figure = _figure(11.0, 4.6)
+    figure = canvas(11.0, 4.6)
     hits, times, throughput = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 0.9))
     names = [outcome.arm.name.replace(", ", "\n").replace(" +", "\n+") for outcome in report.outcomes]
     colours = [ARMS[number % len(ARMS)] for number in range(len(names))]
@@ -80,7 +65,7 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
     times.xaxis.set_major_formatter("{x:g}")
     times.xaxis.set_minor_formatter("")
     times.legend(frameon=False, loc="lower right", fontsize=8)
-    times.grid(axis="both", color="#e5e7eb", lw=0.7)
+    times.grid(axis="both", color=LINE, lw=0.7)
 
     rates = [mine.requests_per_s for mine in all_figures]
     throughput.bar(names, rates, width=0.6, color=colours)
@@ -92,7 +77,7 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
         _bare(axes)
     many = f"{len(report.workload.sessions)} agents, {report.workload.turns} turns"
     _title(figure, f"Multi-turn agents, closed loop: {many}", report.versions, when)
-    figure.savefig(file)
+    save(figure, file)
 
 
 def _sources(axes: Axes, names: list[str], all_figures: list[Figures], ideal: float) -> None:
@@ -111,20 +96,6 @@ def _sources(axes: Axes, names: list[str], all_figures: list[Figures], ideal: fl
     axes.set_title(f"prompt tokens by source (dashed: ideal {ideal:.0%})", color=INK, loc="left", fontsize=10)
     axes.set_ylabel("% of prompt tokens", color=FAINT)
     axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=8)
-
-
-def _figure(width: float, height: float) -> Figure:
-    """Without pyplot: nothing global, no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(figsize=(width, height), dpi=150)
-    layout = ConstrainedLayoutEngine()
-    layout.set(wspace=0.05)
-    figure.set_layout_engine(layout)
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _bare(axes: Axes) -> None:

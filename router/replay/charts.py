@@ -1,4 +1,4 @@
-"""A replay as a chart, PNG or SVG. matplotlib is an extra (`pip install 'warmroute[bench]'`) and imported only here."""
+"""A replay as a chart, PNG or SVG: what each policy would have done, beside what was done."""
 
 from __future__ import annotations
 
@@ -7,35 +7,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.errors import ConfigError, WarmrouteError
+from router.drawing import FAINT, INK, canvas, save
 from router.replay.replay import Report
 from router.replay.tables import share_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".png", ".svg")
-INK, FAINT, BAR, LESS, MORE = "#22272e", "#6b7280", "#9aa3af", "#2f6f9f", "#e8963a"
-
-
-def require(file: Path) -> None:
-    """Better before a replay than after it. Raises ConfigError for another suffix, or WarmrouteError."""
-    if file.suffix not in SUFFIXES:
-        raise ConfigError(f"--chart: {file} must end with {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as missing:
-        raise WarmrouteError("--chart needs matplotlib: pip install 'warmroute[bench]'") from missing
+BAR, LESS, MORE = "#9aa3af", "#2f6f9f", "#e8963a"
 
 
 def draw(report: Report, file: Path) -> None:
     """Four panels, a row per contender; blue is better than what was made, orange is worse. Needs one with a choice."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     some = [one for one in report.contended if one.choices]
-    figure = Figure(figsize=(11.0, 1.9 + 0.42 * len(some)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(11.0, 1.9 + 0.42 * len(some))
     agree, waits, found, spread = figure.subplots(1, 4, sharey=True)
     names = [one.policy for one in some]
 
@@ -60,8 +45,7 @@ def draw(report: Report, file: Path) -> None:
         _title(spread, f"load spread (dashed: was {made:.2f})", "busiest target / mean, in requests")
     agree.invert_yaxis()  # shared by all four
     figure.suptitle(_heading(report), x=0.01, ha="left", color=INK, fontsize=11, fontweight="bold")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
+    save(figure, file)
 
 
 def _bars(

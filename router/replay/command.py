@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from router.drawing import require_for
 from router.errors import ConfigError, WarmrouteError
 from router.ledger.logged import LoggedPolicy
 from router.ledger.reading import Bad, files_of, read
@@ -66,7 +67,7 @@ def replay(
     registry = _registry()
     contenders = named.policies(policies, folder, registry)
     if chart is not None:
-        charts.require(chart)
+        require_for(chart)
         if not contenders:
             raise ConfigError("--chart shows how other policies compare: name some with --policy")
     again, reading = Replay(contenders, registry), Reading()

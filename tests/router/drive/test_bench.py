@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from router.config.schema import Config, Instance
+from router.drawing import NoCharts
 from router.drive.agents import Stage
 from router.drive.bench import bench_agents, bench_layers
-from router.drive.charts import NoCharts
 from router.drive.site import BenchFailed, Site
 from router.sim.workloads import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually

@@ -236,7 +236,7 @@ def test_a_log_that_knows_nothing_of_caches_says_so(tmp_path: Path) -> None:
 def test_what_is_asked_wrongly_is_refused_before_anything_is_read(log: Path, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="no such file or folder"):
         replay([tmp_path / "gone"], console=console())
-    with pytest.raises(ConfigError, match=r"--chart: .*r.pdf must end with .png or .svg"):
+    with pytest.raises(ConfigError, match=r"--chart: .*r.pdf: wanted a name that ends in .png or .svg"):
         replay([log], [str(FOLDER / "random.yaml")], chart=tmp_path / "r.pdf", console=console())
     with pytest.raises(ConfigError, match="--chart shows how other policies compare"):
         replay([log], chart=tmp_path / "r.png", console=console())

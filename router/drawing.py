@@ -1,0 +1,62 @@
+"""What all charts share: their ink, their canvas, and saying in time that they cannot be drawn.
+
+matplotlib is an extra (`pip install 'warmroute[bench]'`), so it is imported only where something is drawn, and without
+pyplot: nothing global, no display.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.errors import ConfigError, WarmrouteError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+INK, FAINT, LINE = "#22272e", "#6b7280", "#e5e7eb"
+
+
+class NoCharts(WarmrouteError):
+    """matplotlib is not installed."""
+
+
+def require() -> None:
+    """Raises NoCharts: better before a long run than after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as missing:
+        raise NoCharts(
+            "charts need matplotlib: pip install 'warmroute[bench]', or ask for no chart (--no-chart)"
+        ) from missing
+
+
+def require_for(file: Path) -> None:
+    """As `require`, and ConfigError for a name that says no format."""
+    if file.suffix not in SUFFIXES:
+        raise ConfigError(f"--chart: {file}: wanted a name that ends in {' or '.join(SUFFIXES)}")
+    require()
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(width, height), dpi=150)
+    layout = ConstrainedLayoutEngine()
+    layout.set(wspace=0.05)
+    figure.set_layout_engine(layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, file: Path) -> None:
+    """In the format that the name says; its folder is made. Raises WarmrouteError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file)
+    except OSError as failure:
+        raise WarmrouteError(f"--chart: {file}: {(failure.strerror or str(failure)).lower()}") from failure
