@@ -190,7 +190,7 @@ class Core:
     def closed(self, record: Record) -> None:
         """The request has left and its record is complete: shadows look on, the experiment counts."""
         if self.desk.shadows and record.attempts:
-            record.onlookers = self.desk.look_on(record.attempts[0].decision)
+            record.shadows = self.desk.look_on(record.attempts[0].decision)
         if self.trial is not None and record.arm is not None:
             self.trial.ended(record)
 

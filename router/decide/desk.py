@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from router.decide.arms import Regime
 from router.decide.policy import Policy, PolicyFault, fallback
-from router.decide.record import Decision, OnLooker, Part
+from router.decide.record import Decision, Part, ShadowChoice
 from router.decide.sessions import Sessions
 from router.decide.shadow import Shadow
 from scorers.contract import Needs, Outcome, Scorer, View
@@ -91,10 +91,10 @@ class Desk:
         if decision.learners:
             self._teach(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
 
-    def look_on(self, made: Decision) -> list[OnLooker]:
+    def look_on(self, made: Decision) -> list[ShadowChoice]:
         """What each shadow would have done instead. Off the request's path: call it when the answer is out."""
         looked = [shadow.look(made) for shadow in self.shadows]
-        return [onlooker for onlooker in looked if onlooker is not None]
+        return [shadow for shadow in looked if shadow is not None]
 
     def finished(self, decision: Decision, outcome: Outcome) -> None:
         """That request has ended: call it once for every `picked`, also after a swap."""

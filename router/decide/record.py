@@ -64,7 +64,7 @@ class Decision(NamedTuple):
         return min(others) - self.costs[self.chosen] if others else None
 
 
-class OnLooker(NamedTuple):
+class ShadowChoice(NamedTuple):
     """What a shadow would have chosen, held against the choice that was made."""
 
     policy: str
@@ -130,7 +130,7 @@ class Record(msgspec.Struct, gc=False):
     asked_by: str | None = None  # the token that asked for this policy, whatever the arm
     blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a ledger is kept
     attempts: list[Attempt] = []
-    onlookers: list[OnLooker] = []
+    shadows: list[ShadowChoice] = []
     status: int | None = None  # what the client got
     error: str | None = None
     ttft_ms: float | None = None
@@ -155,7 +155,7 @@ def readable(record: Record) -> dict[str, Any]:
     shown["policy"] = None if record.policy is None else record.policy.name
     shown["policy_digest"] = None if record.policy is None else record.policy.digest
     shown["why"] = why(record.attempts[-1].decision) if record.attempts else None
-    shown["onlookers"] = [plain(onlooker) for onlooker in record.onlookers]
+    shown["shadows"] = [plain(shadow) for shadow in record.shadows]
     shown["target"] = record.target
     shown["stages"] = msgspec.structs.asdict(record.stages)
     shown["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]

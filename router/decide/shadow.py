@@ -10,7 +10,7 @@ import logging
 
 from router.decide.differences import Differences
 from router.decide.policy import Policy, PolicyFault
-from router.decide.record import Decision, OnLooker, Part
+from router.decide.record import Decision, Part, ShadowChoice
 from router.decide.sessions import Sessions
 from scorers.contract import View
 
@@ -48,7 +48,7 @@ class Shadow:
         self.fault: str | None = None  # why it is out; None: it is not
         self._follower = Follower()
 
-    def look(self, made: Decision) -> OnLooker | None:
+    def look(self, made: Decision) -> ShadowChoice | None:
         """What it would have done instead; None: it is out."""
         if self.fault is not None:
             return None
@@ -59,4 +59,4 @@ class Shadow:
             self.differences.failed += 1
             log.error("shadow %s is out: %s", self.policy.name, fault, exc_info=fault.__cause__)
             return None
-        return OnLooker(self.policy.name, own.target, self.differences.add(made.view, made.row, own.row))
+        return ShadowChoice(self.policy.name, own.target, self.differences.add(made.view, made.row, own.row))

@@ -23,8 +23,8 @@ from router.ledger.logged import (
     Line,
     Logged,
     LoggedChoice,
-    LoggedOnLooker,
     LoggedPolicy,
+    LoggedShadow,
 )
 from scorers.contract import View
 
@@ -107,7 +107,7 @@ class Encoder:
             client=self._salt.name(record.client),
             asked_by=self._salt.name(record.asked_by),
             attempts=[self._attempt(attempt) for attempt in attempts],
-            onlookers=[LoggedOnLooker(o.policy, o.target, *o.difference) for o in record.onlookers],
+            shadows=[LoggedShadow(o.policy, o.target, *o.difference) for o in record.shadows],
             status=record.status,
             error=_error(record),
             ttft_ms=_microseconds(record.ttft_ms),

@@ -66,8 +66,8 @@ class LoggedChoice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prefill: LoggedChoice | None = None  # the half that came before
 
 
-class LoggedOnLooker(msgspec.Struct, frozen=True, gc=False):
-    """What a shadow would have chosen: see `OnLooker` and `Difference`."""
+class LoggedShadow(msgspec.Struct, frozen=True, gc=False):
+    """What a shadow would have chosen: see `ShadowChoice` and `Difference`."""
 
     policy: str
     target: str
@@ -97,7 +97,7 @@ class Logged(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     client: str | None = None
     asked_by: str | None = None
     attempts: list[LoggedChoice] = []
-    onlookers: list[LoggedOnLooker] = []
+    shadows: list[LoggedShadow] = []
     status: int | None = None
     error: str | None = None  # how it failed: the last attempt's end, or `UNPLACED`
     ttft_ms: float | None = None

@@ -193,9 +193,9 @@ async def test_shadows_say_what_they_would_have_done_and_change_nothing(router: 
             async with router(members(a, b), policies=POLICIES, active="turns", experiment=experiment) as r:
                 told = await records(r, sessions)
                 chosen.append([(one["arm"], one["target"], one["attempts"][0]["policy"]) for one in told])
-                assert all([onlooker["policy"] for onlooker in one["onlookers"]] == shadows for one in told)
+                assert all([shadow["policy"] for shadow in one["shadows"]] == shadows for one in told)
                 for shadow in shadows:
-                    agreed = sum(o["target"] == one["target"] for one in told for o in one["onlookers"]
+                    agreed = sum(o["target"] == one["target"] for one in told for o in one["shadows"]
                                  if o["policy"] == shadow)  # fmt: skip
                     assert await r.metric("warmroute_shadow_decisions_total", policy=shadow) == 20
                     assert await r.metric("warmroute_shadow_agreements_total", policy=shadow) == agreed

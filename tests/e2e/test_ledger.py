@@ -123,7 +123,7 @@ async def test_everything_that_happens_can_be_replayed_and_nobody_is_named(route
     assert (by_error["client_gone"].status, by_error["client_gone"].duration_ms is not None) == (200, True)
     assert [record.policy for record in told if record.asked_by is not None] == ["calm"]
     assert all(record.arm == record.policy for record in told if record.asked_by is None)
-    assert {onlooker.policy for record in told for onlooker in record.onlookers} == {"calm"}
+    assert {shadow.policy for record in told for shadow in record.shadows} == {"calm"}
     assert len({record.client for record in told}) == 1
     assert None not in {record.client for record in told}
     written = bytes_of(folder).lower()

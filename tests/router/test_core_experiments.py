@@ -141,7 +141,7 @@ def test_a_request_that_nobody_could_take_is_a_failure_of_its_arm() -> None:
     assert house.may_admit(record=record) is None
     house.close(record, 503)
     assert (house.report("warm").requests, house.report("warm").failed) == (1, 1)
-    assert (record.attempts, record.onlookers) == ([], [])
+    assert (record.attempts, record.shadows) == ([], [])
 
 
 def test_a_policy_that_was_asked_for_by_name_is_nobodys_arm() -> None:
@@ -175,7 +175,7 @@ def test_shadows_look_on_from_the_choice_that_was_made() -> None:
     house = Trying(experiment(arms={"calm": 100.0}, shadows=["warm", "turns"]))
     house.stored("c/0")
     record = house.whole(b"u")
-    seen = {onlooker.policy: onlooker for onlooker in record.onlookers}
+    seen = {shadow.policy: shadow for shadow in record.shadows}
     assert set(seen) == {"warm", "turns"}
     assert seen["warm"].target == "c/0"
     assert record.target == "a/0"

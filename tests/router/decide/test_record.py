@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.decide.differences import Difference
 from router.decide.policy import Policy, build_policy
-from router.decide.record import Attempt, Leg, OnLooker, Record, Stages, plain, readable
+from router.decide.record import Attempt, Leg, Record, ShadowChoice, Stages, plain, readable
 from router.decide.why import why
 from scorers.contract import Picker, Scorer, Unit, View
 from scorers.registry import installed
@@ -56,7 +56,7 @@ def test_a_record_without_an_attempt() -> None:
     assert readable(a_record()) == {
         "id": "run-7", "number": 7, "at_wall_s": 1_700_000_000.0, "endpoint": "/v1/completions", "model": "m",
         "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "policy": None,
-        "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None, "onlookers": [],
+        "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None, "shadows": [],
         "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
         "cached_tokens": None, "output_tokens": None, "poison": False, "done": False, "target": None,
         "stages": {
@@ -122,10 +122,10 @@ def test_the_reason_stands_at_every_choice_and_the_last_one_above_all() -> None:
     assert shown["why"] == second["why"] == "b/0: the only candidate"
 
 
-def test_onlookers_say_what_they_would_have_done() -> None:
+def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record(VIEW)
-    record.onlookers = [OnLooker("lmetric", "b/0", Difference(12.5, None))]
-    assert readable(record)["onlookers"] == [
+    record.shadows = [ShadowChoice("lmetric", "b/0", Difference(12.5, None))]
+    assert readable(record)["shadows"] == [
         {"policy": "lmetric", "target": "b/0", "difference": {"ttft_ms": 12.5, "overlap_tokens": None}}
     ]
 

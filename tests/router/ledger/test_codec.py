@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.decide.differences import Difference
 from router.decide.policy import build_policy, fallback
-from router.decide.record import Attempt, Leg, OnLooker, Record, Stages
+from router.decide.record import Attempt, Leg, Record, ShadowChoice, Stages
 from router.ledger.codec import HASH_BITS, Encoder, Salt
 from router.ledger.logged import FIELDS, UNPLACED, VERSION, Logged, LoggedPolicy, decode
 from scorers.contract import Ask, View
@@ -94,7 +94,7 @@ def test_every_attempt_and_the_prefill_half_before_it() -> None:
 def test_the_outcome_to_the_microsecond() -> None:
     record = a_record(
         stages=Stages(parse_ms=0.12345678, decide_ms=0.5), ttft_ms=80.12345678, duration_ms=None, poison=True,
-        arm="warm", onlookers=[OnLooker("other", "a/0", Difference(-3.5, None))],
+        arm="warm", shadows=[ShadowChoice("other", "a/0", Difference(-3.5, None))],
     )  # fmt: skip
     read = logged(record)
     assert read.stages == Stages(parse_ms=0.123, decide_ms=0.5)
@@ -102,9 +102,9 @@ def test_the_outcome_to_the_microsecond() -> None:
     assert (read.id, read.number, read.endpoint, read.model, read.stream) == ("run-0", 0, "/v1/completions", "m", True)
     assert (read.tokens_from, read.prompt_tokens_counted, read.prompt_tokens) == ("local", 60, 61)
     assert (read.cached_tokens, read.output_tokens, read.arm) == (32, 7, "warm")
-    (onlooker,) = read.onlookers
-    assert (onlooker.policy, onlooker.target) == ("other", "a/0")
-    assert (onlooker.ttft_ms, onlooker.overlap_tokens) == (-3.5, None)
+    (shadow,) = read.shadows
+    assert (shadow.policy, shadow.target) == ("other", "a/0")
+    assert (shadow.ttft_ms, shadow.overlap_tokens) == (-3.5, None)
 
 
 @pytest.mark.parametrize(

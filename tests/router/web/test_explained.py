@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.decide.differences import Difference
 from router.decide.policy import build_policy
-from router.decide.record import Attempt, Leg, OnLooker, Record, Stages, readable
+from router.decide.record import Attempt, Leg, Record, ShadowChoice, Stages, readable
 from router.errors import NoTarget
 from router.explain import Asked
 from router.web.admin import _errors
@@ -235,9 +235,9 @@ def test_every_attempt_and_prefill_leg_is_there() -> None:
 
 def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record()
-    record.onlookers = [
-        OnLooker("lmetric", "dear/0", Difference(12.5, -3200)),
-        OnLooker("least_work_left", "cheap/0", Difference(0.0, 0)),
+    record.shadows = [
+        ShadowChoice("lmetric", "dear/0", Difference(12.5, -3200)),
+        ShadowChoice("least_work_left", "cheap/0", Difference(0.0, 0)),
     ]
     seen = Rows(page(readable(record)))
     assert seen.of("lmetric") == [["lmetric", "dear/0", "12.50", "-3,200"]]
@@ -267,7 +267,7 @@ def test_what_clients_and_engines_are_called_is_escaped() -> None:
 
     record = a_record(status=502, error="x", client="x")
     record.arm = record.asked_by = "x"
-    record.onlookers = [OnLooker("p", "t", Difference(1.0, 1))]
+    record.shadows = [ShadowChoice("p", "t", Difference(1.0, 1))]
     record.attempts[0].prefill = Leg(WARM.decide(VIEW), 1, 1)
     html = page(tainted(readable(record)) | {"at_wall_s": 0.0})
     assert "<script" not in html
