@@ -33,7 +33,7 @@ from router.control.control import Control
 from router.core import Core
 from router.decide.arms import Regime
 from router.decide.desk import Desk
-from router.decide.policy import Policy, build_policy
+from router.decide.policy import Policy, build_policies
 from router.discovery.base import Discovery
 from router.discovery.file import FileDiscovery
 from router.discovery.static import StaticDiscovery
@@ -241,7 +241,7 @@ async def _when_ready(app: App, call: Callable[[App], None]) -> None:
 
 def built_policies(config: schema.Config) -> dict[str, Policy]:
     """Every policy, built, so that a broken one is known at the start. Raises `ConfigError`."""
-    return {name: build_policy(name, spec) for name, spec in load_policies(config).items()}
+    return build_policies(load_policies(config))
 
 
 def build_core(

@@ -245,13 +245,12 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
     """Check a main configuration, a policy or an experiment, and print it with every default written out."""
     from router.config.read import effective, load_policies, read_any
     from router.config.schema import Config, Policy
-    from router.decide.policy import build_policy
+    from router.decide.policy import build_policies, build_policy
 
     checked = read_any(file)
     if isinstance(checked, Config):
         policies = load_policies(checked)
-        for name, policy in policies.items():
-            build_policy(name, policy)
+        build_policies(policies)
         sys.stdout.write(effective(checked, policies))
     else:
         if isinstance(checked, Policy):

@@ -7,7 +7,7 @@ Knows nothing of sessions, experiments or what happens after the choice (desk.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import compress
 from math import isfinite
@@ -169,10 +169,7 @@ def build_policy(
 
     Raises ConfigError with every problem found, one a line.
     """
-    try:
-        registry = registry or installed()
-    except PluginError as twice:
-        raise ConfigError(f"policy {name!r}: {twice}") from twice
+    registry = registry or _installed_for(name)
     problems = [f"the name {FALLBACK!r} is taken: it decides when a policy fails"] if name == FALLBACK else []
     whole = _built(spec, "", registry, problems)
     prefill = None if spec.prefill is None else _built(spec.prefill, "prefill.", registry, problems)
@@ -188,6 +185,20 @@ def build_policy(
         spec=spec,
     )
     return built if before is None else built.after(before)
+
+
+def build_policies(specs: Mapping[str, schema.Policy]) -> dict[str, Policy]:
+    """All of them. Looks through the installed packages once, which takes longer than building. Raises ConfigError."""
+    registry = _installed_for(next(iter(specs))) if specs else None
+    return {name: build_policy(name, spec, registry) for name, spec in specs.items()}
+
+
+def _installed_for(name: str) -> Registry:
+    """Raises ConfigError, saying for which policy they were needed."""
+    try:
+        return installed()
+    except PluginError as twice:
+        raise ConfigError(f"policy {name!r}: {twice}") from twice
 
 
 class _Parts(NamedTuple):
