@@ -11,10 +11,10 @@ whole decision, and 16 where none told. Blocks are fractions, since the tokens a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import fsum
 from typing import NamedTuple
 
 from scorers.contract import Overlap, Row, View
+from scorers.polled import filled
 
 UNTOLD_BLOCK_TOKENS = 16
 """vLLM's block size on GPUs, where no candidate has told its own."""
@@ -46,10 +46,7 @@ class Credit(NamedTuple):
 
 def credited(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -> list[float]:
     """The credit of every row; where the overlap is unknown, the mean of the others (0 if none is known)."""
-    credits = [None if row.overlap is None else credit(row, row.overlap) for row in rows]
-    known = [tokens for tokens in credits if tokens is not None]
-    typical = fsum(known) / len(known) if known else 0.0
-    return [typical if tokens is None else tokens for tokens in credits]
+    return filled([None if row.overlap is None else credit(row, row.overlap) for row in rows])
 
 
 def block_tokens(rows: Sequence[Row]) -> int:

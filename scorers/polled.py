@@ -20,6 +20,11 @@ def check_stale_s(stale_s: float) -> None:
 def polled(loads: Sequence[Load], gauge: Callable[[Load], float | None], stale_s: float) -> list[float]:
     """One gauge of every load; where it is None or older than `stale_s`, the mean of the others."""
     values = [gauge(load) if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads]
+    return filled(values)
+
+
+def filled(values: Sequence[float | None]) -> list[float]:
+    """The mean of the others where a value is None; if all are, 0."""
     told = [value for value in values if value is not None]
     typical = fsum(told) / len(told) if told else 0.0
     return [typical if value is None else value for value in values]

@@ -8,9 +8,9 @@ forgets what the engine evicts, a tree only what it evicts itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
 
 from scorers.contract import Row
+from scorers.polled import filled
 
 
 def matches(rows: Sequence[Row]) -> list[int]:
@@ -34,8 +34,5 @@ def sizes(rows: Sequence[Row]) -> list[float] | None:
     A row whose size is unknown gets the mean of the others: taken for empty it would win every cold prompt, which a
     target that fails to tell must not (how smallest-tree placement comes to feed a broken worker).
     """
-    known = [row.held_tokens for row in rows if row.held_tokens is not None]
-    if not known:
-        return None
-    typical = fsum(known) / len(known)
-    return [typical if row.held_tokens is None else float(row.held_tokens) for row in rows]
+    held = [None if row.held_tokens is None else float(row.held_tokens) for row in rows]
+    return None if all(tokens is None for tokens in held) else filled(held)

@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from scorers.contract import Overlap, Row, Speed, Transfer, View
+from scorers.polled import filled
 
 LOAD = attrgetter("load")
 EXPECTED = attrgetter("expected_tokens")
@@ -77,19 +78,14 @@ def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list
 def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
     """Requests that wait in each row's engine and are not ours."""
     others: list[float | None] = []
-    told, total = 0, 0.0
     for row in rows:  # as `polled` does, in one pass: this is asked of every candidate of every request
         load = row.load
         running, waiting, elsewhere, age_s = load.running, load.waiting, load.elsewhere, load.metrics_age_s
         if running is None or waiting is None or elsewhere is None or age_s is None or age_s > stale_s:
             others.append(None)
             continue
-        count = waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0
-        others.append(count)
-        told += 1
-        total += count
-    typical = total / told if told else 0.0
-    return [typical if count is None else count for count in others]
+        others.append(waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0)
+    return filled(others)
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: Prompt) -> float:
