@@ -77,20 +77,21 @@ class Regime:
         """Where a unit belongs; only while there is an experiment."""
         assert self.experiment is not None
         arm = drawn(self.experiment.seed, self.experiment.arms, unit)
-        name = next(iter(self.experiment.arms)) if arm in self.rolled_back else arm
-        return Place(arm, self.policies[name])
+        return Place(arm, self.policies[self._heir(arm)])
 
     def instances_of(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
         """The slice of the fleet that an isolated arm has; empty where there are fewer instances than arms. What was
         rolled back leaves its slice to the first arm.
         """
         assert self.experiment is not None
-        first = next(iter(self.experiment.arms))
         owners = slices(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
-        arm = first if arm in self.rolled_back else arm
-        return frozenset(
-            instance for instance, owner in owners.items() if (first if owner in self.rolled_back else owner) == arm
-        )
+        heir = self._heir(arm)
+        return frozenset(instance for instance, owner in owners.items() if self._heir(owner) == heir)
+
+    def _heir(self, arm: str) -> str:
+        """Who has its units and its slice: the first arm, where it was rolled back."""
+        assert self.experiment is not None
+        return next(iter(self.experiment.arms)) if arm in self.rolled_back else arm
 
     def without(self, arm: str) -> Regime:
         """The same with an arm rolled back."""
