@@ -103,9 +103,9 @@ async def route(call: Call, rooms: Rooms) -> None:
     """Answers `call`, or raises `Refused` while nothing has been sent."""
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
+        wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
-        wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
         needs = rooms.core.desk.needs | (Needs.NONE if wanted is None else wanted.policy.needs)
         prompt = read(call, body, needs, rooms)
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
