@@ -24,7 +24,7 @@ from router.config.schema import AdminToken
 from router.errors import Forbidden, NotFound, Refused, Unauthorized
 from router.lobby.tokens import AdminTokens
 from router.web.errors import error_answer, install
-from router.web.explained import Explaining, explained
+from router.web.explained import Explaining, RecordShape, explained
 from router.web.steering import Described, Shape, Steering, steering
 
 log = logging.getLogger("warmroute.admin")
@@ -61,11 +61,6 @@ class InstanceShape(Shape):
     id: str
     url: str
     state: str
-
-
-class RecordShape(Shape):
-    id: str
-    target: str | None
 
 
 class PoolShape(Shape):

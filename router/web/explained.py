@@ -18,13 +18,13 @@ from typing import Annotated, Any, Protocol
 import jinja2
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from starlette.requests import ClientDisconnect
 
 from router.decide.why import amount
-from router.errors import BadRequest, NotFound, TooLarge
+from router.errors import NotFound, TooLarge
 from router.explain import Asked
+from router.web.bodies import whole_body
 from router.web.openai import BY_CACHE, BY_LOAD
-from router.web.steering import Shape
+from router.web.steering import Responses, Shape
 
 HTML, JSON = "text/html", "application/json"
 
@@ -36,7 +36,6 @@ REQUEST_BODY = {
     "content": {JSON: {"schema": {"type": "object"}}},
 }
 
-Responses = dict[int | str, dict[str, Any]]
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 Given = Annotated[str | None, Query(max_length=512)]
 
@@ -119,23 +118,11 @@ def _what_would_happen(app: FastAPI, explaining: Explaining, read: Sequence[Any]
         """
         if path not in BY_CACHE | BY_LOAD and path not in explaining.extra_paths:
             raise NotFound(f"POST {path} is not served here", param="path", code="unknown_path")
-        body = await _body(request, explaining.body_bytes)
+        limit_bytes = explaining.body_bytes
+        too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
+        body = await whole_body(request, limit_bytes, too_large)
         asked = Asked(path, body, request.headers.get("content-type"), policy, session, client, ttft_ms, tpot_ms)
         return ExplanationShape.model_validate(await explaining.explain(asked))
-
-
-async def _body(request: Request, limit_bytes: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        async for piece in request.stream():
-            size += len(piece)
-            if size > limit_bytes:
-                raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
-            pieces.append(piece)
-    except ClientDisconnect:
-        raise BadRequest("the request body ended early") from None
-    return b"".join(pieces)
 
 
 # which of the two

@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import ClientDisconnect
 
-from router.errors import BadRequest, ConfigError, TooLarge
+from router.errors import ConfigError, TooLarge
+from router.web.bodies import whole_body
 from router.web.errors import Invalid
 
 BODY_BYTES = 1_000_000
@@ -198,14 +198,8 @@ def _experiment(app: FastAPI, control: Steering, read: Any, write: Any, errors: 
 
 async def body(request: Request) -> str:
     """Raises TooLarge, Invalid and BadRequest."""
-    given = bytearray()
-    try:
-        async for piece in request.stream():
-            given += piece
-            if len(given) > BODY_BYTES:
-                raise TooLarge(f"the body is larger than {BODY_BYTES:,} bytes", code="body_too_large")
-    except ClientDisconnect:
-        raise BadRequest("the request body ended early") from None
+    too_large = TooLarge(f"the body is larger than {BODY_BYTES:,} bytes", code="body_too_large")
+    given = await whole_body(request, BODY_BYTES, too_large)
     try:
         return given.decode()
     except UnicodeDecodeError as error:
