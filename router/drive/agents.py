@@ -55,15 +55,11 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class Outcome:
-    """One arm so far."""
+class Turns:
+    """What agents asked and got so far."""
 
-    arm: Arm
     asked: list[Asked] = field(default_factory=list)
-    engines: EngineCounts | None = None  # what they counted meanwhile, all together
     took_s: float = 0.0
-    whole: bool = False  # every session came to its end
-    notes: list[str] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Answer]:
@@ -72,6 +68,16 @@ class Outcome:
     @property
     def failures(self) -> list[Failed]:
         return [one.answer for one in self.asked if isinstance(one.answer, Failed)]
+
+
+@dataclass
+class Outcome(Turns):
+    """One arm so far."""
+
+    arm: Arm = field(kw_only=True)
+    engines: EngineCounts | None = None  # what they counted meanwhile, all together
+    whole: bool = False  # every session came to its end
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -101,7 +107,7 @@ async def compare(
                 report.block_tokens = facts.block_tokens
             _fits(report.workload, facts)
             for arm in [arm for arm in chosen if arm.pool is pool]:
-                outcome = Outcome(arm)
+                outcome = Outcome(arm=arm)
                 report.outcomes.append(outcome)
                 if (trouble := await wipe(site, clock)) is not None:
                     outcome.notes.append(f"caches were not emptied: {trouble}")

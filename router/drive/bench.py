@@ -1,14 +1,8 @@
-"""The two benchmarks as commands see them: progress while they run, then tables, a JSON file and a chart.
-
-Ctrl-C cancels the measuring, not the reporting: what is done by then is told, and marked as a part.
-"""
+"""The benchmarks and the load as commands see them: progress while they run, then tables, a JSON file, a chart."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +14,7 @@ from router.clock import Clock, SystemClock
 from router.drawing import require
 from router.drive import charts, figures, tables
 from router.drive.agents import Arm, Report, Stage, arms, compare
+from router.drive.cancelling import cancellable
 from router.drive.layers import KINDS, Layers, measure
 from router.drive.load import load, report
 from router.drive.site import BenchFailed, look
@@ -51,7 +46,7 @@ async def bench_layers(
         chosen = int(clock.wall()) if seed is None else seed
         facts = await look(site)
         seen = Layers(tokens, chosen, f"{_ours()}, {facts.version}", facts.block_tokens)
-        with _progress(console) as progress, _cancellable(seen):
+        with _progress(console) as progress, cancellable(seen):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
 
             def step(kind: str) -> None:
@@ -87,7 +82,7 @@ async def bench_agents(
     if chart:
         require()
     report, chosen = Report(workload, _ours()), arms(policy)
-    with _progress(console) as progress, _cancellable(report):
+    with _progress(console) as progress, cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
 
         def done(arm: Arm, turns: int) -> None:
@@ -119,17 +114,6 @@ async def run_load(
     title = f"{len(workload.sessions)} {workload.name} sessions, {agents} at once"
     report(console, loaded, title)
     return not loaded.interrupted
-
-
-@contextmanager
-def _cancellable(report: Layers | Report) -> Iterator[None]:
-    """Takes a cancellation as the end of the block. What the block has opened is closed by then."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        report.interrupted = True
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
 
 
 def _write(console: Console, file: Path, report: object) -> None:

@@ -9,35 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import quantiles
-from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from router.clock import Clock
-from router.drive.agents import Asked, converse
-from router.drive.client import Answer, Client, Failed
+from router.drive.agents import Asked, Turns, converse
+from router.drive.cancelling import cancellable
+from router.drive.client import Client, Failed
+from router.drive.site import VOCABULARY
 from router.sim.workloads import Session, Workload
 
-VOCABULARY = range(100, 4000)  # token ids that every model has and that no template means anything by
 
-
-class Loaded(NamedTuple):
-    """What all agents got so far."""
-
-    asked: list[Asked]
-    took_s: float
-    interrupted: bool
-
-    @property
-    def answers(self) -> list[Answer]:
-        return [one.answer for one in self.asked if isinstance(one.answer, Answer)]
-
-    @property
-    def failures(self) -> list[Failed]:
-        return [one.answer for one in self.asked if isinstance(one.answer, Failed)]
+@dataclass
+class Loaded(Turns):
+    interrupted: bool = False
 
 
 async def load(
@@ -47,27 +36,22 @@ async def load(
 
     `progress` is told how many turns are over and how many of them failed.
     """
-    asked: list[Asked] = []
+    loaded = Loaded()
     failed = 0
 
     def done(one: Asked) -> None:
         nonlocal failed
-        asked.append(one)
+        loaded.asked.append(one)
         failed += isinstance(one.answer, Failed)
-        progress(len(asked), failed)
+        progress(len(loaded.asked), failed)
 
     began_s = clock.now()
     waiting = iter(workload.sessions)
-    interrupted = False
     async with Client(url, model, clock) as client:
-        agents = (_agent(client, waiting, workload.seed, done) for _ in range(at_once))
-        try:
-            await asyncio.gather(*agents)
-        except asyncio.CancelledError:
-            interrupted = True
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()
-    return Loaded(asked, clock.now() - began_s, interrupted)
+        with cancellable(loaded):
+            await asyncio.gather(*(_agent(client, waiting, workload.seed, done) for _ in range(at_once)))
+    loaded.took_s = clock.now() - began_s
+    return loaded
 
 
 async def _agent(client: Client, waiting: Iterator[Session], seed: int, done: Callable[[Asked], None]) -> None:
@@ -92,9 +76,8 @@ def table(loaded: Loaded, title: str) -> Table:
         shown.add_row("turns per second", f"{len(answers) / loaded.took_s:.1f}")
     for target, turns in sorted(Counter(answer.target or "?" for answer in answers).items()):
         shown.add_row(f"turns at {target}", str(turns))
-    for reason, times in Counter(f"{one.status or 'no answer'}: {one.reason}" for one in loaded.failures).most_common(
-        3
-    ):
+    reasons = Counter(f"{one.status or 'no answer'}: {one.reason}" for one in loaded.failures)
+    for reason, times in reasons.most_common(3):
         shown.add_row(f"[red]failed {times}x[/]", reason[:100])
     return shown
 

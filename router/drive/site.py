@@ -18,6 +18,7 @@ from router.errors import WarmrouteError
 
 HOST = "127.0.0.1"
 WIPED_S = 10.0
+VOCABULARY = range(100, 4000)  # token ids that every model has and that no template means anything by
 
 
 class Site(NamedTuple):
@@ -28,8 +29,8 @@ class Site(NamedTuple):
 
     @property
     def vocabulary(self) -> range:
-        """Token ids that every model has and that no template means anything by."""
-        return range(100, 4000)
+        """Of its model, as far as prompts use it."""
+        return VOCABULARY
 
 
 class Facts(NamedTuple):
