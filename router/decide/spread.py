@@ -5,6 +5,7 @@ to one of eight is eight times as uneven as can be, though no other target appea
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import KeysView
 
 
 class Spread:
@@ -15,6 +16,11 @@ class Spread:
 
     def add(self, target: str) -> None:
         self._requests[target] += 1
+
+    @property
+    def targets(self) -> KeysView[str]:
+        """That were chosen."""
+        return self._requests.keys()
 
     def uneven(self, offered: int) -> float | None:
         """The busiest target's requests over the mean of all `offered` ones, chosen or not: 1 is even. None: no request

@@ -6,13 +6,14 @@ mean of the units' own. The intervals are confidence sequences (`bounds.py`). It
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import KeysView
 from math import inf
 from typing import NamedTuple
 
 from router.config.experiment import Metric
 from router.decide.bounds import mean_bounds, share_bounds
 from router.decide.record import Record
+from router.decide.spread import Spread
 from router.decide.units import Unit, failed
 from router.decide.waits import RATIO, Waits
 
@@ -47,7 +48,7 @@ class Tally:
         self.units = 0  # closed
         self.requests = 0  # ended
         self.failed = 0
-        self.targets: Counter[str] = Counter()
+        self._spread = Spread()
         self.first_bytes = Waits()
         self.last_bytes = Waits()
         self.hits = Mean()
@@ -58,7 +59,7 @@ class Tally:
         self.failed += failed(record)
         target = record.target
         if target is not None and (target in self.targets or len(self.targets) < TARGETS):
-            self.targets[target] += 1
+            self._spread.add(target)
 
     def closed(self, unit: Unit) -> None:
         self.units += 1
@@ -82,10 +83,14 @@ class Tally:
             return Estimate(None, None, None, 0)
         return Estimate(mean.total / mean.units, *mean_bounds(mean.total, mean.units, alpha), mean.units)
 
+    @property
+    def targets(self) -> KeysView[str]:
+        """That its requests went to."""
+        return self._spread.targets
+
     def spread(self, targets: int) -> float | None:
         """Requests of the busiest target over the mean of so many targets; None: no requests."""
-        busiest = max(self.targets.values(), default=0)
-        return busiest * targets / self.targets.total() if busiest else None
+        return self._spread.uneven(targets)
 
     def _waits(self, metric: Metric) -> Waits:
         return self.last_bytes if metric == "duration_p90" else self.first_bytes
