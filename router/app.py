@@ -104,9 +104,7 @@ class App:
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
         self._lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
-        strip = frozenset(config.edge.strip_fields)
-        inject = config.usage == "inject"
-        reading = ReadOptions(strip, inject, want_source=True)
+        reading, skimming = readings(config)
         rooms = Rooms(
             config=config,
             clock=clock,
@@ -116,7 +114,7 @@ class App:
             tokens=self._tokens,
             pool=self._pool,
             reading=reading,
-            skimming=ReadOptions(strip, inject, want_source=False),
+            skimming=skimming,
             header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
             upstreams=self._upstreams,
             health=self._health,
@@ -271,6 +269,12 @@ def build_core(
         shared_pool=config.pool is not None,
         secret=secret,
     )
+
+
+def readings(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
+    """How prompts are read for policies that look at caches, and for those that do not."""
+    strip, inject = frozenset(config.edge.strip_fields), config.usage == "inject"
+    return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
 
 
 def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> JsonLines | None:
