@@ -13,6 +13,7 @@ from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_poli
 from router.decide.record import Decision, Part
 from scorers.best import Best
 from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
+from tests.suites.plugins import BROKEN, Fixed
 from tests.suites.views import a_load, a_row, a_view
 
 ROWS = (a_row("a"), a_row("b"), a_row("c"))
@@ -201,23 +202,9 @@ def test_a_broken_profile_is_stood_in_for() -> None:
     assert desk.faults == {("p.prefill", "scorer0"): 1}
 
 
-@dataclass
-class Where(Scorer):
-    """Wants the target that it is told, and breaks where it is told to."""
-
-    unit = Unit.RAW
-
-    target: str = "a/0"
-
-    def score(self, view: View) -> Sequence[float]:
-        if self.target == "boom":
-            raise RuntimeError("boom")
-        return [float(row.target != self.target) for row in view.rows]
-
-
 def with_shadows(*targets: str) -> Regime:
-    policies = {"live": of(Where("a/0"), name="live")}
-    policies |= {target: of(Where(target), name=target) for target in targets}
+    policies = {"live": of(Fixed("a/0"), name="live")}
+    policies |= {target: of(Fixed(BROKEN if target == "boom" else target), name=target) for target in targets}
     experiment = Experiment(arms={"live": 100}, shadows=list(targets))
     return Regime(policies, "live", experiment)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from router.decide.plan import Move, Plan, Planner
 from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.decide.record import Attempt, Record, Stages
 from scorers.best import Best
-from scorers.contract import Row, Scorer, Unit, View
+from scorers.contract import Row, View
+from tests.suites.plugins import Fixed
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 WARM = a_row("a", an_overlap(800), a_load(requests=1))
@@ -32,20 +33,11 @@ def named(name: str, scorer: str | None = None) -> Policy:
 
 def to(target: str) -> Policy:
     """A policy that always goes there."""
-    return Policy(target, [], [WeightedScorer("fixed", 1.0, Fixed(target))], NamedPicker("best", Best()))
+    return Policy(target, [], [WeightedScorer("fixed", 1.0, Untaught(target))], NamedPicker("best", Best()))
 
 
 @dataclass
-class Fixed(Scorer):
-    unit = Unit.RAW
-
-    target: str = "a/0"
-
-    def score(self, view: View) -> Sequence[float]:
-        if self.target == "broken":
-            raise RuntimeError("boom")
-        return [float(row.target != self.target) for row in view.rows]
-
+class Untaught(Fixed):
     def picked(self, view: View, row: Row) -> None:
         raise AssertionError("a plan teaches nobody")
 

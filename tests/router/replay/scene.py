@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,11 @@ from router.decide.record import Attempt, Record, Stages
 from router.ledger.codec import Encoder
 from router.ledger.logged import Line, Logged, LoggedPolicy, decode
 from scorers.best import Best
-from scorers.contract import Scorer, Unit, View
+from scorers.contract import View
+from tests.suites.plugins import Fixed
 
 FOLDER = Path(__file__).parents[3] / "configs/policies"
 SHIPPED = sorted(file.stem for file in FOLDER.glob("*.yaml"))
-
-
-@dataclass
-class Fixed(Scorer):
-    """Always the same target, or always an error."""
-
-    unit = Unit.RAW
-
-    target: str = "broken"
-
-    def score(self, view: View) -> Sequence[float]:
-        if self.target == "broken":
-            raise RuntimeError("boom")
-        return [float(row.target != self.target) for row in view.rows]
 
 
 def to(target: str, *, name: str | None = None, spec: schema.Policy | None = None) -> Policy:

@@ -26,6 +26,7 @@ from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, Unit, View
 from tests.router.replay.scene import FOLDER, decided, lines, named, to
+from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 ROWS = (a_row("a", an_overlap(800), a_load(requests=1)), a_row("b", an_overlap(0)), a_row("c", an_overlap(0)))
@@ -128,22 +129,6 @@ def test_a_policy_that_cannot_be_built_is_an_error_with_its_reason(tmp_path: Pat
     with pytest.raises(NotReproduced):
         replay([log], console=told)
     assert "a/0 (by hand): 1 choices could not be made again: it was built by hand" in printed(told)
-
-
-@dataclass
-class Pupil(Scorer):
-    """Changes its mind with every choice."""
-
-    unit = Unit.RAW
-
-    def __post_init__(self) -> None:
-        self.lessons = 0
-
-    def score(self, view: View) -> Sequence[float]:
-        return [float(i != self.lessons % len(view.rows)) for i in range(len(view.rows))]
-
-    def picked(self, view: View, row: object) -> None:
-        self.lessons += 1
 
 
 def learning(spec: str) -> Policy:

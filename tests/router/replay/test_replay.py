@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +16,9 @@ from router.replay.replay import NO_LINE, NO_SPEC, Replay, Report
 from router.replay.reproduction import Differing
 from scorers import registry
 from scorers.best import Best
-from scorers.contract import Row, Scorer, Unit, View
+from scorers.contract import Scorer, View
 from tests.router.replay.scene import SHIPPED, a_record, decided, desk_of, lines, named, read, shipped, to
+from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 REGISTRY = registry.installed()  # reads every installed package's metadata: once is enough
@@ -138,22 +138,6 @@ def test_a_spec_of_a_later_version_is_no_crash() -> None:
     assert found.unbuilt is not None
     assert found.unbuilt.startswith("this version does not understand its spec")
     assert "hats" in found.unbuilt
-
-
-@dataclass
-class Pupil(Scorer):
-    """Goes elsewhere each time."""
-
-    unit = Unit.RAW
-
-    def __post_init__(self) -> None:
-        self.lessons = 0
-
-    def score(self, view: View) -> Sequence[float]:
-        return [float(i != self.lessons % len(view.rows)) for i in range(len(view.rows))]
-
-    def picked(self, view: View, row: Row) -> None:
-        self.lessons += 1
 
 
 def test_a_scorer_that_learned_is_told_apart_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
