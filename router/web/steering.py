@@ -113,7 +113,7 @@ class YamlText(PlainTextResponse):
 DryRun = Annotated[bool, Query(description="say what would happen, and do nothing")]
 Name = Annotated[str, Path(min_length=1, max_length=200)]
 
-AS_YAML: Responses = {200: {"content": {YamlText.media_type: {"schema": {"type": "string"}}}}}
+AS_YAML: Responses = {200: {"content": {YamlText.media_type: {"schema": {"type": "object"}}}}}
 TEXT = {
     "requestBody": {
         "required": True,
