@@ -5,6 +5,7 @@ engines mix into their own hashes of them.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from router.blocks.events import Key
@@ -14,9 +15,10 @@ class Known(NamedTuple):
     ids: array[int]  # typecode "I"
     complete: bool  # False: only a leading part (media follows), so the prompt's length is unknown
     how: Literal["given", "local", "remote"]  # who made the ids: the client, we, the engine
-    keys: dict[int, list[Key]]  # by block size: one chained key per full block
+    keys: dict[int, Sequence[Key]]  # by block size: one chained key per full block
     tokens_ms: float  # spent on rendering and tokenising
     keys_ms: float  # spent on hashing
+    spelled: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: nobody will want them
 
     def every(self, tokens: int) -> tuple[Key, ...]:
         """The keys of the prefixes of `tokens`, 2 x `tokens`, ... length; none where no block size divides that."""

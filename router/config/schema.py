@@ -230,6 +230,16 @@ class Tokens(Section):
     budget_ms: Seconds = Field(default=500.0, description="longest wait for a prompt's token ids; after it: unknown")
     inline_chars: Positive = Field(default=4096, description="prompts up to this size are tokenised on the event loop")
     threads: Positive = Field(default=1, description="threads that tokenise longer prompts")
+    memory_bytes: int = Field(
+        default=512 * 1024 * 1024,
+        ge=0,
+        description="for all that is remembered of prompts (token ids, block keys, engine hashes) together; 0: nothing",
+    )
+    hand_ids: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: engines that are seen to take them (vLLM >= 0.32) get a chat's token ids beside its text, "
+        "and need not tokenise it again; off: never",
+    )
 
 
 class Index(Section):
@@ -242,8 +252,15 @@ class Index(Section):
     replay_timeout_s: Seconds = Field(default=5.0, description="a replay must be complete within this time")
     key_secret_env: str | None = Field(
         default=None,
-        description="environment variable with the secret that seeds block keys; default: random per process",
+        description="environment variable with the secret that seeds block keys; default: random per process, or the "
+        "snapshot's",
     )
+    snapshot_file: PathName | None = Field(
+        default=None,
+        description="where the index is saved, to be there at once after a restart; readable by its owner alone, since "
+        "the secret of the block keys is in it; none: it is learned anew",
+    )
+    snapshot_every_s: Seconds = Field(default=60.0, description="pause between two snapshots; one more at the end")
 
 
 class Limits(Section):
@@ -354,6 +371,9 @@ class Config(Section):
     """The whole main file."""
 
     listen: Listen = Listen()
+    workers: Positive = Field(
+        default=1, description="processes that answer requests on the one port, as `--workers`; about one per core"
+    )
     admin: Admin = Admin()
     clients: Clients = Clients()
     fleet: Fleet = Fleet()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
+from router.blocks.events import Key
 from router.blocks.keys import Keyring
 from router.blocks.known import Known
 from router.clock import Clock
@@ -201,7 +202,7 @@ class Tokens:
     ) -> Known:
         made_s = self._clock.now()
         root = self._keyring.root(chain.model, chain.adapter, chain.salt)
-        keys = {size: self._keyring.chain(root, ids, size) for size in chain.block_sizes}
+        keys: dict[int, Sequence[Key]] = {size: self._keyring.chain(root, ids, size) for size in chain.block_sizes}
         return Known(
             ids=ids,
             complete=complete,
