@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple, NewType
 
 EngineHash = NewType("EngineHash", int)
-Key = NewType("Key", int)  # our own chained hash of a block, 64 bits
+Key = NewType("Key", int)  # our own chained hash of a block, 60 bits
 TargetId = NewType("TargetId", str)  # "instance/rank"
 
 

@@ -78,6 +78,11 @@ class Expected:
         """Nothing is expected of `target` any more: it restarted or left."""
         self._requests.pop(target, None)
 
+    def bringing(self, key: Key, now: float) -> set[TargetId]:
+        """Targets that a request on its way will bring `key`."""
+        self._end_due(now)
+        return {target for target, requests in self._requests.items() if key in requests}
+
     def run(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
         """Leading blocks of `keys` that `target` holds (`held_blocks`, from the index) or, right after, will hold."""
         self._end_due(now)

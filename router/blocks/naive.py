@@ -27,6 +27,10 @@ class Path(NamedTuple):
     def then(self, token_ids: Sequence[int], extra: bytes) -> Path:
         return self._replace(token_ids=(*self.token_ids, *token_ids), extras=(*self.extras, extra))
 
+    @property
+    def before(self) -> Path:
+        return self._replace(token_ids=self.token_ids[: -self.block_tokens], extras=self.extras[:-1])
+
 
 class _Shelf:
     def __init__(self, model: str) -> None:
@@ -99,6 +103,12 @@ class NaiveIndex:
             for (group, hash_), path in shelf.paths.items()
             if shelf.copies[tier, group, hash_]
         }
+
+    def whole(self, target: TargetId) -> bool:
+        """Is each block of known chains on the GPU preceded there by the one before it?"""
+        shelf = self._shelves[target]
+        held = {path for (group, hash_), path in shelf.paths.items() if shelf.copies[Tier.GPU, group, hash_]}
+        return all(path.before in held for path in held if len(path.extras) > 1)
 
     def held_blocks(self, target: TargetId) -> int:
         """Of the group that holds the most."""

@@ -48,6 +48,14 @@ class Forget(NamedTuple):
     """What was applied so far says nothing about now."""
 
 
+class Cursor(NamedTuple):
+    """How far a stream was applied: enough to go on in another process."""
+
+    last_seq: int
+    last_wall_s: float  # of that batch, by the engine's clock
+    joined_late: bool
+
+
 Step = Apply | AskReplay | Forget
 State = Literal["new", "replaying", "live", "lost"]
 
@@ -73,6 +81,22 @@ class StreamBook:
         self._doubted = False  # reconnected: what we have may be another process's, until a replay shows it is not
         self._opening = False  # the running replay has shown nothing yet
         self._useless = False  # the running replay cannot help: ask again when it ends
+
+    @classmethod
+    def resumed(cls, replayable: bool, cursor: Cursor) -> StreamBook:
+        """Goes on where another process's book stood, as after a reconnect: what was applied may be another engine
+        process's, until a replay from the cursor, or without replays the next batch, shows that it is not."""
+        book = cls(replayable)
+        book.last_seq, book._last_wall_s, book.joined_late = cursor
+        book._doubted = replayable
+        if not replayable:
+            book.state = "lost"
+        return book
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """None: nothing was applied yet."""
+        return None if self.last_seq < 0 else Cursor(self.last_seq, self._last_wall_s, self.joined_late)
 
     @property
     def trusted(self) -> bool:

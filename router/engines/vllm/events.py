@@ -20,7 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import msgspec
 
@@ -50,6 +50,8 @@ FIELDS = {
     "AllBlocksCleared": (),
 }
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
+GPU = Tier.GPU
+ONLY_INTS = {int}
 TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
 
 _unpack = msgspec.msgpack.Decoder().decode
@@ -100,10 +102,17 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> Batch | Malformed
         event = _event(raw, host_cpu)
         if isinstance(event, str):
             skipped[event] = skipped.get(event, 0) + 1
+        elif type(event) is Removed and events and _goes_on(last := events[-1], event):
+            last.hashes.extend(event.hashes)
         else:
             events.append(event)
     wall_s = stamp / 1000 if stamp > MILLISECONDS_FROM else float(stamp)
     return Batch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
+
+
+def _goes_on(last: Event, event: Removed) -> TypeGuard[Removed]:
+    """vLLM tells of each evicted block by itself; as one event they cost half."""
+    return type(last) is Removed and last.tier is event.tier and last.group == event.group
 
 
 def _event(raw: Any, host_cpu: bool) -> Event | Skipped:
@@ -171,8 +180,8 @@ def _removed(fields: dict[str, Any], host_cpu: bool) -> Removed | Skipped:
 
 def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
     """Case decides nothing, but for one word."""
-    if medium is None:
-        return Tier.GPU
+    if medium is None or medium == "GPU":
+        return GPU
     if medium == "cpu" and not host_cpu:
         return "pool"
     return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
@@ -193,8 +202,13 @@ def _hash(raw: Any) -> EngineHash | None:
 
 
 def _hashes(raw: Any) -> list[EngineHash] | None:
+    """`_hash` of each; None: of one of them there is none."""
     if type(raw) is not list:
         return None
+    if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
+        return cast("list[EngineHash]", raw)
+    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack has none of more than 64 bits
+        return cast("list[EngineHash]", raw)
     hashes = [known for value in raw if (known := _hash(value)) is not None]
     return hashes if len(hashes) == len(raw) else None
 

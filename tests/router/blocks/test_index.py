@@ -2,7 +2,7 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +16,7 @@ from router.blocks.keys import Keyring
 from router.blocks.naive import NaiveIndex
 
 RING = Keyring(1)
-A, B, C = TargetId("a/0"), TargetId("b/0"), TargetId("b/1")
+A, B, C, D = TargetId("a/0"), TargetId("b/0"), TargetId("b/1"), TargetId("d/0")
 BLOCK = 2
 
 
@@ -69,6 +69,29 @@ def test_each_target_has_its_own_run_and_who_holds_nothing_is_absent(index: Inde
     assert index.match([], [A, B]) == {}
     assert index.match(keys([1]), []) == {}
     assert index.match(keys([1]), [TargetId("never/0")]) == {}
+
+
+class Unwalked(list[Key]):
+    """A prompt that must not be walked."""
+
+    def __iter__(self) -> Iterator[Key]:
+        raise AssertionError("walked")
+
+
+def test_whole_targets_are_bisected_and_others_walked_in_the_same_match(index: Index) -> None:
+    prompt = Unwalked(keys([1, 2, 3, 4, 5]))
+    index.apply(A, stored([1, 2, 3]))
+    index.apply(B, stored([1, 2, 3, 4]))
+    index.apply(B, removed([1, 2, 3, 4]))
+    assert index.match(prompt, [A, B, C]) == {A: Held(3, 3, 3), B: Held(3, 3, 3)}
+    index.apply(B, removed([1, 2]))
+    with pytest.raises(AssertionError, match="walked"):
+        index.match(prompt, [A, B])
+    assert index.match(prompt, [A]) == {A: Held(3, 3, 3)}
+    assert index.match(keys([1, 2, 3]), [A, B]) == {A: Held(3, 3, 3), B: Held(1, 1, 1)}
+    index.forget(B)
+    index.apply(B, stored([1, 2]))
+    assert index.match(prompt, [A, B])[B] == Held(2, 2, 2), "whole again"
 
 
 def test_tiers_are_cumulative_and_each_run_is_whole(index: Index) -> None:
@@ -208,11 +231,11 @@ def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: Inde
     for name in range(1000):
         index.apply(A, stored([name]))
     index.forget(A)
-    assert sum(map(len, index._holders)) == 1000
+    assert sum(map(len, index._holders.tables)) == 1000
     for name in range(8):
         index.apply(B, stored([5000 + name]))
         assert held(index, [3]) == (0, 0, 0)
-    assert sum(map(len, index._holders)) == 8
+    assert sum(map(len, index._holders.tables)) == 8
     index.leave(B)
     index.leave(C)
     index.apply(A, stored([1]))
@@ -259,7 +282,7 @@ def test_the_bytes_it_states_are_the_bytes_it_takes() -> None:
 
 # Chains over two names, at most five blocks long: few enough that random events meet again and again.
 paths = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5)
-targets = st.sampled_from([A, A, A, B])
+targets = st.sampled_from([A, B, D, D])  # D has one group and nothing but its GPU
 tiers = st.sampled_from([Tier.GPU, Tier.GPU, Tier.GPU, Tier.CPU, Tier.DISK])
 groups = st.sampled_from([0, 0, 0, 1, 1, 2])
 salts = st.sampled_from([None, None, None, "s"])
@@ -275,7 +298,8 @@ class Told(NamedTuple):
 
     @property
     def event(self) -> Stored:
-        return stored(self.path, self.start, self.tier, self.group, self.salt)
+        tier, group = (Tier.GPU, 0) if self.who == D else (self.tier, self.group)
+        return stored(self.path, self.start, tier, group, self.salt)
 
 
 class Stories(RuleBasedStateMachine):
@@ -285,7 +309,8 @@ class Stories(RuleBasedStateMachine):
     def begin(self) -> None:
         self.index, self.naive = Index(RING), NaiveIndex(RING)
         self.told: list[Told] = []
-        for target in (A, B, C):
+        self.holed: set[TargetId] = set()
+        for target in (A, B, C, D):
             self.both(lambda index, target=target: index.join(target, "m"))
 
     def both(self, act: Callable[[Index | NaiveIndex], object]) -> None:
@@ -297,6 +322,8 @@ class Stories(RuleBasedStateMachine):
         entered = self.index.apply(who, event)
         self.naive.apply(who, event)
         assert sorted(entered) == sorted(self.naive.keys(who, Tier.GPU) - before)
+        if not self.naive.whole(who):
+            self.holed.add(who)
 
     def store(self, told: Told) -> None:
         self.told.append(told)
@@ -326,18 +353,50 @@ class Stories(RuleBasedStateMachine):
     def remove(self, data: st.DataObject, times: int) -> None:
         told = data.draw(st.sampled_from(self.told))
         for _ in range(times):
-            self.tell(told.who, Removed([data.draw(st.sampled_from(told.event.hashes))], told.tier, told.group))
+            hash_ = data.draw(st.sampled_from(told.event.hashes))
+            self.tell(told.who, Removed([hash_], told.event.tier, told.event.group))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
     def evict_tail_first(self, data: st.DataObject) -> None:
         told = data.draw(st.sampled_from(self.told))
-        self.tell(told.who, Removed(told.event.hashes[::-1], told.tier, told.group))
+        self.tell(told.who, Removed(told.event.hashes[::-1], told.event.tier, told.event.group))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def fork_and_evict_one_branch(self, data: st.DataObject) -> None:
+        trunk = data.draw(st.sampled_from(self.told))
+        for name in (1, 2):
+            self.store(trunk._replace(path=[*trunk.path[:4], name], start=len(trunk.path[:4])))
+        gone = self.told[-2]  # the branch that goes on from the trunk's tip: the other only hangs there
+        for end in range(len(gone.path), 0, -1):
+            self.tell(gone.who, Removed([hash_of(gone.path[:end], gone.salt)], gone.event.tier, gone.event.group))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def evict_a_whole_chain(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        for end in range(len(told.path), 0, -1):
+            hash_ = hash_of(told.path[:end], told.salt)
+            self.tell(told.who, Removed([hash_], told.event.tier, told.event.group))
+
+    @precondition(lambda self: not any(self.index.stats(target).orphans for target in (A, B, C, D)))
+    @rule()
+    def restart_the_router(self) -> None:
+        shelves = {target: self.index.saved(target) for target in (A, B, C, D)}
+        self.index = Index(RING)
+        for target, shelf in shelves.items():
+            assert shelf is not None
+            self.index.restore(target, shelf)
+        for target, shelf in shelves.items():
+            assert shelf is not None
+            assert self.index.wake(target, shelf.model)
 
     @precondition(lambda self: len(self.told) > 8)
     @rule(who=targets, how=st.sampled_from(["clear", "forget", "join m", "join other"]))
     def start_over(self, who: TargetId, how: str) -> None:
-        self.told.clear()
+        self.told = [told for told in self.told if told.who != who]
+        self.holed.discard(who)
         if how == "clear":
             self.tell(who, Cleared())
         elif how == "forget":
@@ -347,16 +406,19 @@ class Stories(RuleBasedStateMachine):
 
     @invariant()
     def they_agree(self) -> None:
-        asked = [A, B, C]
+        asked = [A, B, C, D]
         for salt in (None, "s"):
             for path in ([1, 1, 1, 1, 1], [1, 2, 1, 2, 1], [2, 1, 1, 2, 2], [2, 2, 2, 2, 1]):
                 wanted = keys(path, salt)
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
         for target in asked:
+            assert not (self.index.stats(target).whole and target in self.holed)
+        assert self.index.stats(D).whole == (D not in self.holed), "bisected as long as that is right, and not longer"
+        for target in asked:
             assert self.index.stats(target).blocks == tuple(len(self.naive.keys(target, tier)) for tier in Tier)
             assert self.index.held_blocks(target) == self.naive.held_blocks(target)
         blocks = [self.index.stats(target).blocks for target in asked]
-        assert self.index._blocks == [sum(of_tier) for of_tier in zip(*blocks, strict=True)]
+        assert self.index._holders.blocks == [sum(of_tier) for of_tier in zip(*blocks, strict=True)]
 
 
 TestStories = Stories.TestCase

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.blocks.events import Pooled, Stored, TargetId, Tier
+from router.blocks.events import Cleared, Pooled, Stored, TargetId, Tier
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
-from router.blocks.knowledge import Belief, Knowledge, Sent
+from router.blocks.knowledge import NOTHING_KEPT_S, Belief, Knowledge, Sent
 from router.blocks.known import Known
 from router.clock import ManualClock
 from scorers.contract import Overlap
@@ -450,6 +450,71 @@ def test_joining_again_and_leaving_forget(house: House) -> None:
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
 
 
+def after_a_restart(house: House, *targets: TargetId) -> House:
+    """Another router with what this one would have saved."""
+    fresh = House()
+    for target in targets:
+        saved = house.knowledge.saved(target)
+        assert saved is not None
+        fresh.knowledge.restore(saved)
+    return fresh
+
+
+def test_after_a_restart_what_was_held_is_likely_until_the_stream_confirms_it(house: House) -> None:
+    last = house.join(A).batch()._replace(events=[Cache().stored(IDS)])
+    house.knowledge.heard(A, last)
+    for same_process in (True, False):
+        fresh = after_a_restart(house, A)
+        fresh.knowledge.join(A, "m", stream=True, replayable=True)
+        assert fresh.overlap(A) == Overlap(16, 16, 16, 16, "approximate", None)
+        assert fresh.knowledge.block_tokens(A) == 4
+        assert fresh.knowledge.stream_connected(A) == last.seq, "the last batch shows who answers"
+        fresh.knowledge.replayed(A, last if same_process else last._replace(wall_s=77.0, events=[]))
+        asks = fresh.knowledge.replay_ended(A, True)
+        assert asks == (None if same_process else 0)
+        held = 16 if same_process else 0
+        assert tokens(fresh.overlap(A)) == (held, held, held, held)
+
+
+def test_what_turned_over_before_a_restart_has_turned_over(house: House) -> None:
+    cache = late(house, capacity_blocks=4)
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    fresh = after_a_restart(house, A)
+    fresh.knowledge.join(A, "m", stream=True, replayable=True)
+    fresh.knowledge.holds_at_most(A, 4)
+    told = fresh.knowledge.stream(A)
+    assert told is not None
+    assert told.turned_over
+    assert told.book is not None
+    assert told.book.joined_late
+
+
+@pytest.mark.parametrize(("model", "stream"), [("another", True), ("m", False)])
+def test_a_target_that_changed_over_a_restart_begins_anew(house: House, model: str, stream: bool) -> None:
+    cache = house.join(A)
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    fresh = after_a_restart(house, A)
+    fresh.knowledge.join(A, model, stream=stream, replayable=True)
+    assert fresh.knowledge.block_tokens(A) is None
+    fresh.knowledge.join(A, "m", stream=True, replayable=True)
+    assert fresh.knowledge.block_tokens(A) is None, "nor later"
+
+
+def test_who_has_not_come_back_is_saved_again_until_given_up(house: House) -> None:
+    cache = house.join(A)
+    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.join(B, stream=False)
+    assert house.knowledge.saveable() == [A]
+    assert house.knowledge.saved(B) is house.knowledge.saved(TargetId("never/0")) is None
+    fresh = after_a_restart(house, A)
+    assert fresh.knowledge.saveable() == [A]
+    assert fresh.knowledge.saved(A) == house.knowledge.saved(A)
+    fresh.knowledge.give_up()
+    assert fresh.knowledge.saveable() == []
+    fresh.knowledge.join(A, "m", stream=True, replayable=True)
+    assert fresh.knowledge.block_tokens(A) is None
+
+
 def test_a_request_may_end_after_its_target_left(house: House) -> None:
     house.join(A)
     first, second = house.send(A), house.send(A)
@@ -580,3 +645,64 @@ def test_nobody_need_witness() -> None:
     pooled = Pooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
     knowledge.heard(A, cache.batch(cache.stored(IDS), pooled))
     assert tokens(knowledge.beliefs(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)
+
+
+# what is kept of "holds nothing"
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.sampled_from([A, B]), st.integers(1, 4)),
+        st.tuples(st.just("send"), st.sampled_from([A, B]), st.just(0)),
+        st.tuples(st.just("clear"), st.sampled_from([A, B]), st.just(0)),
+        st.tuples(st.just("rejoin"), st.sampled_from([A, B]), st.booleans()),
+        st.tuples(st.just("join late"), st.sampled_from([A, B]), st.integers(1, 4)),
+        st.tuples(st.just("size"), st.sampled_from([A, B]), st.integers(1, 4)),
+        st.tuples(st.just("wait"), st.just(A), st.sampled_from([0.01, 0.2, 6.0])),
+    ),
+    max_size=14,
+)
+STRANGE = prompt_of([7] * 12)
+
+
+@given(STEPS, st.sets(st.sampled_from([A, B])))
+@settings(max_examples=300, deadline=None)
+def test_what_is_kept_of_targets_that_hold_nothing_changes_no_belief(
+    steps: Sequence[tuple[str, TargetId, Any]], distrusted: set[TargetId]
+) -> None:
+    house = House()
+    caches = {target: house.join(target) for target in (A, B)}
+    for word, target, amount in steps:
+        cache = caches[target]
+        if word == "store":
+            house.knowledge.heard(target, cache.batch(cache.stored(IDS[: amount * 4])))
+        elif word == "send":
+            house.send(target)
+        elif word == "clear":
+            house.knowledge.heard(target, cache.batch(Cleared()))
+        elif word == "rejoin":
+            caches[target] = house.join(target, stream=amount)
+        elif word == "join late":
+            house.knowledge.join(target, "m", stream=True, replayable=False)
+            cache = caches[target] = Cache()
+            cache.seq = amount
+            house.knowledge.heard(target, cache.batch(cache.stored(IDS[:4])))
+        elif word == "size":
+            house.knowledge.holds_at_most(target, amount)
+        else:
+            house.clock.advance(amount)
+        for prompt in (PROMPT, STRANGE):
+            told = house.knowledge.beliefs(prompt, {A: 4, B: 4}, frozenset(distrusted))
+            kept, house.knowledge._nothing = house.knowledge._nothing, {}
+            right = house.knowledge.beliefs(prompt, {A: 4, B: 4}, frozenset(distrusted))
+            house.knowledge._nothing = kept
+            for name, belief in told.items():
+                assert ageless(belief) == ageless(right[name])
+                assert age_s(belief) == pytest.approx(age_s(right[name]), abs=NOTHING_KEPT_S)
+
+
+def ageless(belief: Belief) -> Belief:
+    return belief if belief.overlap is None else belief._replace(overlap=belief.overlap._replace(age_s=None))
+
+
+def age_s(belief: Belief) -> float | None:
+    return None if belief.overlap is None else belief.overlap.age_s

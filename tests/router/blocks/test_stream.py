@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -348,6 +349,70 @@ def test_without_replay_a_reconnect_is_doubted_until_the_next_batch() -> None:
     reader.live(batch(3))
     assert reader.settled
     assert reader.knows(*process(4))
+
+
+def resumed(count: int, replayable: bool = True) -> Reader:
+    """A reader in a new router, which knows the first `count` batches of a process from a snapshot."""
+    before = following(count)
+    assert before.book.cursor is not None
+    reader = Reader(replayable)
+    reader.book = StreamBook.resumed(replayable, before.book.cursor)
+    reader.known = before.known
+    assert not reader.book.trusted
+    return reader
+
+
+def test_a_book_that_heard_nothing_has_no_cursor() -> None:
+    assert StreamBook(True).cursor is None
+    assert following(3).book.cursor == stream.Cursor(2, process(3)[2].wall_s, False)
+
+
+def test_a_resumed_book_goes_on_with_the_same_process() -> None:
+    reader = resumed(4)
+    reader.connect()
+    assert reader.asked == 3
+    reader.replay(*process(9))
+    assert reader.settled
+    assert reader.knows(*process(9))
+    assert (reader.book.restarts, reader.book.gaps, reader.book.joined_late) == (0, 0, False)
+
+
+def test_a_resumed_book_finds_out_another_process() -> None:
+    for count in (0, 2, 9):  # of batches in its life so far
+        reader = resumed(4)
+        reader.connect()
+        reader.replay(*process(count, born=500))
+        if reader.asked is not None:
+            reader.replay(*process(count, born=500))
+        assert reader.settled
+        assert reader.knows(*process(count, born=500))
+        assert reader.book.restarts == 1
+
+
+def test_a_resumed_book_whose_past_is_not_replayed_any_more_begins_late() -> None:
+    reader = resumed(4)
+    reader.connect()
+    reader.replay(*process(9, start=6))
+    assert reader.settled
+    assert reader.knows(*process(9, start=6))
+    assert reader.book.joined_late
+
+
+def test_a_resumed_book_takes_no_live_batch_unproved() -> None:
+    reader = resumed(4)
+    reader.live(batch(4))
+    assert reader.asked == 3
+    assert not reader.book.trusted
+
+
+@pytest.mark.parametrize(("seq", "known"), [(4, process(5)), (6, [batch(6)])])
+def test_without_replays_the_next_batch_decides_for_a_resumed_book(seq: int, known: list[Batch]) -> None:
+    reader = resumed(4, replayable=False)
+    reader.connect()
+    assert not reader.book.trusted
+    reader.live(batch(seq))
+    assert reader.settled
+    assert reader.knows(*known)
 
 
 def test_what_waits_for_a_replay_is_bounded() -> None:
