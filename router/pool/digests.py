@@ -4,6 +4,9 @@ Our keys name whole prefixes, so one look finds the deepest block that is known.
 go into the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves
 all its blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it
 knows is found by bisection: exact, and without touching 5,000 entries to say that they were used.
+
+Their bytes belong to the budget of all that is remembered of prompts, of which they take at most a quarter; the rest is
+the token ids'.
 """
 
 from __future__ import annotations
@@ -11,18 +14,28 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
+from router.blocks.budget import Budget
 from router.blocks.engine_hashes import Adapter, Digest, EngineChain
 from router.blocks.events import Key
 
 _Flavour = tuple[EngineChain, Adapter | None]  # keys know neither the chain nor the adapter's path
+LARGEST_SHARE = 4  # a quarter of the budget
+DIGEST_BYTES = 150  # a slot of a dict, the key and 32 bytes, each an object
+
 _Generation = dict[_Flavour, dict[Key, Digest]]
 
 
-class Digests:
-    """For all models together: keys of different models differ. Holds at most `limit_blocks` (150 bytes each)."""
+def budget_for(blocks: int) -> Budget:
+    """One in which there is room for so many."""
+    return Budget(blocks * DIGEST_BYTES * LARGEST_SHARE)
 
-    def __init__(self, limit_blocks: int) -> None:
-        self._half = limit_blocks // 2
+
+class Digests:
+    """For all models together: keys of different models differ. Holds at most `limit_blocks`."""
+
+    def __init__(self, limit_blocks: int, budget: Budget) -> None:
+        self._budget = budget
+        self._half = min(limit_blocks, budget.limit_bytes // LARGEST_SHARE // DIGEST_BYTES) // 2
         self._young: _Generation = {}
         self._old: _Generation = {}
         self._young_blocks = 0
@@ -63,11 +76,14 @@ class Digests:
         """Put them all into the young generation, which has the first `young` of them."""
         count = min(len(keys), self._half)
         if self._young_blocks + count - young > self._half:
+            self._budget.give(self._old_blocks * DIGEST_BYTES)
+            self._budget.evicted += self._old_blocks
             self._old, self._old_blocks = self._young, self._young_blocks
             self._young, self._young_blocks, young = {}, 0, 0
         if count > young:
             self._young.setdefault(flavour, {}).update(zip(keys[young:count], digests[young:count], strict=True))
             self._young_blocks += count - young
+            self._budget.take((count - young) * DIGEST_BYTES)
 
 
 def _known(digests: Mapping[Key, Digest], keys: Sequence[Key]) -> list[Digest]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from router.blocks.budget import Budget
 from router.blocks.engine_hashes import Digest, EngineChain
 from router.blocks.events import EngineHash, Key, Pooled, Stored
 from router.blocks.known import Known, Origin
@@ -27,7 +28,7 @@ from router.pool.answers import Answers, Word
 from router.pool.asking import Asking, askable
 from router.pool.calibration import Calibration
 from router.pool.checking import FormCheck
-from router.pool.digests import Digests
+from router.pool.digests import Digests, budget_for
 from router.pool.keys import KeyForm
 from router.pool.leader import Leader
 from router.pool.report import ModelReport, PoolReport, Unknown
@@ -78,13 +79,23 @@ class _Names(NamedTuple):
 class MooncakePool:
     """`masters`: the names by which `fetch` knows those of `settings.masters`, in the same order."""
 
-    def __init__(self, settings: config.Pool, masters: Sequence[str], fetch: Fetch, tasks: Tasks, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: config.Pool,
+        masters: Sequence[str],
+        fetch: Fetch,
+        tasks: Tasks,
+        clock: Clock,
+        memory: Budget | None = None,
+    ) -> None:
+        """`memory`: shared with others that remember; default: as much as `settings.remembered_blocks` take."""
         self._settings = settings
         self._tasks = tasks
         self._clock = clock
         self._leader = Leader(masters, settings.health_interval_s, fetch, tasks, clock, self._forget)
         self._asking = Asking(self._leader, fetch, clock)
-        self._digests = Digests(settings.remembered_blocks)
+        memory = memory or budget_for(settings.remembered_blocks)
+        self._digests = Digests(settings.remembered_blocks, memory)
         self._models: dict[str, _Model] = {}
         self._held = self._nothing = 0
         self._unknown: Counter[Unknown] = Counter()

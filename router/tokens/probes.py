@@ -59,6 +59,16 @@ CHATS: dict[str, dict[str, Any]] = {
         "tools": [_WEATHER],
     },
 }
+_ROUND = [{"role": "assistant", "content": None, "tool_calls": [_CALL]}, CHATS["tool-results"]["messages"][2]]
+AGENT: list[dict[str, Any]] = [  # what agents send, and the same for templates that refuse the roles in it
+    {
+        "model": "any",
+        "messages": [_SYSTEM, _ASK, *_ROUND * 4, *CHATS["tool-results"]["messages"][3:]],
+        "tools": [_WEATHER],
+    },
+    {"model": "any", "messages": CHATS["multi-turn"]["messages"]},
+    {"model": "any", "messages": [_ASK, {"role": "assistant", "content": "Clear."}, _ASK]},
+]
 TEXTS = {"text": "The quick brown fox\n  jumps over 13 lazy dogs — naïve 東京 🎉.  "}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from functools import cached_property
@@ -22,6 +23,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
+import msgspec
 
 from router.prompt.prompt import MEDIA, Chat
 from router.tokens.content_format import iterates_content
@@ -66,7 +68,12 @@ class Template:
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(self, chat: Chat, variables: dict[str, Any]) -> str:
-        """The prompt; for a cut chat, only what stands before the first media part. Raises Unrenderable.
+        """The prompt; for a cut chat, only what stands before the first media part. Raises Unrenderable."""
+        return "".join(self.chunks(chat, variables))
+
+    def chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
+        """The prompt as the template prints it, bit by bit. Whoever wants bytes makes them of each: in one long text a
+        single emoji makes every character four bytes wide, which costs 1 ms for 340 KB.
 
         `variables` are special tokens and the engine's default template kwargs; the request's own win over them.
         """
@@ -80,18 +87,17 @@ class Template:
             messages = _without_developer(messages)
         tools = values.pop("tools", chat.tools)
         if chat.continue_final_message and not chat.cut:
-            return self._continued(messages, tools, values, chat.add_generation_prompt)
-        text = self._say(messages, tools, values, chat.add_generation_prompt)
-        return _before_cut(text) if chat.cut else text
+            return [self._continued(messages, tools, values, chat.add_generation_prompt)]
+        said = self._say(messages, tools, values, chat.add_generation_prompt)
+        return [_before_cut("".join(said))] if chat.cut else said
 
     def _say(
         self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
-    ) -> str:
+    ) -> list[str]:
         values = {"documents": None, **values}
+        given = {**values, "messages": messages, "tools": tools, "add_generation_prompt": prompt_answer}
         try:
-            return self._template.render(
-                {**values, "messages": messages, "tools": tools, "add_generation_prompt": prompt_answer}
-            )
+            return list(self._template.generate(given))
         except (jinja2.TemplateError, *_BREAKS) as refusal:
             raise Unrenderable(str(refusal)) from None
 
@@ -111,7 +117,7 @@ class Template:
                 raise Unrenderable("no text to continue")
             last = texts[-1]["text"]
             texts[-1]["text"] = last + _CONTINUE
-        text = self._say(messages, tools, values, False)
+        text = "".join(self._say(messages, tools, values, False))
         if last.strip() not in text or _CONTINUE.strip() not in text:
             raise Unrenderable("the template does not print the message to continue")
         before, _, after = text.rpartition(_CONTINUE.strip())
@@ -154,7 +160,7 @@ class Template:
         content: Any = [{"type": "text", "text": "Hi"}] if self.content_format == "openai" else "Hi"
         values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
-            return self._say([{"role": "user", "content": content}], None, values, True)
+            return "".join(self._say([{"role": "user", "content": content}], None, values, True))
         except Unrenderable:
             return None
 
@@ -184,6 +190,10 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike Jinja's own, escapes nothing for HTML and keeps the keys' order. Parameter names are the templates'."""
+    if indent is not None and indent > 0 and separators is None:
+        # Python's own encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3.
+        with suppress(msgspec.DecodeError):  # of NaN and infinities, which are no JSON
+            return msgspec.json.format(json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys), indent=indent)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,41 +1,44 @@
 """From a prompt to its token ids and block keys, within a budget, here or by an engine.
 
-    ids given ----------------------------------+
-    a tokenizer here, believed: render, encode -+--> keys for every block size in the fleet
-    else: an engine's /tokenize ----------------+
+    ids given --------------------------------------+
+    a tokenizer here, believed: remembering.py -----+--> keys for every block size in the fleet
+    else: an engine's /tokenize --------------------+
 
-Short prompts are done on the spot; long ones in a thread, since 80,000 tokens take a tenth of a second in which no
-stream may stand still. Trouble is a value: a prompt whose ids cannot be had is `Unknown` and is routed by load.
-What we believe of our own tokenizing is `trust.py`'s matter, and a mismatch is never silent: a log line, a count, and
-the engine's tokenizer from then on.
+Short prompts are done on the spot; what is long and new in a thread, since 80,000 tokens take a tenth of a second in
+which no stream may stand still. Trouble is a value: a prompt whose ids cannot be had is `Unknown` and is routed by
+load. What we believe of our own tokenizing is `trust.py`'s matter, and a mismatch is never silent: a log line, a count,
+and the engine's tokenizer from then on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import secrets
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
-from router.blocks.events import Key
+from router.blocks.budget import Budget
 from router.blocks.keys import Keyring
 from router.blocks.known import Known
 from router.clock import Clock
 from router.config.schema import Tokens as Settings
 from router.prompt.prompt import Chat, Ids, Prompt, Text, Unknown
 from router.prompt.read import ReadOptions, read_prompt
+from router.tokens.line import Line
 from router.tokens.local import Local
+from router.tokens.memo import Memo, Piece
 from router.tokens.probes import bodies
+from router.tokens.remembering import Chain, Remembering
 from router.tokens.remote import Remote
 from router.tokens.template import Unrenderable
+from router.tokens.threads import Threads
 from router.tokens.trust import Trust
 
 log = logging.getLogger("warmroute.tokens")
 
 PROOF_TIMEOUT_S = 5.0
-QUEUED_PER_THREAD = 16  # more would be past its budget before it began
 
 
 class Report(NamedTuple):
@@ -46,31 +49,39 @@ class Report(NamedTuple):
     mismatches: int
     refuted: dict[str, str]  # by instance: the first probe that differed there
     must_agree: int
-
-
-class _Chain(NamedTuple):
-    """What keys are made of besides ids."""
-
-    model: str
-    adapter: str | None
-    salt: str | None
-    block_sizes: frozenset[int]
+    incremental: bool  # only what is new in a prompt is tokenised; False: always the whole
+    whole_because: str | None
+    remembered_tokens: int  # of prompts, since the start: those that were found,
+    tokenised_tokens: int  # and those that were not
 
 
 class Tokens:
     """The room's one door. `locals_` by base model id; a model that is not in it asks its engines."""
 
     def __init__(
-        self, settings: Settings, locals_: Mapping[str, Local], keyring: Keyring, remote: Remote, clock: Clock
+        self,
+        settings: Settings,
+        locals_: Mapping[str, Local],
+        keyring: Keyring,
+        remote: Remote,
+        clock: Clock,
+        budget: Budget | None = None,
     ) -> None:
+        """`budget`: shared with others that remember; default: one of its own, of `settings.memory_bytes`."""
         self._settings = settings
         self._locals = locals_
         self._keyring = keyring
         self._remote = remote
         self._clock = clock
         self._trust: dict[str, Trust] = {model: Trust() for model in locals_}
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="warmroute-tokens")
-        self._queued = 0
+        self._threads = Threads(settings.threads)
+        self.memory = budget or Budget(settings.memory_bytes)
+        memo = Memo(self.memory, secrets.token_bytes(64))
+        self._remembering = Remembering(settings, keyring, memo, self._threads, clock)
+
+    def local(self, model: str) -> Local | None:
+        """The tokenizer that is here for a base model, believed or not."""
+        return self._locals.get(model)
 
     def asks(self, model: str) -> bool:
         """Whether `of` asks an engine now: there is no tokenizer here, or it is not believed."""
@@ -84,15 +95,16 @@ class Tokens:
 
         Takes at most `tokens.budget_ms` (beside the prompts done on the spot).
         """
-        chain = _Chain(model, adapter, prompt.salt, frozenset(block_sizes))
+        chain = Chain(model, adapter, prompt.salt, frozenset(block_sizes))
         source = prompt.source
         if isinstance(source, Unknown):
             return source
         if isinstance(source, Ids):
-            return await self._off_loop(len(source.ids) * 4, self._given, source, chain)
+            begun_s = self._clock.now()
+            return await self._chained(source.ids, "given", chain, begun_s)
         if self.asks(model):
             return await self._asked(prompt, source, chain, instances)
-        return await self._off_loop(len(prompt.body), self._made, self._locals[model], source, chain)
+        return await self._remembering.of(self._locals[model], source, chain, len(prompt.body))
 
     def observed(self, model: str, known: Known | Unknown | None, prompt_tokens: int | None) -> bool:
         """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
@@ -142,15 +154,19 @@ class Tokens:
                 mismatches=trust.mismatches,
                 refuted=dict(trust.refuted),
                 must_agree=trust.must_agree,
+                incremental=self._locals[model].whole_because is None,
+                whole_because=self._locals[model].whole_because,
+                remembered_tokens=self._remembering.remembered[model],
+                tokenised_tokens=self._remembering.tokenised[model],
             )
             for model, trust in self._trust.items()
         }
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _asked(
-        self, prompt: Prompt, source: Chat | Text, chain: _Chain, instances: Sequence[str]
+        self, prompt: Prompt, source: Chat | Text, chain: Chain, instances: Sequence[str]
     ) -> Known | Unknown:
         if isinstance(source, Chat) and source.cut:
             return Unknown("media")  # the engine would load it all, and its placeholders say nothing
@@ -160,7 +176,7 @@ class Tokens:
         if isinstance(ids, str):
             return Unknown(ids)
         self._compare(chain.model, prompt, ids)
-        return await self._off_loop(len(ids) * 4, self._known, ids, True, "remote", chain, begun_s)
+        return await self._chained(ids, "remote", chain, begun_s)
 
     def _compare(self, model: str, prompt: Prompt, theirs: array[int]) -> None:
         """After a wrong count: short prompts are tokenised here as well, until enough of them agree."""
@@ -168,46 +184,24 @@ class Tokens:
         if trust is not None and trust.must_agree and len(prompt.body) <= self._settings.inline_chars:
             trust.compared(_ids_or_refusal(self._locals[model], prompt) == theirs)
 
-    async def _off_loop(self, size: int, work: Callable[..., Known | Unknown], *arguments: Any) -> Known | Unknown:
-        """Small work at once, large work in a thread; `size` in characters, or what costs as much."""
-        if size <= self._settings.inline_chars:
-            return work(*arguments)
-        if self._queued >= QUEUED_PER_THREAD * self._settings.threads:
-            return Unknown("tokens_busy")
-        self._queued += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-        future.add_done_callback(self._one_less)
-        try:
-            async with asyncio.timeout(self._settings.budget_ms / 1000):
-                return await future
-        except TimeoutError:
-            return Unknown("tokens_late")
+    async def _chained(
+        self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float
+    ) -> Known | Unknown:
+        """Ids from somebody else, and their keys; not remembered: there is no text to name them by."""
+        work = partial(self._known, ids, how, chain, begun_s)
+        if len(ids) * 4 <= self._settings.inline_chars:  # as much work as so many characters
+            return work()
+        return await self._threads.run(work, self._settings.budget_ms / 1000)
 
-    def _one_less(self, _: asyncio.Future[Known | Unknown]) -> None:
-        self._queued -= 1
-
-    def _given(self, source: Ids, chain: _Chain) -> Known:
-        return self._known(array("I", source.ids), True, "given", chain, self._clock.now())
-
-    def _made(self, local: Local, source: Chat | Text, chain: _Chain) -> Known | Unknown:
-        begun_s = self._clock.now()
-        try:
-            ids = local.ids(source)
-        except Unrenderable:
-            return Unknown("template_refused")
-        return self._known(ids, not (isinstance(source, Chat) and source.cut), "local", chain, begun_s)
-
-    def _known(
-        self, ids: array[int], complete: bool, how: Literal["given", "local", "remote"], chain: _Chain, begun_s: float
-    ) -> Known:
+    def _known(self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float) -> Known:
         made_s = self._clock.now()
-        root = self._keyring.root(chain.model, chain.adapter, chain.salt)
-        keys: dict[int, Sequence[Key]] = {size: self._keyring.chain(root, ids, size) for size in chain.block_sizes}
+        line = Line(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        line.add(Piece(array("I", ids)))
         return Known(
-            ids=ids,
-            complete=complete,
+            ids=line.ids,
+            complete=True,
             how=how,
-            keys=keys,
+            keys=line.keys,
             tokens_ms=(made_s - begun_s) * 1000,
             keys_ms=(self._clock.now() - made_s) * 1000,
         )

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from collections.abc import Sequence
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.blocks.budget import Budget
 from router.blocks.engine_hashes import Adapter, Digest, EngineChain
 from router.blocks.events import Key
 from router.blocks.keys import Keyring
-from router.pool.digests import Digests
+from router.pool.digests import DIGEST_BYTES, Digests, budget_for
 
 CHAIN, OTHER = EngineChain("sha256_cbor", "0"), EngineChain("xxhash", "0")
 RING = Keyring(1)
 SIZE = 2
+
+
+def remembering(limit_blocks: int) -> Digests:
+    return Digests(limit_blocks, budget_for(limit_blocks))
 
 
 class Prompt:
@@ -45,10 +52,12 @@ prompts = st.builds(
 def test_always_as_if_hashed_afresh_and_never_more_than_the_limit(
     asked: list[tuple[Prompt, EngineChain]], limit: int
 ) -> None:
-    digests = Digests(limit)
+    budget = budget_for(limit)
+    digests = Digests(limit, budget)
     for prompt, chain in asked:
         assert prompt.of(digests, chain) == prompt.fresh(chain)
         assert len(digests) <= limit
+        assert budget.held_bytes == len(digests) * DIGEST_BYTES
 
 
 def hashed(digests: Digests, prompt: Prompt) -> int:
@@ -59,7 +68,7 @@ def hashed(digests: Digests, prompt: Prompt) -> int:
 
 
 def test_a_next_turn_hashes_only_what_is_new() -> None:
-    digests = Digests(100)
+    digests = remembering(100)
     assert hashed(digests, Prompt(range(10))) == 10
     assert hashed(digests, Prompt(range(10))) == 0
     assert hashed(digests, Prompt(range(14))) == 4  # blocks 5 and 6
@@ -70,7 +79,7 @@ def test_a_next_turn_hashes_only_what_is_new() -> None:
 
 def test_what_is_used_stays_and_what_is_not_goes() -> None:
     """Generations of 6 blocks. A conversation of 4 comes back after each of ten others, of 2 blocks each."""
-    digests = Digests(12)
+    digests = remembering(12)
     ours, first = Prompt([7] * 8), Prompt([0, 0, 0, 0])
     assert hashed(digests, ours) == 8
     assert hashed(digests, first) == 4
@@ -81,14 +90,14 @@ def test_what_is_used_stays_and_what_is_not_goes() -> None:
 
 
 def test_a_prompt_larger_than_the_memory_is_remembered_in_part() -> None:
-    digests = Digests(10)
+    digests = remembering(10)
     long = Prompt(range(40))  # 20 blocks; 5 are remembered
     assert hashed(digests, long) == 40
     assert hashed(digests, long) == 30
 
 
 def test_chains_and_adapter_paths_are_never_mixed() -> None:
-    digests = Digests(100)
+    digests = remembering(100)
     one, two = Prompt(range(8), ("a", "/1")), Prompt(range(8), ("a", "/2"))
     assert one.keys == two.keys
     assert one.of(digests) == one.fresh(CHAIN) != two.fresh(CHAIN) == two.of(digests)
@@ -98,10 +107,42 @@ def test_chains_and_adapter_paths_are_never_mixed() -> None:
 
 
 def test_how_much_need_not_be_hashed_is_told_in_advance() -> None:
-    digests = Digests(100)
+    digests = remembering(100)
     first, second = Prompt([1, 2, 3, 4, 5, 6]), Prompt([1, 2, 3, 4, 0, 0, 0, 0])
     assert digests.remembered(CHAIN, first.keys) == 0
     first.of(digests)
     assert digests.remembered(CHAIN, first.keys) == 3
     assert digests.remembered(CHAIN, second.keys) == 2  # the blocks (1, 2) and (3, 4)
     assert digests.remembered(OTHER, first.keys) == 0
+
+
+def test_they_take_at_most_a_quarter_of_the_budget_whatever_their_own_limit() -> None:
+    """A quarter of 12,000 bytes has room for 20 digests of 150, in two generations of 10."""
+    budget = Budget(12_000)
+    digests = Digests(1_000_000, budget)
+    for start in range(0, 200, 20):
+        Prompt(range(start, start + 20)).of(digests)  # 10 blocks each
+        assert len(digests) <= 20
+    assert budget.held_bytes == 20 * DIGEST_BYTES
+    assert budget.evicted == 80  # the first eight prompts'
+
+
+def test_without_memory_everything_is_hashed_again() -> None:
+    digests = Digests(100, Budget(0))
+    assert hashed(digests, Prompt(range(10))) == hashed(digests, Prompt(range(10))) == 10
+
+
+def test_their_estimate_is_what_the_interpreter_takes() -> None:
+    """32-byte digests of 40 prompts with 500 blocks each; keys come out of arrays, as a router's do."""
+    budget = Budget(1 << 30)
+    digests = Digests(1_000_000, budget)
+    prompts = [Prompt(range(start, start + 1000)) for start in range(40)]
+    for prompt in prompts:
+        prompt.fresh(CHAIN)  # the chain keeps bytes per token id, which are not the digests'
+    keys = [array("Q", prompt.keys) for prompt in prompts]
+    tracemalloc.start()
+    for prompt, its in zip(prompts, keys, strict=True):
+        digests.of(CHAIN, its, prompt.ids, SIZE)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken == pytest.approx(budget.held_bytes, rel=0.25)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.errors import BadRequest
 from router.prompt.prompt import Chat
@@ -48,6 +50,28 @@ def test_as_the_engine_renders(name: str) -> None:
     for i in chats:
         path, body = RECORDED["requests"][i]
         assert rendered(template, path, body) == RECORDED["rendered"][name][i], (path, body)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values, st.sampled_from([None, 0, 1, 4]), st.booleans(), st.booleans())
+def test_json_is_printed_as_python_prints_it(value: Any, indent: int | None, ascii: bool, sort: bool) -> None:
+    environment = Template("{{ value | tojson(ensure_ascii=ascii, indent=indent, sort_keys=sort) }}", lambda: 0.0)
+    kwargs = {"value": value, "indent": indent, "ascii": ascii, "sort": sort}
+    said = environment.render(chat([USER])._replace(template_kwargs=kwargs), {})
+    assert said == json.dumps(value, ensure_ascii=ascii, indent=indent, sort_keys=sort)
+
+
+def test_bit_by_bit_is_the_same() -> None:
+    template = Template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", lambda: 0.0)
+    chunks = template.chunks(chat([USER, USER]), {})
+    assert len(chunks) > 2
+    assert "".join(chunks) == template.render(chat([USER, USER]), {}) == "user: hi\nuser: hi\n"
 
 
 def test_helpers_of_hugging_face() -> None:

@@ -21,7 +21,8 @@ from router.prompt.prompt import Chat, Prompt, Text, Unknown
 from router.prompt.read import ReadOptions, read_prompt
 from router.tokens.local import Local
 from router.tokens.remote import Remote
-from router.tokens.tokens import QUEUED_PER_THREAD, Tokens
+from router.tokens.threads import QUEUED_PER_THREAD
+from router.tokens.tokens import Tokens
 from router.tokens.trust import AGREEING
 
 KEYRING = Keyring(7)
@@ -83,7 +84,7 @@ async def test_local_ids_and_keys(tokens: Tokens, local: Local, engine: Engine) 
     assert answer.ids == local.ids(Text("the quick brown fox jumps " * 5, True))
     assert (answer.complete, answer.how, engine.asked) == (True, "local", [])
     root = KEYRING.root("m", "lora", "s")
-    assert answer.keys == {size: KEYRING.chain(root, answer.ids, size) for size in (4, 16)}
+    assert answer.keys == {size: array("Q", KEYRING.chain(root, answer.ids, size)) for size in (4, 16)}
     assert answer.tokens_ms >= 0 <= answer.keys_ms
 
 
@@ -118,8 +119,10 @@ async def test_before_media(tokens: Tokens) -> None:
 
 async def test_long_prompts_leave_the_loop(local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     where: list[str] = []
-    made = local.ids
-    monkeypatch.setattr(local, "ids", lambda source: where.append(threading.current_thread().name) or made(source))
+    made = local.piece_ids
+    monkeypatch.setattr(
+        local, "piece_ids", lambda *piece: where.append(threading.current_thread().name) or made(*piece)
+    )
     tokens = Tokens(Settings(inline_chars=100), {"m": local}, KEYRING, Remote(engine), SystemClock())
     await known(tokens, prompt())
     await known(tokens, prompt({"prompt": "fox " * 100}))
@@ -132,8 +135,8 @@ async def test_the_budget_and_the_queue_are_bounded(
     local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    made = local.ids
-    monkeypatch.setattr(local, "ids", lambda source: gate.wait(10) and made(source))
+    made = local.piece_ids
+    monkeypatch.setattr(local, "piece_ids", lambda *piece: gate.wait(10) and made(*piece))
     tokens = Tokens(Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, Remote(engine), SystemClock())
     waiting = [tokens.of(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
     answers = await asyncio.gather(*waiting)
@@ -141,7 +144,7 @@ async def test_the_budget_and_the_queue_are_bounded(
         ["tokens_busy"] + ["tokens_late"] * QUEUED_PER_THREAD
     )
     gate.set()
-    monkeypatch.setattr(local, "ids", made)
+    monkeypatch.setattr(local, "piece_ids", made)
     patient = Tokens(Settings(inline_chars=1), {"m": local}, KEYRING, Remote(engine), SystemClock())
     assert isinstance(await patient.of(prompt(), "m", None, {16}, []), Known)
     tokens.close()
@@ -180,7 +183,7 @@ async def test_what_an_instance_refuted_goes_with_it(tokens: Tokens, engine: Eng
 async def test_a_silent_engine_proves_nothing(tokens: Tokens, engine: Engine) -> None:
     engine.silent = True
     assert await tokens.prove("a", "m") is None
-    assert tokens.report()["m"] == ("local", 0, 0, {}, 0)
+    assert tokens.report()["m"] == ("local", 0, 0, {}, 0, True, None, 0, 0)
 
 
 async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
