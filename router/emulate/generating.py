@@ -51,7 +51,7 @@ class Generating:
         clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self.orders = Orders(options, vocabulary, clock)
+        self.orders = Orders(options, vocabulary, clock, lambda: cores.faults)
         self.kept = Kept()
         self.in_flight = 0
         self._options = options

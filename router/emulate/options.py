@@ -28,6 +28,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     refuse: bool = False  # generating requests: 503, as with a full queue
     unhealthy: bool = False  # GET /health: 503
     freeze: bool = False  # takes connections and requests, answers none, steps and publishes nothing
+    refuse_ids: bool = False  # token ids that chats bring along: 400
+    ignore_ids: bool = False  # not looked at, as by engines before 0.32
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
@@ -44,6 +46,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str = "engine"
     host: str = "127.0.0.1"
     port: Port = 0
+    version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.")] = "0.32.0"  # of vLLM; what it says, and does
     model: str = "warm-tiny"
     tokenizer: str | None = None  # model directory; default: the one that ships
     loras: tuple[str, ...] = ()  # adapter names, or name=path

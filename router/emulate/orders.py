@@ -8,10 +8,12 @@ that matter only to the engine: how many tokens, how many choices, which tool mu
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from router.clock import Clock
-from router.emulate.options import EngineOptions
+from router.emulate.given_ids import given_ids
+from router.emulate.options import EngineOptions, Faults
 from router.emulate.pairs import Decode, Prefill
 from router.emulate.specimen import specimen
 from router.emulate.vocabulary import Vocabulary
@@ -52,8 +54,11 @@ class Order(NamedTuple):
 class Orders:
     """Reads orders for one engine."""
 
-    def __init__(self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock) -> None:
+    def __init__(
+        self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock, faults: Callable[[], Faults]
+    ) -> None:
         self._options = options
+        self._faults = faults
         self._vocabulary = vocabulary
         self._adapters = options.adapters()
         self._template = Template(vocabulary.config["chat_template"], clock.wall)
@@ -95,9 +100,8 @@ class Orders:
 
     def prompts(self, path: str, raw: bytes, body: Body) -> list[list[int]]:
         """The token ids of every prompt in it. Raises BadRequest."""
-        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-        if given and path == CHAT:
-            return [list(given)]
+        if path == CHAT and (given := given_ids(self._options, self._faults(), body)) is not None:
+            return [given]
         if path == COMPLETIONS and isinstance(body.get("prompt"), list):
             several = body["prompt"]
             if several and not isinstance(several[0], int):

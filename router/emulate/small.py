@@ -20,7 +20,6 @@ from router.emulate.vocabulary import Vocabulary
 from router.errors import BadRequest
 
 DIMENSIONS = 8
-VERSION = "0.32.0"
 
 
 class Small:
@@ -61,7 +60,7 @@ class Small:
         await call.answer({"object": "list", "data": [base, *adapters]})
 
     async def version(self, call: Call) -> None:
-        await call.answer({"version": VERSION})
+        await call.answer({"version": self._options.version})
 
     async def embeddings(self, call: Call) -> None:
         body = read_json(call)

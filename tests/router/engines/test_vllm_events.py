@@ -81,6 +81,15 @@ def low64(raw: Any) -> int:
     return int(raw["__bytes_hex__"][-16:], 16) if isinstance(raw, dict) else int(raw)
 
 
+def singly(events: list[Event]) -> list[Event]:
+    """Removals block by block, as vLLM tells them."""
+    return [
+        one
+        for event in events
+        for one in ([event._replace(hashes=[h]) for h in event.hashes] if isinstance(event, Removed) else [event])
+    ]
+
+
 def test_there_are_goldens() -> None:
     assert len(GOLDENS) == 17
 
@@ -93,7 +102,7 @@ def test_a_recording_decodes_to_what_another_library_saw(name: str) -> None:
     for batch, wanted in zip(decoded, golden, strict=True):
         wall_s, events, rank = wanted["decoded"]
         assert (batch.seq, batch.wall_s, batch.rank, batch.skipped) == (wanted["seq"], wall_s, rank, {})
-        for event, raw in zip(batch.events, events, strict=True):
+        for event, raw in zip(singly(batch.events), events, strict=True):
             assert TAGS[type(event)] == raw["type"]
             if isinstance(event, Cleared):
                 continue
@@ -424,3 +433,20 @@ def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> No
 def test_no_bytes_are_ever_an_error(frames: list[bytes]) -> None:
     assert isinstance(decode(frames), (Batch, Malformed))
     assert isinstance(decode_replay(frames), (Batch, Malformed, ReplayEnd))
+
+
+def removal(*hashes: int, **changes: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU"} | changes
+
+
+def test_removals_that_follow_each_other_are_one_event_and_the_order_stays() -> None:
+    batch = batch_of(decode(message(removal(1), removal(2, 3), stored(), removal(4), {"type": "odd"}, removal(5))))
+    told = [event.hashes for event in batch.events if not isinstance(event, Cleared)]
+    assert told == [[1, 2, 3], [11, 12], [4, 5]]
+    assert batch.skipped == {"unknown": 1}
+
+
+def test_removals_of_other_tiers_and_groups_stay_apart() -> None:
+    raw = [removal(1), removal(2, medium="CPU"), removal(3, medium="CPU", group_idx=1), removal(4)]
+    told = [(e.hashes, e.tier, e.group) for e in batch_of(decode(message(*raw))).events if isinstance(e, Removed)]
+    assert told == [([1], Tier.GPU, 0), ([2], Tier.CPU, 0), ([3], Tier.CPU, 1), ([4], Tier.GPU, 0)]
