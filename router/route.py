@@ -18,6 +18,7 @@ the second failure the answering engine computes the prompt itself: bounded by i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from router.engines.vllm.disagg import NIXL_PREFILL, can_split, decode_body, moo
 from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
 from router.feeds.health import Health
 from router.fleet.instances import Served
+from router.handing import asking, counted, offer_to
 from router.identity import unit_of
 from router.ledger.jsonl import JsonLines
 from router.ledger.prometheus import Metrics
@@ -48,10 +50,14 @@ from router.proxy.legs import Prefill, relay_after, relay_beside
 from router.proxy.relay import Broken, Deadline, End, Finished, NotStarted, Outgoing, Rejected, relay
 from router.proxy.upstream import Question, Upstreams
 from router.ticket import Half, Ticket
+from router.tokens.handing import Handing, Offer
 from router.tokens.tokens import Tokens
 from router.watch import Handed, Watch
 from scorers.contract import Needs, PoolHit
 
+SESSION, TTFT, TPOT = b"x-session-id", b"x-slo-ttft-ms", b"x-slo-tpot-ms"
+LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
+WISHES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
 STORED = "/v1/responses/{id}"  # as records and metrics name it
 LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
@@ -68,6 +74,7 @@ class Rooms:
     lobby: Lobby
     retries: RetryBudget
     tokens: Tokens
+    handing: Handing
     pool: Pool
     reading: ReadOptions  # of prompts, for policies that look at caches
     skimming: ReadOptions  # for those that do not
@@ -106,12 +113,11 @@ async def route(call: Call, rooms: Rooms) -> None:
         wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
-        needs = rooms.core.desk.needs | (Needs.NONE if wanted is None else wanted.policy.needs)
-        prompt = read(call, body, needs, rooms)
+        prompt = read(call, body, wanted, rooms)
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        pooled = await pooled_of(prompt, served, known, stages, rooms) if Needs.POOL in needs else None
+        pooled = await pooled_of(prompt, served, known, wanted, stages, rooms) if isinstance(known, Known) else None
         await on_record(call, Request(prompt, served, known, pooled, wanted), stages, started_at, rooms)
 
 
@@ -163,19 +169,22 @@ async def place_and_relay(call: Call, request: Request, record: Record, rooms: R
         if not isinstance(last, NotStarted):
             break
     if not isinstance(last, Finished | Broken):
-        await refuse(call, last, record)
+        refuse(call, last, record)
 
 
 async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Ticket, tries: Tries, rooms: Rooms) -> End:
     """One engine, or a pair of them. Whatever happens, what was booked for it is given back."""
     watch = Watch(ticket, request.prompt, request.served, request.known, rooms.core, rooms.tokens, rooms.clock)
+    offer = offer_to(rooms.handing, ticket, request.prompt, request.served, request.known)
     try:
-        end = await send(call, outgoing(call, request.prompt, headers, ticket), ticket, tries.handed, watch, rooms)
+        out = outgoing(call, request.prompt, headers, ticket)
+        end = await send(call, out, ticket, tries.handed, offer, watch, rooms)
         watch.ended(end)
     except asyncio.CancelledError:
         watch.left()
         raise
     finally:
+        counted(rooms.handing, offer, ticket)
         rooms.core.settle(ticket)
     if isinstance(end, NotStarted):
         tries.handed = still_there(watch.handed or tries.handed, end, rooms.clock.now())
@@ -186,31 +195,44 @@ async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Tick
     return end
 
 
-async def send(call: Call, out: Outgoing, ticket: Ticket, handed: Handed | None, watch: Watch, rooms: Rooms) -> End:
+def send(
+    call: Call, out: Outgoing, ticket: Ticket, handed: Handed | None, offer: Offer | None, watch: Watch, rooms: Rooms
+) -> Awaitable[End]:
+    """As this attempt needs it: to one engine, or to a pair in the way that theirs is handed over."""
     limits, half = rooms.config.limits, ticket.half
+    upstreams = asking(rooms.handing, offer, ticket, rooms.upstreams, out.body)
     if half is None:
         if handed is not None:
             out = out._replace(body=decode_body(out.body, handed.params))
-        return await relay(call, rooms.upstreams, out, limits, watch)
+        return relay(call, upstreams, out, limits, watch)
     if (peer := rooms.core.peers.mooncake(half.target)) is None:
-        return await relay_after(call, rooms.upstreams, prefill_of(out, half, NIXL_PREFILL), out, limits, watch)
+        return relay_after(call, upstreams, prefill_of(out, half, NIXL_PREFILL), out, limits, watch)
     transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
     params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
     prefill = prefill_of(out, half, params.prefill)
     out = out._replace(body=decode_body(out.body, params.decode))
-    return await relay_beside(call, rooms.upstreams, prefill, out, limits, watch)
+    return relay_beside(call, upstreams, prefill, out, limits, watch)
 
 
-def read(call: Call, body: bytes, needs: Needs, rooms: Rooms) -> Prompt:
+def read(call: Call, body: bytes, wanted: Wanted | None, rooms: Rooms) -> Prompt:
+    """As much of the prompt as the policies in use look at."""
+    looks_at_caches = rooms.core.desk.regime.looks_at_caches or (wanted is not None and wanted.policy.looks_at_caches)
     return read_prompt(
         call.path,
         call.text(b"content-type"),
         body,
-        rooms.reading if Needs.CACHE in needs else rooms.skimming,
-        session_header=call.text(b"x-session-id"),
-        ttft_header=call.text(b"x-llm-d-router-slo-ttft-ms") or call.text(b"x-slo-ttft-ms"),
-        tpot_header=call.text(b"x-llm-d-router-slo-tpot-ms") or call.text(b"x-slo-tpot-ms"),
+        rooms.reading if looks_at_caches else rooms.skimming,
+        **({} if call.fields.keys().isdisjoint(WISHES) else wishes(call)),
     )
+
+
+def wishes(call: Call) -> dict[str, str | None]:
+    """What a client says of its request in headers, as most do not."""
+    return {
+        "session_header": call.text(SESSION),
+        "ttft_header": call.text(LLM_D_TTFT) or call.text(TTFT),
+        "tpot_header": call.text(LLM_D_TPOT) or call.text(TPOT),
+    }
 
 
 def served_by(prompt: Prompt, core: Core) -> Served | None:
@@ -242,10 +264,11 @@ async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known
 
 
 async def pooled_of(
-    prompt: Prompt, served: Served | None, known: Known | Unknown, stages: Stages, rooms: Rooms
+    prompt: Prompt, served: Served | None, known: Known, wanted: Wanted | None, stages: Stages, rooms: Rooms
 ) -> PoolHit | None:
-    """What the shared pool holds of it. None: unknown."""
-    if served is None or not isinstance(known, Known):
+    """What the shared pool holds of it, when a policy in use wants to know. None: unknown."""
+    needs = rooms.core.desk.needs if wanted is None else rooms.core.desk.needs | wanted.policy.needs
+    if served is None or Needs.POOL not in needs:
         return None
     asked_at = rooms.clock.now()
     held = await rooms.pool.held(known, rooms.core.origin(prompt, served))
@@ -311,7 +334,7 @@ def prefill_of(out: Outgoing, half: Half, params: bytes) -> Prefill:
     return Prefill(target.instance.id, target.id, out.record, out.endpoint, question)
 
 
-async def refuse(call: Call, last: End | None, record: Record) -> None:
+def refuse(call: Call, last: End | None, record: Record) -> None:
     """Nothing was sent, and nobody is left to try: the client gets the reason."""
     match last:
         case None:
@@ -320,7 +343,7 @@ async def refuse(call: Call, last: End | None, record: Record) -> None:
             refusal = DeadlineExceeded("the engine did not begin to answer in time")
         case NotStarted("busy", refusal=answer) | Rejected(answer) if answer is not None:
             record.status = answer.status
-            await call.answer(answer.status, answer.headers, answer.body)
+            call.answer(answer.status, answer.headers, answer.body)
             return
         case NotStarted("died"):
             record.poison = deaths(record) > DEATHS_ALLOWED

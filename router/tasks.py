@@ -51,6 +51,12 @@ class Tasks:
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("task %s failed", task.get_name(), exc_info=failure)
 
+    async def finish(self, patience_s: float) -> None:
+        """Waits for what runs to end by itself, then closes."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=patience_s)
+        await self.close()
+
     async def close(self) -> None:
         running = list(self._running)
         for task in running:

@@ -126,7 +126,10 @@ def _cap(endpoint: Endpoint, fields: Fields) -> int | None:
 
 def _session(header: str | None, fields: Fields) -> str | None:
     user = fields.metadata.get("user_id") if isinstance(fields.metadata, dict) else None
-    return text_of(header) or text_of(fields.session_id) or text_of(fields.user) or text_of(user)
+    for name in (header, fields.session_id, fields.user, user):
+        if name and isinstance(name, str):
+            return name
+    return None
 
 
 def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:

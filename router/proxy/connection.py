@@ -4,8 +4,10 @@ llhttp parses strictly; what it lets pass and would still leave two readers of t
 here: a transfer coding other than `chunked`, an upgrade, bytes that nobody asked for. After any of these, and after
 whatever did not end cleanly, the connection is not used again.
 
-The reader pulls: `more()` gives what has arrived since, at once if something has. Nothing is read from the socket while
-more than `HIGH_WATER_BYTES` wait to be pulled, so a client that stops reading stops its engine, and not our memory.
+The reader pulls, or has it poured: `more()` gives what has arrived since, at once if something has; `pour()` hands each
+piece on in the very turn of the loop in which it came, which for a stream's chunks saves a future and a task's wake-up
+each. Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be pulled, or while whoever is poured
+to has had enough, so a client that stops reading stops its engine, and not our memory.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from router.proxy.headers import Headers
 from router.proxy.timer import Timer
 
 HIGH_WATER_BYTES = 64 * 1024
+JOINED_BYTES = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
+
+Take = Callable[[bytes, bool], bool]
+"""Takes a piece of an answer, and whether it is the last one. True: enough for now."""
 
 
 class Trouble(Enum):
@@ -58,37 +64,71 @@ class Connection(asyncio.Protocol):
         self._until_close = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
+        self._take: Take | None = None
 
     # What the exchange's owner calls
 
     def send(self, method: str, head: bytes, body: bytes, first_byte_s: float, idle_s: float) -> None:
-        """Sends a request, in one system call and without copying the body into one piece with its head."""
+        """Sends a request, in one system call; a large body is not copied for that."""
         assert self._transport is not None
         self._reset(method)
         self._busy = True
         self._clean = False
         self._idle_s = idle_s
         self._timer.set(first_byte_s)
-        self._transport.writelines((head, body))
+        if len(body) <= JOINED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    async def begun(self) -> bool:
+        """Waits for the first byte of the body, or the answer's end: `status` and `headers` are valid then. False:
+        there is `trouble` instead.
+        """
+        if not self._over and not self._pieces:
+            await self._news()
+        return bool(self._pieces) or self.complete
 
     async def more(self) -> bytes:
-        """Body bytes as they arrive, never empty; b"" when there are no more: then `complete`, or `trouble` says why.
+        """Body bytes as they arrive, never empty; b"" when there are no more: `complete`, or `trouble` says why."""
+        if not self._over and not self._pieces:
+            await self._news()
+        data = self._pull()
+        self._resume()
+        return data
 
-        `status` and `headers` are valid once this has returned for the first time, unless there is `trouble`.
+    async def pour(self, take: Take) -> bool:
+        """Hands everything on to `take` as it arrives. False: there is no more, `complete` or `trouble` says why. True:
+        `take` had enough, and nothing is read from the socket until this is called again.
         """
-        if not self._pieces and not self.complete and self.trouble is None:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        pieces = self._pieces
-        if not pieces:
-            return b""
-        self._pieces = []
+        self._resume()
+        if self._pieces:
+            self._hand_on(take)
+        self._take = take
+        try:
+            while not self._over and not self._paused:
+                await self._news()
+        finally:
+            self._take = None
+        if self._pieces:  # what came before the trouble
+            take(self._pull(), self.complete)
+        return not self._over
+
+    def _news(self) -> asyncio.Future[None]:
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
+
+    @property
+    def _over(self) -> bool:
+        return self.complete or self.trouble is not None
+
+    def _hand_on(self, take: Take) -> None:
+        if take(self._pull(), self.complete) and not self.complete:
+            self._pause()
+
+    def _pull(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
         self._waiting_bytes = 0
-        if self._paused:
-            self._resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @property
@@ -137,16 +177,19 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(Trouble.MALFORMED)
             return
+        came = bool(self._pieces)
+        if came and self._take is not None:
+            self._hand_on(self._take)
+        elif self._waiting_bytes > HIGH_WATER_BYTES:
+            self._pause()
         if self.complete:
             self._timer.off()
-        elif self._pieces:
-            if self._waiting_bytes > HIGH_WATER_BYTES:
-                self._pause()
-            else:
+            self._wake()
+        elif came:
+            if not self._paused:
                 self._timer.set(self._idle_s)
-        else:
-            return
-        self._wake()
+            if self._paused or self._take is None:
+                self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -220,6 +263,8 @@ class Connection(asyncio.Protocol):
             self._timer.off()
 
     def _resume(self) -> None:
+        if not self._paused:
+            return
         self._paused = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()

@@ -30,6 +30,9 @@ HOP_BY_HOP = frozenset(
 )
 ROUTERS_OWN = frozenset((b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id"))
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+RESIZED = HOP_BY_HOP | {b"content-length"}
+REQUEST_ID = b"x-request-id"
+NOTHING: frozenset[bytes] = frozenset()
 PREFIX = b"x-warmroute-"
 ORDINARY_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
 
@@ -53,12 +56,20 @@ class HeaderRules:
 
         Raises `BadRequest` for a line break inside a header.
         """
-        dropped = self._dropped | named_by_connection(headers)
-        lines = [b"%b: %b\r\n" % h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
-        given = next((value for name, value in headers if name == b"x-request-id"), None)
-        lines.append(b"x-request-id: %b\r\n" % (given or request_id.encode()))
-        credentials = [b"%b: %b\r\n" % h for h in headers if h[0] in CREDENTIALS and not self._own_keys]
-        return Forwarded(_checked(lines), _checked(credentials))
+        if named := named_by_connection(headers):
+            headers = [header for header in headers if header[0] not in named]
+        dropped, lines, credentials, own_id = self._dropped, [], [], request_id.encode()
+        for header in headers:
+            name = header[0]
+            if name not in dropped:
+                if not name.startswith(PREFIX):
+                    lines.append(b"%b: %b\r\n" % header)
+            elif name in CREDENTIALS:
+                credentials.append(b"%b: %b\r\n" % header)
+            elif name == REQUEST_ID:
+                own_id = header[1] or own_id
+        lines.append(b"x-request-id: %b\r\n" % own_id)
+        return Forwarded(_checked(lines), b"" if self._own_keys or not credentials else _checked(credentials))
 
 
 NO_HEADERS = Forwarded(b"", b"")
@@ -83,9 +94,9 @@ def request_head(
 
 def answer_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
     """An engine's headers for the client. `resized`: its length no longer holds, part of the body is taken out."""
-    dropped = HOP_BY_HOP | named_by_connection(headers)
-    if resized:
-        dropped |= {b"content-length"}
+    dropped = RESIZED if resized else HOP_BY_HOP
+    if named := named_by_connection(headers):
+        dropped |= named
     kept = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
     kept.append((b"x-warmroute-target", target.encode()))
     kept.append((b"x-warmroute-record", record.encode()))
@@ -97,7 +108,7 @@ def named_by_connection(headers: Headers) -> frozenset[bytes]:
     for name, value in headers:
         if name == b"connection" and value not in ORDINARY_CONNECTION:
             return frozenset(token.strip().lower() for n, v in headers if n == b"connection" for token in v.split(b","))
-    return frozenset()
+    return NOTHING
 
 
 def _checked(lines: list[bytes]) -> bytes:

@@ -32,7 +32,7 @@ from router.proxy.relay import (
     relay,
 )
 from router.proxy.relay import ask as ask_decode
-from router.proxy.upstream import Exchange, Question, Timeouts, Unanswered, Upstreams
+from router.proxy.upstream import Asking, Exchange, Question, Timeouts, Unanswered
 from router.tasks import Tasks
 
 ANSWER_BYTES = 8 * 1024 * 1024
@@ -64,7 +64,7 @@ class PairWatch(RelayWatch, Protocol):
 
 
 async def relay_beside(
-    call: Call, upstreams: Upstreams, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
 ) -> End:
     """Both halves at once. `outgoing` is the decode half, complete."""
     legs = Tasks("pair")
@@ -97,7 +97,7 @@ async def relay_beside(
 
 
 async def relay_after(
-    call: Call, upstreams: Upstreams, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
 ) -> End:
     """One half, then the other. `outgoing` is the client's request, to which is added what the first half hands over;
     where it hands nothing over, the decode engine computes the prompt itself.
@@ -111,7 +111,7 @@ async def relay_after(
     return await relay(call, upstreams, outgoing, limits, watch)
 
 
-async def ask_prefill(upstreams: Upstreams, prefill: Prefill, limits: Timeouts) -> Prefilled:
+async def ask_prefill(upstreams: Asking, prefill: Prefill, limits: Timeouts) -> Prefilled:
     """The prefill half alone, to its end."""
     answer = await upstreams.ask(
         prefill.instance, prefill.question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s

@@ -9,6 +9,7 @@ which cancels this and thereby closes the engine's connection: that is how vLLM 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from router.prompt.prompt import Endpoint
 from router.proxy.call import Call
 from router.proxy.connection import Trouble
 from router.proxy.headers import Forwarded, Headers, answer_headers
-from router.proxy.upstream import Exchange, Question, Timeouts, Unanswered, Upstreams
+from router.proxy.upstream import Asking, Exchange, Question, Timeouts, Unanswered
 
 SHOWN_BYTES = 64 * 1024
 BUSY = 503
@@ -103,14 +104,14 @@ class Rejected(NamedTuple):
 End = NotStarted | Finished | Broken | Deadline | Rejected
 
 
-async def relay(call: Call, upstreams: Upstreams, outgoing: Outgoing, limits: Timeouts, watch: RelayWatch) -> End:
+async def relay(call: Call, upstreams: Asking, outgoing: Outgoing, limits: Timeouts, watch: RelayWatch) -> End:
     return await pass_on(call, await ask(upstreams, outgoing, limits), outgoing, watch)
 
 
-async def ask(upstreams: Upstreams, outgoing: Outgoing, limits: Timeouts) -> Exchange | Unanswered:
+def ask(upstreams: Asking, outgoing: Outgoing, limits: Timeouts) -> Awaitable[Exchange | Unanswered]:
     """The first half of `relay`: until the engine has begun to answer."""
     question = Question(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
-    return await upstreams.ask(
+    return upstreams.ask(
         outgoing.instance, question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
     )
 
@@ -142,29 +143,51 @@ async def kept(answer: Exchange, target: str, record: str) -> Refusal | None:
 
 async def _shown(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayWatch) -> End:
     watch.first_byte(answer.status)
-    stream = _first(answer.headers, b"content-type").lower().startswith(b"text/event-stream")
-    headers = answer_headers(
-        answer.headers, target=outgoing.target, record=outgoing.record, resized=outgoing.hides and stream
-    )
-    await call.start(answer.status, headers)
-    shown = b""
-    while piece := await answer.more():
-        seen = watch.feed(piece)
-        if answer.drained:
-            await call.finish(seen + watch.last())
-            return Finished(answer.status, answer.connect_s)
-        if seen:
-            shown = seen
-            await call.chunk(seen)
+    fields = dict(answer.headers)
+    stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+    resized = outgoing.hides and stream
+    headers = answer_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
+    call.start(answer.status, headers)
+    passage = _Passage(call, watch)
+    while await answer.pour(passage.take):
+        await call.caught_up()
     if answer.drained:
-        await call.finish(watch.last())
+        passage.finish()
         return Finished(answer.status, answer.connect_s)
     trouble = answer.trouble or Trouble.CLOSED
-    if stream and not _first(headers, b"content-length"):  # an added event would break a promised length
-        await call.finish(_error_event(trouble, shown, outgoing.endpoint is Endpoint.MESSAGES))
+    if stream and (resized or b"content-length" not in fields):  # an added event would break a promised length
+        call.finish(_error_event(trouble, passage.shown, outgoing.endpoint is Endpoint.MESSAGES))
     else:
         call.cut()
     return Broken(answer.status, trouble, answer.connect_s)
+
+
+class _Passage:
+    """The way of an answer's pieces to the client, past the watch."""
+
+    __slots__ = ("_call", "_finished", "_watch", "shown")
+
+    def __init__(self, call: Call, watch: RelayWatch) -> None:
+        self._call = call
+        self._watch = watch
+        self._finished = False
+        self.shown = b""  # what the client saw last
+
+    def take(self, piece: bytes, last: bool) -> bool:
+        """True: the client is behind."""
+        seen = self._watch.feed(piece)
+        if last:
+            self.finish(seen)
+        elif seen:
+            self.shown = seen
+            self._call.chunk(seen)
+        return self._call.behind
+
+    def finish(self, last: bytes = b"") -> None:
+        """A second time does nothing."""
+        if not self._finished:
+            self._finished = True
+            self._call.finish(last + self._watch.last())
 
 
 def _error_event(trouble: Trouble, last: bytes, anthropic: bool) -> bytes:
@@ -175,7 +198,3 @@ def _error_event(trouble: Trouble, last: bytes, anthropic: bool) -> bytes:
         return gap + b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
     error = {"message": trouble.value, "type": "upstream_error", "param": None, "code": "engine_failed"}
     return gap + b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
-
-
-def _first(headers: Headers, name: bytes) -> bytes:
-    return next((value for key, value in headers if key == name), b"")

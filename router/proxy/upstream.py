@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router.engines.fetch import Answer
 from router.errors import ConfigError
-from router.proxy.connection import Connection, Trouble
+from router.proxy.connection import Connection, Take, Trouble
 from router.proxy.headers import NO_HEADERS, Forwarded, request_head
 
 CROSSED_WITHIN_S = 0.1  # the news of a connection closed before it got our request is here within a round trip
@@ -52,6 +53,15 @@ class Unanswered(NamedTuple):
     detail: str
 
 
+class Asking(Protocol):
+    """Who puts a question to an engine."""
+
+    async def ask(
+        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
+    ) -> Exchange | Unanswered:
+        """As `Upstreams.ask`."""
+
+
 class Upstreams:
     """`keepalive_s`: how long an idle connection is kept. Belongs to the running event loop."""
 
@@ -82,18 +92,16 @@ class Upstreams:
         engine = self._engines.get(instance)
         return len(engine.idle) if engine is not None else 0
 
-    async def ask(
+    def ask(
         self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
-    ) -> Exchange | Unanswered:
+    ) -> Coroutine[Any, Any, Exchange | Unanswered]:
         """Sends `question` and waits until its answer has begun: its head and the first byte of its body, or its end.
 
         An engine sends the head of a stream before it has computed anything, so the head alone promises nothing, and
         until a byte of body has come the question may still be put to another. Close the exchange when done with it.
         """
         engine = self._engines.get(instance)
-        if engine is None:
-            return Unanswered("connect", "the instance was removed")
-        return await engine.ask(question, first_byte_s, idle_s)
+        return _removed() if engine is None else engine.ask(question, first_byte_s, idle_s)
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
@@ -121,23 +129,20 @@ class Upstreams:
         return self._tls[ca_file]
 
 
+async def _removed() -> Unanswered:
+    return Unanswered("connect", "the instance was removed")
+
+
 class Exchange:
     """An answer that has begun. `with` it: leaving gives the connection back, or closes it, which aborts the work."""
 
-    __slots__ = ("_connection", "_engine", "_first")
+    __slots__ = ("_connection", "_engine", "headers", "status")
 
-    def __init__(self, engine: _Engine, connection: Connection, first: bytes) -> None:
+    def __init__(self, engine: _Engine, connection: Connection) -> None:
         self._engine = engine
         self._connection = connection
-        self._first = first
-
-    @property
-    def status(self) -> int:
-        return self._connection.status
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return self._connection.headers
+        self.status = connection.status
+        self.headers = connection.headers
 
     @property
     def connect_s(self) -> float:
@@ -149,13 +154,18 @@ class Exchange:
 
     @property
     def drained(self) -> bool:
-        """The answer is whole and `more` has given all of it."""
-        return not self._first and self._connection.drained
+        """The answer is whole and all of it was given."""
+        return self._connection.drained
 
-    async def more(self) -> bytes:
+    def more(self) -> Awaitable[bytes]:
         """What has arrived since, never empty; b"" when there is no more: `drained`, or `trouble` says why."""
-        first, self._first = self._first, b""
-        return first or await self._connection.more()
+        return self._connection.more()
+
+    def pour(self, take: Take) -> Awaitable[bool]:
+        """Hands everything on to `take`, each piece as it arrives. True: `take` had enough, to be called again when it
+        can take more; False: there is no more, `drained`, or `trouble` says why.
+        """
+        return self._connection.pour(take)
 
     async def whole(self, limit_bytes: int) -> bytes | None:
         """All of the body, or None when it is larger than that or breaks off."""
@@ -220,12 +230,12 @@ class _Engine:
     ) -> Exchange | Unanswered:
         connection.send(question.method, head, question.body, first_byte_s, idle_s)
         try:
-            first = await connection.more()
+            begun = await connection.begun()
         except asyncio.CancelledError:
             self.take_back(connection)
             raise
-        if first or connection.complete:
-            return Exchange(self, connection, first)
+        if begun:
+            return Exchange(self, connection)
         self.take_back(connection)
         trouble = connection.trouble or Trouble.CLOSED
         return Unanswered("late" if trouble is Trouble.LATE else "died", trouble.value)

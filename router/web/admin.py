@@ -47,11 +47,14 @@ class Operations(Protocol):
     def drain(self, instance: str, on: bool) -> bool:
         """No new requests for it (or again). False: there is no such instance."""
 
-    def record(self, record_id: str) -> dict[str, Any] | None:
+    async def record(self, record_id: str) -> dict[str, Any] | None:
         """The record of a request, or None when it is not (or no longer) kept."""
 
-    def records(self, limit: int) -> list[dict[str, Any]]:
+    async def records(self, limit: int) -> list[dict[str, Any]]:
         """The newest records first."""
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The processes that answer requests, this one first, and what decides in each."""
 
     def pool(self) -> dict[str, Any] | None:
         """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
@@ -70,6 +73,16 @@ class PoolShape(Shape):
 class InstanceList(BaseModel):
     instances: list[InstanceShape]
     discovery: dict[str, str | None]
+
+
+class WorkerShape(Shape):
+    number: int
+    pid: int | None
+    up: bool
+
+
+class WorkerList(BaseModel):
+    workers: list[WorkerShape]
 
 
 class RecordList(BaseModel):
@@ -152,7 +165,11 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
 
     @app.get("/admin/records", dependencies=read)
     async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
-        return RecordList.model_validate({"records": operations.records(limit)})
+        return RecordList.model_validate({"records": await operations.records(limit)})
+
+    @app.get("/admin/workers", dependencies=read)
+    async def workers() -> WorkerList:
+        return WorkerList.model_validate({"workers": operations.workers()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

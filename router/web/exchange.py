@@ -1,186 +1,276 @@
-"""One request of a client and its answer, as ASGI sees them.
+"""One request of a client and its answer: what the line knows as a `Call` (`proxy/call.py`), on an HTTP/1 connection.
 
-uvicorn's cycle with less work and more care: the body stays in the pieces it came in (a bytearray would copy it twice
-more), head and first body bytes go out in one system call, HTTP/1.0 gets no chunks, and an answer given to a client
-that still waits for `100 Continue` closes the connection. It is also the `Wire` (`proxy/call.py`) for those who must
-know of the client's loss at once. Knows its connection only by what it needs from it.
+The body stays in the pieces that it came in until somebody wants it whole. The answer is framed here (length, chunks,
+or the end of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one
+turn of the loop; nothing is copied on to somebody else first. An answer given to a client that still waits for
+`100 Continue` closes the connection. Knows its connection only by what it needs from it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
 
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from router.errors import TooLarge
+from router.proxy.call import Budget, ClientGone, Headers
 
-from router.proxy.call import Message
-
-DISCONNECT: Message = {"type": "http.disconnect"}
+STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
 class Connection(Protocol):
     """What an exchange needs of the connection it runs on."""
 
     transport: asyncio.Transport
-    flow: FlowControl
-    logger: logging.Logger
-    access_logger: logging.Logger
-    expect_100_continue: bool
+    task: asyncio.Task[None]  # which answers its requests
+    behind: bool
+
+    async def caught_up(self) -> None:
+        """Waits until the client has taken enough of what was sent, or is gone."""
 
     def read_on(self) -> None:
         """More of the body is wanted."""
 
-    def on_response_complete(self) -> None:
-        """The answer is whole."""
+
+class Asked(NamedTuple):
+    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` as the client said."""
+
+    method: str
+    path: str
+    target: bytes
+    headers: Headers  # names in lower case
+    fields: Mapping[bytes, bytes]  # the same by name; of several values the first one
+    http_1_1: bool
+    keep_alive: bool
 
 
-class Exchange(RequestResponseCycle):
-    """`pieces` and `buffered` are filled by the connection, and emptied as the application asks for the body."""
+class Exchange:
+    """`pieces` and `buffered` are filled by the connection, and emptied as the body is asked for."""
 
-    def __init__(self, connection: Connection, scope: Any, keep_alive: bool) -> None:
-        super().__init__(
-            scope=scope,
-            transport=connection.transport,
-            flow=connection.flow,
-            logger=connection.logger,
-            access_logger=connection.access_logger,
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=connection.expect_100_continue and scope["http_version"] == "1.1",
-            keep_alive=keep_alive,
-            on_response=connection.on_response_complete,
-        )
+    __slots__ = (
+        "_awaits_continue",
+        "_bodiless",
+        "_cancelled",
+        "_chunked",
+        "_connection",
+        "_head",
+        "_http_1_1",
+        "_left",
+        "_line",
+        "_news",
+        "arriving",
+        "buffered",
+        "client",
+        "complete",
+        "fields",
+        "gone",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "pieces",
+        "recorded",
+        "started",
+        "target",
+    )
+
+    def __init__(self, connection: Connection, asked: Asked) -> None:
+        self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = asked
+        self.client: str | None = None
+        self.recorded = False
         self.pieces: list[bytes] = []
         self.buffered = 0
+        self.arriving = True  # not all of the body is here
+        self.started = False
+        self.complete = False  # the answer
+        self.gone = False  # the client was lost before the answer was complete, or was cut off
         self._connection = connection
-        self._body_told = False
-        self._bodiless = False
+        self._awaits_continue = b"expect" in self.fields and self._expects()
+        self._news: asyncio.Future[None] | None = None
+        self._line: asyncio.Task[Any] | None = None
+        self._cancelled = False
         self._head = b""
-        self._gone: Callable[[], None] | None = None
+        self._chunked = False
+        self._bodiless = False
+        self._left: int | None = None  # bytes still to come of an answer that said its length
 
-    # Wire
+    @property
+    def http_version(self) -> str:
+        return "1.1" if self._http_1_1 else "1.0"
 
-    def when_gone(self, callback: Callable[[], None] | None) -> None:
-        self._gone = callback
-        if callback is not None and self.disconnected:
-            callback()
+    @property
+    def encrypted(self) -> bool:
+        return self._connection.transport.get_extra_info("sslcontext") is not None
 
-    def cut(self) -> None:
-        """A length or chunking shows what is missing; an answer that ends with the connection needs a reset."""
-        self.disconnected = True
-        if self.chunked_encoding is None:
-            self.transport.abort()
-        else:
-            self.transport.close()
+    def _expects(self) -> bool:
+        return self._http_1_1 and self.fields[b"expect"].lower() == b"100-continue"
+
+    def header(self, name: bytes) -> bytes | None:
+        return self.fields.get(name)
+
+    def text(self, name: bytes) -> str | None:
+        value = self.fields.get(name)
+        return value.decode("latin-1") if value else None
+
+    # The watch on the client
+
+    def __enter__(self) -> Exchange:
+        self._line = self._connection.task
+        if self.gone:
+            self._cancel()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        line, self._line = self._line, None
+        if self._cancelled and line is not None and line.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientGone from None
 
     def lost(self) -> None:
         """The client is gone."""
-        if self.response_complete or self.disconnected:
-            return
-        self.disconnected = True
-        self.message_event.set()
-        if self._gone is not None:
-            self._gone()
+        if not self.complete and not self.gone:
+            self.gone = True
+            self._cancel()
+            self.tell()
 
-    # ASGI
+    def _cancel(self) -> None:
+        if self._line is not None and not self._cancelled:
+            self._cancelled = True
+            self._line.cancel()
 
-    async def run_asgi(self, app: Any) -> None:
-        """The scope knows its exchange, and the exchange its scope: parted at the end, both go at once, not with the
-        collector's next round, which would find thousands of them.
-        """
-        try:
-            await super().run_asgi(app)
-        finally:
-            self.scope.pop("extensions", None)
+    # What came
 
-    async def receive(self) -> Any:
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
-        while not self.disconnected and not self.response_complete:
-            if not self._body_told and (self.pieces or not self.more_body):
-                return self._body_message()
-            self._connection.read_on()
-            self.message_event.clear()
-            await self.message_event.wait()
-        return DISCONNECT
+    async def body(self, limit_bytes: int, budget: Budget) -> bytes:
+        length = self.fields.get(b"content-length")
+        if length is not None:
+            _check_size(int(length), limit_bytes)
+            budget.hold(int(length))
+        pieces: list[bytes] = []
+        size = 0
+        while self.pieces or (self.arriving and not self.gone):
+            piece = await self.piece()
+            size += len(piece)
+            _check_size(size, limit_bytes)
+            if length is None:
+                budget.hold(len(piece))
+            pieces.append(piece)
+        if self.gone:
+            await asyncio.sleep(0)  # where the cancellation arrives
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _body_message(self) -> Message:
+    async def piece(self) -> bytes:
+        """What has come of the body since, never empty; b"" when there is no more, or the client is gone."""
+        while not self.pieces and self.arriving and not self.gone:
+            self._ask_for_more()
+            await self._wait()
         pieces, self.pieces = self.pieces, []
         self.buffered = 0
-        self._body_told = not self.more_body
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def send(self, message: Any) -> None:
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected:
-            return
-        if not self.response_started:
-            self._start(message["status"], message.get("headers", ()))
-        elif not self.response_complete:
-            self._body(message.get("body", b""), message.get("more_body", False))
-        else:
-            raise RuntimeError("the answer is already complete")
+    def _ask_for_more(self) -> None:
+        if self._awaits_continue:
+            self._awaits_continue = False
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._connection.read_on()
 
-    def _start(self, status: int, headers: Any) -> None:
-        """The head goes out with the first of the body: a write is a system call.
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for more of the body, and was not told of any."""
+        return self._news is not None and not self._news.done()
 
-        One check for line breaks on the whole of it, where uvicorn runs two patterns per header.
-        """
-        self.response_started = True
-        if self.waiting_for_100_continue:  # the client may or may not send its body now: not to be guessed
+    async def over(self) -> None:
+        """Waits until the answer is complete, or the client gone."""
+        while not self.complete and not self.gone:
+            await self._wait()
+
+    def _wait(self) -> asyncio.Future[None]:
+        self._news = news = asyncio.get_running_loop().create_future()
+        return news
+
+    def tell(self) -> None:
+        """Wakes who waits for the body, or for the end."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # The answer
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Raises RuntimeError for a line break inside a header: one check on the whole of the head."""
+        self.started = True
+        if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
             self.keep_alive = False
-        head = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        for name, value in headers:
-            name = name.lower()
-            if name == b"content-length":
-                self.chunked_encoding = False
-                self.expected_content_length = int(value)
-            elif name == b"connection":
-                self.keep_alive = self.keep_alive and value.lower() != b"close"
-                continue
-            head.append(b"%b: %b\r\n" % (name, value))
-        self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
-        if self.chunked_encoding is None and not self._bodiless:
-            if self.scope["http_version"] == "1.1":
-                self.chunked_encoding = True
-                head.append(b"transfer-encoding: chunked\r\n")
-            else:
-                self.keep_alive = False
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        length = dict(headers).get(b"content-length")
+        self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:
-            self.expected_content_length = 0
-        if not self.keep_alive:
-            head.append(b"connection: close\r\n")
-        block = b"".join(head)
-        if block.count(b"\n") != len(head) or block.count(b"\r") != len(head):
-            raise RuntimeError("a line break inside a response header")
-        self._head = block + b"\r\n"
-
-    def _body(self, body: bytes, more: bool) -> None:
-        if self._bodiless:
-            body = b""
-        head, self._head = self._head, b""
-        if self.chunked_encoding:
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            self.transport.write(b"%b%b%b" % (head, chunk, b"" if more else b"0\r\n\r\n"))
+            self._left = 0
+        elif length is not None:
+            self._left = int(length)
+        elif self._http_1_1:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
         else:
-            if self.chunked_encoding is False:
-                self.expected_content_length -= len(body)
-            self.transport.writelines((head, body))
-        if not more:
-            self._complete()
-
-    def _complete(self) -> None:
-        if self.expected_content_length != 0:
-            raise RuntimeError("the answer's body is not as long as its Content-Length")
-        self.response_complete = True
-        self.message_event.set()
+            self.keep_alive = False
         if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
+            lines.append(b"connection: close\r\n")
+        block = b"".join(lines)
+        if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
+            raise RuntimeError("a line break inside a response header")
+        self._head = b"%b%b\r\n" % (STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, block)
+
+    def chunk(self, data: bytes) -> None:
+        if not self.gone and data:
+            self._write(data, b"")
+
+    def finish(self, last: bytes = b"") -> None:
+        if self.gone:
+            return
+        self._write(last, b"0\r\n\r\n")
+        if self._left:
+            raise RuntimeError("the answer's body is not as long as its Content-Length")
+        self.complete = True
+        self.tell()
+        if not self.keep_alive:
+            self._connection.transport.close()
+
+    def _write(self, data: bytes, end: bytes) -> None:
+        """One write. `end` is what ends the chunks."""
+        if self.complete:
+            raise RuntimeError("the answer is already complete")
+        head, self._head = self._head, b""
+        if self._bodiless:
+            data = b""
+        if self._chunked:
+            framed = b"%b%x\r\n%b\r\n%b" % (head, len(data), data, end) if data else head + end
+            self._connection.transport.write(framed)
+            return
+        if self._left is not None:
+            self._left -= len(data)
+        self._connection.transport.write(head + data if head else data)
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.finish(body)
+
+    @property
+    def behind(self) -> bool:
+        return self._connection.behind
+
+    async def caught_up(self) -> None:
+        await self._connection.caught_up()
+
+    def cut(self) -> None:
+        """A length or chunking shows what is missing; an answer that ends with the connection needs a reset."""
+        self.gone = True
+        if self._chunked or self._left is not None:
+            self._connection.transport.close()
+        else:
+            self._connection.transport.abort()
+
+
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")

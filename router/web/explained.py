@@ -41,7 +41,7 @@ Given = Annotated[str | None, Query(max_length=512)]
 
 
 class Records(Protocol):
-    def record(self, record_id: str) -> dict[str, Any] | None:
+    async def record(self, record_id: str) -> dict[str, Any] | None:
         """The record of a request as plain JSON types, or None when it is not (or no longer) kept."""
 
 
@@ -90,7 +90,7 @@ def _what_happened(app: FastAPI, records: Records, read: Sequence[Any], not_ther
     @app.get("/admin/records/{id}", dependencies=read, response_model=RecordShape, responses=not_there | a_page)
     async def record(id: Identifier, request: Request, response: Response) -> Any:
         """As JSON, or as a page where the client prefers `text/html`."""
-        found = records.record(id)
+        found = await records.record(id)
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         if prefers_html(request.headers.get("accept")):

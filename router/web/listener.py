@@ -1,32 +1,43 @@
-"""A listening socket: uvicorn's configuration, application loading and TLS around our connection protocol.
+"""A listening socket: where it is bound, TLS, and the connections behind it from start to stop.
 
-uvicorn's own `Server.run` takes over the process (signals, `sys.exit` on a busy port, ten wake-ups a second). Two
-listeners share one event loop here and `app.py` owns the signals, so this does the two things needed: start, so that
-the bound port is known, and stop, so that running exchanges may end.
+Two listeners share one event loop and `app.py` owns the signals, so this does only the two things needed: start, so
+that the bound port is known, and stop, so that running exchanges may end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import functools
+import socket
 import ssl
+from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-from uvicorn.server import ServerState
-
-from router.config.schema import Listen
+from router.config.schema import Listen, Tls
 from router.errors import ConfigError
-from router.web.http1 import Bounds, ClientConnection
+from router.tasks import Tasks
+from router.web.asgi import Asgi
+from router.web.http1 import Answering, Bounds, ClientConnection, House
 
 KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they are the ones to close
 BACKLOG = 2048
 LAST_MOMENT_S = 1.0
 
 
-def serve_config(asgi_app: Any, listen: Listen, *, stall_timeout_s: float = 120.0) -> uvicorn.Config:
-    """`stall_timeout_s`: a client that takes nothing of its answer for so long is cut.
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What is served, and where."""
+
+    answering: Answering
+    host: str
+    port: int
+    bounds: Bounds
+    tls: ssl.SSLContext | None
+
+
+def serve_config(app: Any, listen: Listen, *, stall_timeout_s: float = 120.0) -> Serving:
+    """`app` is `Answering`, or any ASGI application. `stall_timeout_s`: a client that takes nothing of its answer for
+    so long is cut.
 
     Raises `ConfigError` for certificate files that cannot be used.
     """
@@ -37,41 +48,32 @@ def serve_config(asgi_app: Any, listen: Listen, *, stall_timeout_s: float = 120.
         keepalive_s=KEEPALIVE_S,
         stall_timeout_s=stall_timeout_s,
     )
-    config = uvicorn.Config(
-        asgi_app,
-        host=listen.host,
-        port=listen.port,
-        http=functools.partial(ClientConnection, bounds),  # type: ignore[arg-type]
-        loop="uvloop",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        ssl_certfile=listen.tls.cert_file if listen.tls else None,
-        ssl_keyfile=listen.tls.key_file if listen.tls else None,
-    )
+    answering = app if isinstance(app, Answering) else Asgi(app)
+    return Serving(answering, listen.host, listen.port, bounds, _context(listen.tls) if listen.tls else None)
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
     try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"listen.tls: {error}") from error
-    return config
+    return context
 
 
 class Listener:
-    """Serves `config` on the running event loop (uvloop) from `start` to `stop`."""
+    """Serves `serving` on the running event loop (uvloop) from `start` to `stop`. `shared`: other processes may listen
+    on the same port; the kernel gives each connection to one of them, for good (Linux, SO_REUSEPORT).
+    """
 
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float = 10.0) -> None:
-        self._config = config
+    def __init__(self, serving: Serving, handshake_timeout_s: float = 10.0, *, shared: bool = False) -> None:
+        self._serving = serving
+        self._shared = shared
         self._handshake_timeout_s = handshake_timeout_s
-        self._state = ServerState()
-        self._state.connections = self._connections = _Connections()
+        self._connections = _Connections()
+        self._tasks = Tasks("listener")
         self._server: asyncio.Server | None = None
-        self.port = config.port
+        self.port = serving.port
 
     @property
     def connections(self) -> int:
@@ -79,23 +81,26 @@ class Listener:
 
     async def start(self) -> None:
         """Listens; `port` is the bound one from here on. Raises `ConfigError` when the address cannot be had."""
-        config = self._config
-
-        def connection() -> asyncio.Protocol:
-            return config.http_protocol_class(config=config, server_state=self._state, app_state={})  # type: ignore[call-arg]
-
+        serving, loop = self._serving, asyncio.get_running_loop()
+        house = House(serving.answering, serving.bounds, self._connections, self._tasks, loop)
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                connection,
-                config.host,
-                config.port,
-                ssl=config.ssl,
-                ssl_handshake_timeout=self._handshake_timeout_s if config.ssl else None,
-                backlog=config.backlog,
+            self._server = await loop.create_server(
+                lambda: ClientConnection(house),
+                serving.host,
+                serving.port,
+                ssl=serving.tls,
+                ssl_handshake_timeout=self._handshake_timeout_s if serving.tls else None,
+                backlog=BACKLOG,
+                reuse_port=self._shared or None,
             )
         except OSError as error:
-            raise ConfigError(_why_not(error, config.host, config.port)) from error
+            raise ConfigError(_why_not(error, serving.host, serving.port)) from error
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """No new connections from here on; those that are open go on."""
+        if self._server is not None:
+            self._server.close()
 
     async def stop(self, grace_s: float) -> None:
         """No new connections; running exchanges have `grace_s` to end, then they are cut."""
@@ -112,24 +117,17 @@ class Listener:
             for connection in list(self._connections):
                 connection.transport.abort()
             await self._connections.all_gone()
-        await self._end_tasks()
-
-    async def _end_tasks(self) -> None:
-        """What is cut ends by itself; what does not look whether its client is there gets a moment."""
-        if self._state.tasks:
-            _, stuck = await asyncio.wait(self._state.tasks, timeout=LAST_MOMENT_S)
-            for task in stuck:
-                task.cancel()
+        await self._tasks.finish(LAST_MOMENT_S)  # what does not look whether its client is there gets a moment
 
 
-class _Connections(set[Any]):
+class _Connections(set[ClientConnection]):
     """The open ones, and word of the last one's end (`Server.wait_closed` does not wait for it on uvloop)."""
 
     def __init__(self) -> None:
         super().__init__()
         self._none = asyncio.Event()
 
-    def discard(self, connection: Any) -> None:
+    def discard(self, connection: object) -> None:
         super().discard(connection)
         if not self:
             self._none.set()
@@ -138,6 +136,17 @@ class _Connections(set[Any]):
         while self:
             self._none.clear()
             await self._none.wait()
+
+
+def demand_free(host: str, port: int) -> None:
+    """Nobody listens there, not even one who would share the port with us. Raises `ConfigError`."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(_why_not(error, host, port)) from error
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:

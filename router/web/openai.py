@@ -1,4 +1,4 @@
-"""The public door: a plain ASGI callable with a list of what may pass.
+"""The public door: it answers exchanges as they are, by a list of what may pass.
 
 An engine serves its administration (LoRA loading, sleep, cache resets) beside the OpenAI paths, so this is an
 allow-list: what is not named here, or in `edge.extra_endpoints`, is 404. The four prompt endpoints go by cache, the
@@ -13,13 +13,15 @@ import re
 from collections.abc import Mapping
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from router.errors import NotFound, Refused, Unauthorized
 from router.prompt.prompt import Endpoint
 from router.proxy.call import Call, ClientGone
 from router.route import Rooms, route, route_stored
+from router.web.asgi import Asgi
 from router.web.errors import error_answer
+from router.web.exchange import Exchange
 
 BY_CACHE = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 BY_LOAD = frozenset(
@@ -41,29 +43,26 @@ class Door:
 
     def __init__(self, rooms: Rooms, ops: ASGIApp, clients: Mapping[str, str] | None) -> None:
         self._rooms = rooms
-        self._ops = ops
+        self._ops = Asgi(ops)
         self._clients = clients
         extra = {(e.method, e.path) for e in rooms.config.edge.extra_endpoints}
         self._routed = {("POST", path) for path in BY_CACHE | BY_LOAD} | extra
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # lifespan and websockets: nothing to say
+    async def answer(self, exchange: Exchange) -> None:
+        if exchange.path in OPS:
+            await self._ops.answer(exchange)
             return
-        if scope["path"] in OPS:
-            await self._ops(scope, receive, send)
-            return
-        call = Call(scope, receive, send)  # type: ignore[arg-type]  # starlette says MutableMapping where ASGI says dict
         try:
-            with call:
-                await self._enter(call)
+            with exchange:
+                await self._enter(exchange)
         except Refused as refusal:
-            if not call.recorded:
-                self._rooms.metrics.refused(self._name(call), refusal)
-            if not call.started:
-                await call.answer(*error_answer(refusal, call.path))
+            if not exchange.recorded:
+                self._rooms.metrics.refused(self._name(exchange), refusal)
+            if not exchange.started:
+                exchange.answer(*error_answer(refusal, exchange.path))
         except ClientGone:
-            if not call.recorded:
-                self._rooms.metrics.gone(self._name(call))
+            if not exchange.recorded:
+                self._rooms.metrics.gone(self._name(exchange))
 
     def _name(self, call: Call) -> str:
         """The path as a metric's label."""
@@ -74,17 +73,17 @@ class Door:
         if (call.method, call.path) in self._routed:
             await route(call, self._rooms)
         elif call.method == "GET" and call.path == "/v1/models":
-            await self._models(call)
+            self._models(call)
         elif (found := STORED_RESPONSE.fullmatch(call.path)) and call.method == ("POST" if found[2] else "GET"):
             await route_stored(call, found[1], self._rooms)
         else:
             raise NotFound(f"{call.method} {call.path} is not served here", code="unknown_path")
 
-    async def _models(self, call: Call) -> None:
+    def _models(self, call: Call) -> None:
         """The fleet's cards as an engine shows its own, dated as it does: now."""
         told = {"object": "model", "created": int(self._rooms.clock.wall()), "owned_by": "vllm"}
         body = {"object": "list", "data": [told | card._asdict() for card in self._rooms.core.fleet.models()]}
-        await call.answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(body))
+        call.answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(body))
 
     def _check_key(self, call: Call) -> None:
         """Looking a sha256 up in a set leaks nothing about the key: timing tells of hashes only."""

@@ -7,19 +7,19 @@ it either.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from router.ledger.prometheus import Metrics
 from router.web.errors import install
 
 
-def ops_app(why_not_ready: Callable[[], str | None], metrics: Metrics) -> FastAPI:
-    """`why_not_ready` answers None when the router is started, not stopping, and has an engine to send to."""
+def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaitable[bytes]]) -> FastAPI:
+    """`why_not_ready` answers None when the router is started, not stopping, and has an engine to send to; `scrape`
+    the metrics page.
+    """
     app = FastAPI(openapi_url=None)
     install(app)
 
@@ -35,9 +35,7 @@ def ops_app(why_not_ready: Callable[[], str | None], metrics: Metrics) -> FastAP
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics")
-    async def scrape() -> Response:
-        # Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait.
-        text = await asyncio.to_thread(metrics.page().written)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    async def metrics() -> Response:
+        return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
 
     return app

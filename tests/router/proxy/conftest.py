@@ -144,15 +144,14 @@ class Front:
         self.port = 0
         self.running = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope, receive, send)
+    async def answer(self, call: Call) -> None:
         self.running += 1
         try:
             with call:
                 await self._line(call)
         except Refused as refusal:
             self.ends.put_nowait(f"refused {refusal.status}")
-            await call.answer(refusal.status, [], refusal.message.encode())
+            call.answer(refusal.status, [], refusal.message.encode())
         except ClientGone:
             self.ends.put_nowait("gone")
         finally:
@@ -167,7 +166,7 @@ class Front:
             end = await self.relay(call, self.outgoing(call, body), watch)
             self.ends.put_nowait(end)
             if not call.started:
-                await call.answer(502, [], type(end).__name__.encode())
+                call.answer(502, [], type(end).__name__.encode())
 
     def outgoing(self, call: Call, body: bytes) -> Outgoing:
         return Outgoing(

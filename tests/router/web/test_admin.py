@@ -40,11 +40,14 @@ class Rooms:
         self.draining[instance] = on
         return True
 
-    def record(self, record_id: str) -> dict[str, Any] | None:
+    async def record(self, record_id: str) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
-    def records(self, limit: int) -> list[dict[str, Any]]:
+    async def records(self, limit: int) -> list[dict[str, Any]]:
         return [{"id": f"r{n}", "target": None} for n in range(limit)]
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
 
     def pool(self) -> dict[str, Any] | None:
         return {"leader": "mooncake master a:9003", "models": []}
@@ -83,6 +86,12 @@ def test_instances_with_all_that_is_told() -> None:
     assert body["instances"][0] == {"id": "a", "url": "http://a", "state": "ready", "targets": [{"requests": 3}]}
     assert len(body["instances"]) == 2
     assert body["discovery"] == {"config": None, "file": "fleet.yaml: no such file"}
+
+
+def test_workers_with_what_decides_in_each() -> None:
+    body = open_door().get("/admin/workers").json()
+    assert body["workers"][1] == {"number": 1, "pid": 101, "up": False, "policies": {"warm": "0a"}}
+    assert len(body["workers"]) == 2
 
 
 def test_drain_and_undrain() -> None:
@@ -182,7 +191,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 13
+    assert len(paths) == 14
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())

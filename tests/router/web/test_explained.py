@@ -66,7 +66,7 @@ class Rooms:
         self.kept = readable(record or a_record())
         self.asked: Asked | None = None
 
-    def record(self, record_id: str) -> dict[str, Any] | None:
+    async def record(self, record_id: str) -> dict[str, Any] | None:
         return self.kept if record_id == self.kept["id"] else None
 
     async def explain(self, asked: Asked) -> dict[str, Any]:

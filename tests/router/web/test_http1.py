@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from router.config.schema import Listen
-from router.proxy.call import Call, ClientGone
+from router.proxy.call import ClientGone
 from router.web.exchange import Exchange
 from router.web.listener import Listener, serve_config
 
@@ -25,7 +25,7 @@ PATIENCE_S = 5.0
 
 class Echo:
     """Answers with method, target and body. `/hang` never ends; `/early` answers before it reads; `/flood` never stops
-    talking."""
+    talking; `/fault` breaks, `/half` in the middle of its answer."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes, bytes]] = []
@@ -34,18 +34,17 @@ class Echo:
         self.gone = 0
         self.hanging = asyncio.Event()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope, receive, send)
+    async def answer(self, call: Exchange) -> None:
         try:
             with call:
                 await self._answer(call)
         except ClientGone:
             self.gone += 1
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: Exchange) -> None:
         self.begun += 1
         if call.path == "/early":
-            await call.answer(413, [], b"early")
+            call.answer(413, [], b"early")
             return
         body = await call.body(1 << 30, self)
         self.seen.append((call.method, call.target, body))
@@ -54,16 +53,23 @@ class Echo:
             self.hanging.set()
             await asyncio.Event().wait()
         if call.path == "/flood":
-            await call.start(200, [])
+            call.start(200, [])
             while True:
-                await call.chunk(b"x" * 65536)
+                call.chunk(b"x" * 65536)
+                await call.caught_up()
         if call.path == "/stream":
-            await call.start(200, [])
+            call.start(200, [])
             for piece in (b"one", b"two"):
-                await call.chunk(piece)
-            await call.finish()
+                call.chunk(piece)
+            call.finish()
             return
-        await call.answer(200, [(b"x-seen", b"%d" % len(self.seen))], b"%b %b" % (call.target, body))
+        if call.path == "/fault":
+            raise RuntimeError("a fault of ours")
+        if call.path == "/half":
+            call.start(200, [])
+            call.chunk(b"half")
+            return
+        call.answer(200, [(b"x-seen", b"%d" % len(self.seen))], b"%b %b" % (call.target, body))
 
     def hold(self, bytes_: int) -> None:
         pass
@@ -415,6 +421,35 @@ async def test_absolute_targets_and_percent_encoding():
         assert house.app.seen[0][1] == b"/a%2Fb?c=%20"
 
 
+async def test_a_fault_of_ours_is_a_500_and_the_connection_goes_on(caplog):
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET /fault HTTP/1.1\r\n\r\n" + GET)
+        head, body = await answer(reader)
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert body == b"Internal Server Error"
+        assert (await answer(reader))[1] == b"/a "
+    assert "GET /fault failed" in caplog.text
+
+
+async def test_an_answer_left_unfinished_is_cut():
+    async with serving() as house:
+        said = await house.talk(b"GET /half HTTP/1.1\r\n\r\n")
+        assert said.endswith(b"4\r\nhalf\r\n")
+
+
+async def test_one_task_answers_all_requests_of_a_connection():
+    async with serving() as house:
+        before = len(asyncio.all_tasks())
+        reader, writer = await house.connect()
+        for _ in range(3):
+            writer.write(GET)
+            await answer(reader)
+            assert len(asyncio.all_tasks()) == before + 1
+        writer.close()
+        await until(lambda: len(asyncio.all_tasks()) == before)
+
+
 # Fuzz: a server in a thread of its own, since each example is synchronous
 
 
@@ -440,11 +475,10 @@ def in_a_thread() -> Iterator[tuple[int, list[Any]]]:
 class Echo2:
     """Answers at the end of the body, whatever was asked."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope, receive, send)
+    async def answer(self, call: Exchange) -> None:
         with suppress(ClientGone), call:
             body = await call.body(1 << 30, self)
-            await call.answer(200, [], b"%d" % len(body))
+            call.answer(200, [], b"%d" % len(body))
 
     def hold(self, bytes_: int) -> None:
         pass

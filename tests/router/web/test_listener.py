@@ -10,8 +10,9 @@ import pytest
 
 from router.config.schema import Listen, Tls
 from router.errors import ConfigError
-from router.proxy.call import Call, ClientGone
-from router.web.listener import Listener, serve_config
+from router.proxy.call import ClientGone
+from router.web.exchange import Exchange
+from router.web.listener import Listener, demand_free, serve_config
 
 
 class Slow:
@@ -22,15 +23,14 @@ class Slow:
         self.proceed = asyncio.Event()
         self.gone = False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope, receive, send)
+    async def answer(self, call: Exchange) -> None:
         try:
             with call:
-                await call.start(200, [])
-                await call.chunk(b"1")
+                call.start(200, [])
+                call.chunk(b"1")
                 self.begun.set()
                 await self.proceed.wait()
-                await call.finish(b"2")
+                call.finish(b"2")
         except ClientGone:
             self.gone = True
 
@@ -112,3 +112,46 @@ async def test_two_listeners_share_a_loop():
     assert first.port != second.port
     await first.stop(0)
     await second.stop(0)
+
+
+# a port that several share
+
+
+async def sharing(port: int = 0) -> Listener:
+    listener = Listener(serve_config(Slow(), Listen(host="127.0.0.1", port=port)), shared=True)
+    await listener.start()
+    return listener
+
+
+async def test_two_listeners_may_share_a_port_if_both_say_so():
+    first = await sharing()
+    second = await sharing(first.port)
+    assert second.port == first.port
+    alone = Listener(serve_config(Slow(), Listen(host="127.0.0.1", port=first.port)))
+    with pytest.raises(ConfigError, match=f"port {first.port} is in use"):
+        await alone.start()
+    await first.stop(0)
+    await second.stop(0)
+
+
+async def test_a_port_is_not_free_while_somebody_shares_it():
+    listener = await sharing()
+    with pytest.raises(ConfigError, match=f"port {listener.port} is in use on 127.0.0.1"):
+        demand_free("127.0.0.1", listener.port)
+    await listener.stop(0)
+    demand_free("127.0.0.1", listener.port)
+    demand_free("127.0.0.1", 0)
+
+
+async def test_who_refuses_goes_on_with_what_is_open():
+    app = Slow()
+    listener = await started(app)
+    reader, writer = await ask(listener)
+    await app.begun.wait()
+    listener.refuse()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", listener.port)
+    app.proceed.set()
+    assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await listener.stop(1.0)

@@ -20,16 +20,20 @@ from router.ledger.state import Snapshot
 from router.proxy.call import Call, ClientGone
 from router.web import openai
 from router.web.openai import BY_LOAD, Door
+from tests.router.web.connections import an_exchange, said
 
 KEY = "sk-one"
 CLIENTS = {hashlib.sha256(KEY.encode()).hexdigest(): "somebody"}
 
 
 class Answer:
-    def __init__(self, messages: list[dict[str, Any]]) -> None:
-        self.status: int | None = messages[0]["status"] if messages else None
-        self.headers = dict(messages[0]["headers"]) if messages else {}
-        self.body = b"".join(message.get("body", b"") for message in messages[1:])
+    """What was written to the client, taken apart."""
+
+    def __init__(self, written: bytes) -> None:
+        head, _, self.body = written.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        self.status = int(first.split()[1]) if first else None
+        self.headers = dict(line.split(b": ", 1) for line in lines)
 
     @property
     def json(self) -> Any:
@@ -57,6 +61,8 @@ class House:
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
 
     async def route(self, call: Call, rooms: Any) -> None:
         await self.line(call, "route", call.path)
@@ -69,26 +75,13 @@ class House:
         call.recorded = self.recorded
         if self.outcome is not None:
             raise self.outcome
-        await call.answer(200, [], b"{}")
+        call.answer(200, [], b"{}")
 
     async def ask(self, method: str, path: str, **headers: str) -> Answer:
-        sent: list[dict[str, Any]] = []
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": b"",
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
-        }
-        await self.door(scope, receive, send)  # type: ignore[arg-type]
-        return Answer(sent)
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        exchange = an_exchange(*given, method=method, path=path)
+        await self.door.answer(exchange)
+        return Answer(said(exchange))
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         samples = [s for family in self.metrics.page().collect() for s in family.samples if s.name == name]
@@ -244,10 +237,3 @@ async def test_a_client_that_left_gets_no_answer_and_is_counted(open_house: Any)
     house.outcome = ClientGone()
     assert (await house.ask("POST", "/v1/completions")).status is None
     assert house.counted("warmroute_errors_total") == {("/v1/completions", "client_gone"): 1}
-
-
-async def test_the_door_knows_no_other_protocol(open_house: Any) -> None:
-    house = open_house()
-    await house.door({"type": "lifespan"}, None, None)
-    await house.door({"type": "websocket", "path": "/v1/realtime"}, None, None)
-    assert house.came == []

@@ -10,7 +10,7 @@ from router.web.ops import ops_app
 
 
 def client(why_not: str | None = None) -> TestClient:
-    return TestClient(ops_app(lambda: why_not, Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True)))
+    return TestClient(ops_app(lambda: why_not, Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True).scrape))
 
 
 def test_health_does_not_care_about_engines() -> None:
