@@ -26,14 +26,13 @@ from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.instances import Fleet, Served
 from router.fleet.load import Booking
 from router.fleet.target import Target
-from router.fleet.view import rows
 from router.lessons import learn
 from router.peers import Peers
 from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
 from router.sight import Sight
 from router.ticket import Half, Ticket, outcome_of, verdict_of
-from scorers.contract import Needs, PoolHit
+from scorers.contract import Overlap, PoolHit
 
 BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
 UNTOLD = Usage(None, None, None)
@@ -77,6 +76,10 @@ class Core:
         if self.trial is not None:
             for arm in regime.rolled_back:
                 self.trial.take_out(arm, "it was rolled back")
+
+    def drain(self, instance: str, on: bool) -> bool:
+        """It finishes what it has and gets nothing new, or gets requests again. False: nobody of that id."""
+        return self.fleet.drain(instance) if on else self.fleet.undrain(instance)
 
     # engines
 
@@ -154,25 +157,30 @@ class Core:
         if not answering:
             return None
         feeding = [target for target in candidates if self.peers.prefills(target)] if splits and handed is None else []
-        beliefs = self.sight.beliefs(known, answering + feeding)
-        overlaps = {target: belief.overlap for target, belief in beliefs.items()}
-        matched_at = self._clock.now()
-        # Targets keep their rows between decisions, and shadows see the view of whoever decided: so what any of them
-        # needs counts, not this policy alone.
-        looks_at_caches = Needs.CACHE in self.desk.needs | policy.needs
+        beliefs: Mapping[TargetId, Belief] = {}
+        overlaps: Mapping[TargetId, Overlap | None] = {}
+        matched_at = now
+        if known is not None:
+            beliefs = self.sight.beliefs(known, [*answering, *feeding])
+            overlaps = {target: belief.overlap for target, belief in beliefs.items()}
+            matched_at = self._clock.now()
+            record.stages.match_ms = (matched_at - now) * 1e3
+        # Rows are kept between decisions, and shadows see the view of whoever decided: so what any of them needs
+        # counts, not this policy alone.
+        looks_at_caches = self.desk.regime.looks_at_caches or policy.looks_at_caches
+        board = self.fleet.board
         held = self.sight.held_tokens if looks_at_caches else None
-        view = self.sight.view(record, prompt, served, known, pooled, rows(answering, overlaps, now, held), now)
+        view = self.sight.view(record, prompt, served, known, pooled, board.rows(answering, overlaps, now, held), now)
         if feeding:
             choice = choose_pair(
-                self.desk, policy, view, lambda id: rows(self.sight.peers_of(id, feeding), overlaps, now, held)
+                self.desk, policy, view, lambda id: board.rows(self.sight.peers_of(id, feeding), overlaps, now, held)
             )
         else:
-            choice = Choice(self.desk.decide(view, policy), None)
+            choice = Choice(self.desk.choose(view, policy), None)
         ticket = self._book(record, prompt, known, choice, beliefs, handed, now)
         self.desk.picked(choice.answer)
         if choice.prefill is not None:
             self.desk.picked(choice.prefill)
-        record.stages.match_ms = (matched_at - now) * 1e3
         record.stages.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
 
@@ -206,7 +214,7 @@ class Core:
         if not answering:
             return None
         overlaps = {target: belief.overlap for target, belief in self.sight.beliefs(known, answering).items()}
-        candidates_now = rows(answering, overlaps, now, self.sight.held_tokens)
+        candidates_now = self.fleet.board.rows(answering, overlaps, now, self.sight.held_tokens)
         view = self.sight.view(record, prompt, served, known, None, candidates_now, now)
         return self.desk.explain(view, record.policy or self.desk.regime.policy)
 
@@ -269,6 +277,10 @@ class Core:
         self._made_by[response_id] = target
         if len(self._made_by) > self._responses_kept:
             self._made_by.popitem(last=False)
+
+    def responses(self) -> list[tuple[str, TargetId]]:
+        """All that are remembered, the oldest first."""
+        return list(self._made_by.items())
 
     def made_by(self, response_id: str) -> TargetId | None:
         """None: nobody who is here, as far as we remember."""

@@ -20,6 +20,8 @@ from router.peers import Peers
 from router.prompt.prompt import Prompt
 from scorers.contract import Ask, PoolHit, Row, View
 
+NO_MODEL = Served("", None)  # requests about a stored response name none
+
 
 class Sight:
     """`secret` is what pseudonyms hang on."""
@@ -33,7 +35,7 @@ class Sight:
 
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
-    ) -> list[Target]:
+    ) -> Sequence[Target]:
         """Who may get the request: one target where only that will do, else those of its arm where arms are isolated,
         as long as there is one.
         """
@@ -51,7 +53,7 @@ class Sight:
         """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
         told = self._knowledge.block_tokens(target.id)
         if told is not None:
-            target.block_tokens = told
+            target.stores_blocks_of(told)
         return target.block_tokens
 
     def held_tokens(self, target: Target) -> int | None:
@@ -60,9 +62,15 @@ class Sight:
     def beliefs(self, known: Known | None, candidates: Sequence[Target]) -> dict[TargetId, Belief]:
         if known is None or not known.keys:
             return {}
-        sizes = {target.id: self.block_tokens(target) for target in candidates}
-        distrusted = frozenset(target.id for target in candidates if not target.trust.trusted)
-        return self._knowledge.beliefs(known, sizes, distrusted)
+        told = self._knowledge.block_tokens
+        sizes, distrusted = {}, set()
+        for target in candidates:
+            if (size := told(target.id)) is not None and size != target.block_tokens:
+                target.stores_blocks_of(size)
+            sizes[target.id] = target.block_tokens
+            if not target.trust.trusted:
+                distrusted.add(target.id)
+        return self._knowledge.beliefs(known, sizes, frozenset(distrusted))
 
     def view(
         self,
@@ -74,24 +82,28 @@ class Sight:
         candidates: tuple[Row, ...],
         now: float,
     ) -> View:
-        """`seed`, `turn` and `last_target` are the desk's to fill in."""
+        """With the history of a request that is placed as a whole."""
+        model, adapter = served if served is not None else NO_MODEL
+        session = self._pseudonym(prompt.session, b"session")
+        seed, turn, last_target = self._desk.history(model, adapter, session)
         prefixes = prefix_keys(known)
-        return View(
-            number=record.number,
-            seed=0,
-            model=served.base if served is not None else "",
-            adapter=served.adapter if served is not None else None,
-            prompt_tokens=len(known.ids) if known is not None and known.complete else None,
-            prefix=prefixes[0] if prefixes else None,
-            session=self._pseudonym(prompt.session, b"session"),
-            last_target=None,
-            pool=pooled,
-            busy=self._fleet.busy,
-            rows=candidates,
-            now_s=now,
-            nominal=self._fleet.nominal(prompt.model, now),
-            prefixes=prefixes,
-            ask=Ask(
+        return View(  # by position: names would make it twice as dear
+            record.number,
+            seed,
+            model,
+            adapter,
+            len(known.ids) if known is not None and known.complete else None,  # prompt_tokens
+            prefixes[0] if prefixes else None,
+            session,
+            last_target,
+            pooled,
+            self._fleet.busy,
+            candidates,
+            turn,
+            now,
+            self._fleet.nominal(prompt.model, now),
+            prefixes,
+            Ask(
                 self._pseudonym(record.client, b"client"),
                 prompt.priority,
                 prompt.ttft_ms,

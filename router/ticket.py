@@ -7,7 +7,7 @@ said here for both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from router.blocks.knowledge import Belief, Sent
 from router.decide.record import Attempt, Leg, Record
@@ -18,8 +18,7 @@ from router.prompt.usage import Usage
 from scorers.contract import Outcome, PoolHit
 
 
-@dataclass(slots=True)
-class Share:
+class Share(msgspec.Struct):
     """One target's part in a request, and what was believed of it."""
 
     target: Target
@@ -28,14 +27,12 @@ class Share:
     sent: Sent | None
 
 
-@dataclass(slots=True)
 class Half(Share):
     """The prefill half of a pair."""
 
     leg: Leg
 
 
-@dataclass(slots=True)
 class Ticket(Share):
     """One attempt at a request. The line fills in `end` (a word of `Attempt.end`), `status`, and through the record
     what the engine counted.

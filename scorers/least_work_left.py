@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.ttft import least_ms, prompt_of
+from scorers.ttft import prompt_of, works_ms
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,5 @@ class LeastWorkLeft(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         prompt = prompt_of(view, pool=self.pool)
-        return [row.load.queued_ms + least_ms(row.overlap, row.speed, prompt) for row in view.rows]
+        works = works_ms(view.rows, prompt)
+        return [row.load.queued_ms + work for row, work in zip(view.rows, works, strict=True)]

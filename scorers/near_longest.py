@@ -54,8 +54,8 @@ class NearLongest(Filter):
         overlaps = [row.overlap for row in view.rows]
         on_gpu = [-1 if overlap is None else overlap.expected_tokens for overlap in overlaps]
         anywhere = [-1 if overlap is None else overlap.disk_tokens for overlap in overlaps]
-        fast = max(0, *on_gpu)
-        whole = max(fast, *anywhere)
+        fast = max(0, max(on_gpu))
+        whole = max(fast, max(anywhere))
         if whole == 0:
             return [True] * len(overlaps)
         enough = self.share * whole

@@ -20,7 +20,7 @@ def check_stale_s(stale_s: float) -> None:
 def polled(loads: Sequence[Load], gauge: Callable[[Load], float | None], stale_s: float) -> list[float]:
     """One gauge of every load; where it is None or older than `stale_s`, the mean of the others."""
     values = [gauge(load) if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads]
-    return filled(values)
+    return filled(values) if None in values else values  # type: ignore[return-value]
 
 
 def filled(values: Sequence[float | None]) -> list[float]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
 
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
+from scorers.polled import filled
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,11 @@ class PrefixOverlap(Scorer):
         whole = view.prompt_tokens or max(known, default=0.0)
         if not known or whole <= 0:
             return [1.0] * len(usable)
-        typical = fsum(known) / len(known)
-        return [
-            0.0 if tokens >= whole else 1 - tokens / whole
-            for tokens in [typical if tokens is None else tokens for tokens in usable]
-        ]
+        tokens_of = known if len(known) == len(usable) else filled(usable)
+        return [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
 
     def _usable(self, overlap: Overlap) -> float:
-        fast = overlap.gpu_tokens
-        if self.expected and overlap.expected_tokens > fast:
-            fast = overlap.expected_tokens
+        fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first counts the second
         if overlap.disk_tokens <= fast:  # tiers are cumulative: the slower ones add nothing
             return self.gpu * fast
         middle = max(fast, overlap.cpu_tokens)

@@ -23,4 +23,5 @@ class RoundRobin(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         count = len(view.rows)
-        return [(i - view.turn) % count for i in range(count)]
+        first = view.turn % count
+        return [*range(count - first, count), *range(count - first)]

@@ -19,15 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
-from operator import attrgetter
 from typing import NamedTuple
 
 from scorers.contract import Overlap, Row, Speed, Transfer, View
 from scorers.polled import filled
-
-LOAD = attrgetter("load")
-EXPECTED = attrgetter("expected_tokens")
-DISK = attrgetter("disk_tokens")
 
 Source = tuple[Transfer | None, int, int]
 """A link, and the prompt's tokens behind it: surely from the first number on (perhaps from 0), up to the second."""
@@ -50,14 +45,14 @@ def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = Tru
         if view.pool.memory_tokens is not None:
             in_memory = min(pooled, view.pool.memory_tokens)
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
-    held = list(map(EXPECTED, known)) or [0]
-    whole = max(view.prompt_tokens or 0, pooled, max(held), max(map(DISK, known), default=0))
+    held = [overlap.expected_tokens for overlap in known] or [0]
+    whole = max(view.prompt_tokens or 0, pooled, max(held), max([overlap.disk_tokens for overlap in known], default=0))
     return Prompt(whole, in_memory, pooled, round(sum(held) / len(held)))
 
 
 def ttfts_ms(rows: Sequence[Row], prompt: Prompt, stale_s: float) -> list[float]:
     """Milliseconds to the first token at each row: the wait and the least work, added up."""
-    work = [least_ms(row.overlap, row.speed, prompt) for row in rows]
+    work = works_ms(rows, prompt)
     return [wait + own for wait, own in zip(waits_ms(rows, work, stale_s), work, strict=True)]
 
 
@@ -78,14 +73,38 @@ def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list
 def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
     """Requests that wait in each row's engine and are not ours."""
     others: list[float | None] = []
+    silent = False
     for row in rows:  # as `polled` does, in one pass: this is asked of every candidate of every request
         load = row.load
         running, waiting, elsewhere, age_s = load.running, load.waiting, load.elsewhere, load.metrics_age_s
         if running is None or waiting is None or elsewhere is None or age_s is None or age_s > stale_s:
             others.append(None)
+            silent = True
+        else:
+            others.append(waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0)
+    return filled(others) if silent else others  # type: ignore[return-value]  # no None is among them
+
+
+def works_ms(rows: Sequence[Row], prompt: Prompt, on: Speed | None = None) -> list[float]:
+    """`least_ms` of every row, at its own speed or all at that of `on`. In one pass: most rows hold nothing beyond
+    their GPU and need no search, and at one speed those that hold the same cost the same.
+    """
+    whole, _, pooled, unknown = prompt
+    works: list[float] = []
+    before, at, ms = -1, None, 0.0
+    for row in rows:
+        overlap, speed = row.overlap, on or row.speed
+        if overlap is None:
+            held = on_disk = unknown
+        else:
+            held, on_disk = overlap.expected_tokens, overlap.disk_tokens
+        if on_disk > held or pooled > held:
+            works.append(least_ms(overlap, speed, prompt))
             continue
-        others.append(waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0)
-    return filled(others)
+        if held != before or speed is not at:
+            before, at, ms = held, speed, speed.prefill_ms(whole - held, held)
+        works.append(ms)
+    return works
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: Prompt) -> float:

@@ -29,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Needs, Row, Scorer, Speed, Unit, View
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.polled import check_stale_s
-from scorers.ttft import Prompt, least_ms, prompt_of, waits_ms
+from scorers.ttft import prompt_of, waits_ms, works_ms
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Warm(Scorer):
     def score(self, view: View) -> Sequence[float]:
         rows = view.rows
         prompt = prompt_of(view, pool=self.pool)._replace(unknown=0)
-        service = [least_ms(row.overlap, row.speed, prompt) for row in rows]
+        service = works_ms(rows, prompt)
         waits = waits_ms(rows, service, self.stale_s)
         extra = self._worth(view.busy) - 1
         if not extra:
             return [wait + own for wait, own in zip(waits, service, strict=True)]
-        work = service if view.nominal is None else _on(view.nominal, rows, prompt)
+        work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
         return [wait + own + extra * fleet for wait, own, fleet in zip(waits, service, work, strict=True)]
 
     def _worth(self, busy: float | None) -> float:
@@ -75,17 +75,3 @@ class Warm(Scorer):
         if not busy:
             return 1.0
         return min(self.cap, 1 / (1 - busy)) if busy < 1 else self.cap
-
-
-def _on(nominal: Speed, rows: Sequence[Row], prompt: Prompt) -> list[float]:
-    """Each row's work if it were the nominal instance. Rows that hold the same, as most do, are priced once."""
-    priced: dict[tuple[object, ...] | None, float] = {}
-    work = []
-    for row in rows:
-        overlap = row.overlap
-        held = None if overlap is None else overlap[:4]
-        ms = priced.get(held)
-        if ms is None:
-            ms = priced[held] = least_ms(overlap, nominal, prompt)
-        work.append(ms)
-    return work

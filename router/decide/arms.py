@@ -43,9 +43,11 @@ class Regime:
     experiment: Experiment | None = None
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
     needs: Needs = field(init=False)
+    looks_at_caches: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", reduce(Needs.__or__, (p.needs for p in self.in_use), Needs.NONE))
+        object.__setattr__(self, "looks_at_caches", Needs.CACHE in self.needs)
 
     @property
     def policy(self) -> Policy:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from router.decide.arms import Regime
 from router.decide.policy import Policy, PolicyFault, fallback
@@ -21,6 +22,14 @@ from router.decide.shadow import Shadow
 from scorers.contract import Needs, Outcome, Scorer, View
 
 log = logging.getLogger("warmroute.decide")
+
+
+class History(NamedTuple):
+    """What a view gets from the desk."""
+
+    seed: int
+    turn: int
+    last_target: str | None
 
 
 class Desk:
@@ -33,7 +42,7 @@ class Desk:
         self.shadows: list[Shadow] = []
         self._fallback = fallback()
         self.numbers = 0  # given so far
-        self._sessions = Sessions(sessions)
+        self.sessions = Sessions(sessions)
         self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # few keys: of models that the fleet serves
         self.swap(regime)
 
@@ -58,9 +67,17 @@ class Desk:
         self.numbers += 1
         return number
 
+    def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> History:
+        """For a view of this model, adapter and session."""
+        turn = self._turns[part == "prefill", model, adapter]
+        return History(self.seed, turn, self.sessions.last_of(model, session, part))
+
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
-        """The choice for a view with at least one row; `seed`, `turn` and `last_target` are filled in here."""
-        view = self._with_history(view, part)
+        """The choice for a view with at least one row; its history is filled in here."""
+        return self.choose(self._with_history(view, part), policy, part)
+
+    def choose(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
+        """The choice for a view with at least one row, and with its `history`."""
         try:
             return policy.decide(view, part)
         except PolicyFault as fault:
@@ -77,17 +94,13 @@ class Desk:
             return self._fallback.decide(view)
 
     def _with_history(self, view: View, part: Part) -> View:
-        return view._replace(
-            seed=self.seed,
-            turn=self._turns[part == "prefill", view.model, view.adapter],
-            last_target=self._sessions.last(view, part),
-        )
+        return view._replace(**self.history(view.model, view.adapter, view.session, part)._asdict())
 
     def picked(self, decision: Decision) -> None:
         """The request goes where `decision` says: call it once, when it is booked."""
         view, part = decision.view, decision.part
         self._turns[part == "prefill", view.model, view.adapter] += 1
-        self._sessions.went(view, part, decision.target)
+        self.sessions.went(view, part, decision.target)
         if decision.learners:
             self._teach(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
 

@@ -7,11 +7,11 @@ Knows nothing of sessions, experiments or what happens after the choice (desk.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import compress
 from math import isfinite
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar
 
 from router.config import schema
 from router.decide.record import Decision, Part, Term
@@ -23,12 +23,11 @@ from scorers.least_requests import LeastRequests
 from scorers.parameters import parameters
 from scorers.registry import PluginError, Registry, installed
 
-T = TypeVar("T")
-P = ParamSpec("P")
 K = TypeVar("K", bound=Plugin)
 
 _HALVES: tuple[Part, ...] = ("prefill", "decode")
 
+POINTS = Unit.POINTS.value
 SLACK = 1e-9
 """By how much a POINTS cost may miss [0, 1]: the rounding of a few floating point operations."""
 
@@ -90,7 +89,9 @@ class Policy:
             self.needs |= plugin.needs
         for part in (prefill, decode):
             self.needs |= part.needs if part is not None else Needs.NONE
+        self.looks_at_caches = Needs.CACHE in self.needs
         self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
+        self._units = tuple(s.scorer.unit.value for s in scorers)
 
     def after(self, before: Policy) -> Policy:
         """This policy with the plug-ins of `before` where name and parameters are equal: they may have learned."""
@@ -119,42 +120,37 @@ class Policy:
         return self._parts[part]._decide(view, part)
 
     def _decide(self, view: View, part: Part) -> Decision:
-        left, skipped = self._filtered(view)
-        terms = tuple([self._term(weighted, left) for weighted in self.scorers])
-        costs = _total(terms)
-        if not isfinite(sum(costs)):
-            raise PolicyFault(self.name, "weights", "the weighted costs add up to more than a number can hold")
-        chosen = self._asked(self.picker.name, self._picked, left, costs)
-        return Decision(self.name, view, left.rows, terms, costs, chosen, skipped, self._learners, part)
-
-    def _filtered(self, view: View) -> tuple[View, tuple[str, ...]]:
-        """The view of the rows that stay, and the filters that were skipped because none would have."""
-        skipped = []
-        for name, a_filter in self.filters:
-            kept = self._asked(name, _kept, a_filter, view)
-            if len(kept) == len(view.rows):
-                continue
-            if kept:
-                view = view._replace(rows=kept)
-            else:
-                skipped.append(name)
-        return view, tuple(skipped)
-
-    def _term(self, weighted: WeightedScorer, view: View) -> Term:
-        name, weight, scorer = weighted
-        return Term(name, scorer.unit.value, weight, self._asked(name, _scored, scorer, view))
-
-    def _picked(self, view: View, costs: tuple[float, ...]) -> int:
-        chosen = self.picker.picker.pick(view, costs)
-        if not 0 <= chosen < len(costs):
-            raise ValueError(f"picked row {chosen!r} of {len(costs)}")
-        return chosen
-
-    def _asked(self, plugin: str, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        left, skipped, terms = view, [], []
+        asked = ""  # the plug-in that has the word
         try:
-            return ask(*args, **kwargs)
+            for asked, a_filter in self.filters:
+                kept = _kept(a_filter, left)
+                if not kept:
+                    skipped.append(asked)
+                elif len(kept) < len(left.rows):
+                    left = left._replace(rows=kept)
+            for (asked, weight, scorer), unit in zip(self.scorers, self._units, strict=True):
+                terms.append(Term(asked, unit, weight, _scored(scorer, unit, left)))
+            costs = self._total(terms)
+            asked, picker = self.picker
+            chosen = _picked(picker, left, costs)
+        except PolicyFault:
+            raise
         except Exception as failure:  # a plug-in may raise anything: this is where it gets the plug-in's name
-            raise PolicyFault(self.name, plugin, f"{type(failure).__name__}: {failure}") from failure
+            raise PolicyFault(self.name, asked, f"{type(failure).__name__}: {failure}") from failure
+        return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
+
+    def _total(self, terms: Sequence[Term]) -> tuple[float, ...]:
+        """Each row's weighted sum, added up in the order of the terms."""
+        first = terms[0]
+        if len(terms) == 1 and first.weight == 1.0:
+            return first.costs  # they are finite
+        total = [first.weight * cost for cost in first.costs]
+        for _, _, weight, costs in terms[1:]:
+            total = [so_far + weight * cost for so_far, cost in zip(total, costs, strict=True)]
+        if not isfinite(sum(total)):
+            raise PolicyFault(self.name, "weights", "the weighted costs add up to more than a number can hold")
+        return tuple(total)
 
 
 def digest_of(spec: schema.Policy | None) -> str:
@@ -266,24 +262,22 @@ def _kept(a_filter: Filter, view: View) -> tuple[Row, ...]:
     return tuple(compress(view.rows, keep))
 
 
-def _scored(scorer: Scorer, view: View) -> tuple[float, ...]:
+def _scored(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
     costs = tuple(scorer.score(view))
     if len(costs) != len(view.rows):
         raise ValueError(f"{len(costs)} costs for {len(view.rows)} rows")
     if not isfinite(sum(costs)):  # a NaN or an infinity anywhere ends up in the sum
         raise ValueError(f"a cost is not finite: {costs}")
-    if scorer.unit is Unit.POINTS and not (min(costs) >= -SLACK and max(costs) <= 1 + SLACK):
+    if unit == POINTS and not (min(costs) >= -SLACK and max(costs) <= 1 + SLACK):
         raise ValueError(f"costs in points lie between 0 and 1, not {min(costs)} to {max(costs)}")
     return costs
 
 
-def _total(terms: tuple[Term, ...]) -> tuple[float, ...]:
-    """Each row's weighted sum, added up in the order of the terms."""
-    total = [terms[0].weight * cost for cost in terms[0].costs]
-    for term in terms[1:]:
-        weight = term.weight
-        total = [so_far + weight * cost for so_far, cost in zip(total, term.costs, strict=True)]
-    return tuple(total)
+def _picked(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
+    chosen = picker.pick(view, costs)
+    if not 0 <= chosen < len(costs):
+        raise ValueError(f"picked row {chosen!r} of {len(costs)}")
+    return chosen
 
 
 def _learns(scorer: Scorer) -> bool:

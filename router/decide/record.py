@@ -81,6 +81,7 @@ class Leg(msgspec.Struct, gc=False):
     end: str = "running"  # ok | rejected | connect | busy | died | failed | deadline | cancelled | client_gone
     duration_ms: float | None = None
     cached_tokens: int | None = None  # delivered there
+    handed_ids: bool = False  # as in `Attempt`
 
     @property
     def target(self) -> str:
@@ -96,6 +97,7 @@ class Attempt(msgspec.Struct, gc=False):
     pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
     end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
     prefill: Leg | None = None  # where the prompt's KV came from, when not from the target's own work
+    handed_ids: bool = False  # the engine got the prompt's token ids from us and needed not make them
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -179,6 +181,7 @@ def _readable_choice(choice: Attempt | Leg) -> dict[str, Any]:
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,
         "expected_tokens": choice.expected_tokens,
+        "handed_ids": choice.handed_ids,
         **readable_decision(choice.decision),
     }
 

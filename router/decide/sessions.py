@@ -24,17 +24,28 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._targets)
 
+    def items(self) -> list[tuple[Key, str]]:
+        """Everything remembered, the session that was longest away first."""
+        return list(self._targets.items())
+
+    def at(self, key: Key) -> str | None:
+        return self._targets.get(key)
+
     def last(self, view: View, part: Part) -> str | None:
-        return None if view.session is None else self._targets.get((part == "prefill", view.model, view.session))
+        return self.last_of(view.model, view.session, part)
+
+    def last_of(self, model: str, session: str | None, part: Part) -> str | None:
+        return None if session is None else self._targets.get((part == "prefill", model, session))
 
     def forget(self, view: View, part: Part) -> None:
         if view.session is not None and self._targets:
             self._targets.pop((part == "prefill", view.model, view.session), None)
 
     def went(self, view: View, part: Part, target: str) -> None:
-        if view.session is None:
-            return
-        key = (part == "prefill", view.model, view.session)
+        if view.session is not None:
+            self.put((part == "prefill", view.model, view.session), target)
+
+    def put(self, key: Key, target: str) -> None:
         self._targets[key] = target
         self._targets.move_to_end(key)
         if len(self._targets) > self.size:

@@ -31,9 +31,12 @@ def verdict(status: int | None) -> Verdict:
 
 
 class Breaker:
-    __slots__ = ("_failures", "_open_s", "_opened_at", "_row", "_trial", "opened")
+    """`not_closed`: a set, of the fleet say, that has this breaker in it as long as it is not closed."""
 
-    def __init__(self, failures: int, open_s: float) -> None:
+    __slots__ = ("_failures", "_not_closed", "_open_s", "_opened_at", "_row", "_trial", "opened")
+
+    def __init__(self, failures: int, open_s: float, not_closed: set[Breaker] | None = None) -> None:
+        self._not_closed: set[Breaker] = set() if not_closed is None else not_closed
         self._failures = failures
         self._open_s = open_s
         self._row = 0  # failures in a row
@@ -56,18 +59,29 @@ class Breaker:
         self._trial = False
         if verdict == "success":
             self._row = 0
-            self._opened_at = None
+            if self._opened_at is not None:
+                self._close()
         elif verdict == "failure":
             self._row += 1
             if self._opened_at is not None or self._row >= self._failures:
                 self._opened_at = now
+                self._not_closed.add(self)
                 self.opened += 1
 
     def reset(self) -> None:
         """A new process answers there: what the old one did is past."""
         self._row = 0
-        self._opened_at = None
         self._trial = False
+        self._close()
+
+    def leave(self) -> None:
+        """Its target left the fleet: what still ends there is nobody's concern."""
+        self._not_closed.discard(self)
+        self._not_closed = set()
+
+    def _close(self) -> None:
+        self._opened_at = None
+        self._not_closed.discard(self)
 
     def state(self, now: float) -> BreakerState:
         if self._opened_at is None:

@@ -32,6 +32,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.nominal import typical
 from router.fleet.speed import Pace
 from router.fleet.target import Target
+from router.fleet.view import Board
 from scorers.contract import Speed
 
 BUSY_OVER_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
@@ -113,6 +114,9 @@ class Fleet:
         self._busy = 0.0  # the same, exactly
         self._busy_at = 0.0
         self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model name: made when, what
+        self._well: dict[str | None, tuple[Target, ...]] = {}  # by model name: whatever their breakers say
+        self._not_closed: set[Breaker] = set()
+        self.board = Board()
 
     # who is there
 
@@ -126,7 +130,9 @@ class Fleet:
 
     def leave(self, id: str) -> None:
         """Its bookings in flight can still be released; nothing else remembers it."""
-        if self._instances.pop(id, None) is not None:
+        if (instance := self._instances.pop(id, None)) is not None:
+            for target in instance.targets.values():
+                target.breaker.leave()
             self._arrange()
 
     def drain(self, id: str) -> bool:
@@ -140,6 +146,7 @@ class Fleet:
         instance = self._instances.get(id)
         if instance is not None:
             instance.drained = drained
+            self._well = {}
         return instance is not None
 
     # what became known of it
@@ -154,6 +161,7 @@ class Fleet:
             target.renew()
         instance.life = State.READY
         instance.failures = 0
+        self._well = {}
 
     def serves(self, id: str, cards: Sequence[Card]) -> None:
         """Its models changed while it ran: an adapter was loaded or unloaded."""
@@ -178,6 +186,7 @@ class Fleet:
         if instance.life is State.DOWN or instance.failures < self._config.health.failures:
             return False
         instance.life = State.DOWN
+        self._well = {}
         for target in instance.targets.values():
             target.books.forget_gauges()
         return True
@@ -219,16 +228,21 @@ class Fleet:
         """Every target that serves the model, well or not; None: every target."""
         return list(self._targets.values()) if model is None else self._by_model.get(model, [])
 
-    def candidates(self, model: str | None, excluding: Collection[str], now: float) -> list[Target]:
+    def candidates(self, model: str | None, excluding: Collection[str], now: float) -> Sequence[Target]:
         """Of those, the ones that may get a request now, in the order their instances joined."""
-        return [
-            target
-            for target in self.serving(model)
-            if target.instance.life is State.READY
-            and not target.instance.drained
-            and target.id not in excluding
-            and target.breaker.lets(now)
-        ]
+        well = self._well.get(model)
+        if well is None:
+            well = self._find_well(model)
+        if not excluding and not self._not_closed:
+            return well
+        return [target for target in well if target.id not in excluding and target.breaker.lets(now)]
+
+    def _find_well(self, model: str | None) -> tuple[Target, ...]:
+        targets = self.serving(model)
+        well = tuple([target for target in targets if target.instance.state is State.READY])
+        if targets:  # names that nobody serves come from clients, without end
+            self._well[model] = well
+        return well
 
     def nominal(self, model: str | None, now: float) -> Speed | None:
         """The typical instance of those that are ready to serve the model (None: any); None: there is none. As old as
@@ -286,18 +300,22 @@ class Fleet:
 
     def _set_ranks(self, instance: Instance, ranks: Sequence[int]) -> None:
         """Targets that stay keep their books: requests are in flight on them."""
-        breaker = self._config.breaker
-        instance.targets = {
-            rank: instance.targets.get(rank)
-            or Target(instance, rank, Breaker(breaker.failures, breaker.open_s), instance.speed)
-            for rank in ranks
-        }
+        before = instance.targets
+        instance.targets = {rank: before.get(rank) or self._target(instance, rank) for rank in ranks}
+        for rank in before.keys() - instance.targets.keys():
+            before[rank].breaker.leave()
         self._arrange()
+
+    def _target(self, instance: Instance, rank: int) -> Target:
+        told = self._config.breaker
+        breaker = Breaker(told.failures, told.open_s, self._not_closed)
+        return Target(instance, rank, breaker, instance.speed, self.board)
 
     def _arrange(self) -> None:
         """Rebuilt on every change of who serves what, which is rare, so that a request only looks up."""
         self._targets = {t.id: t for i in self._instances.values() for t in i.targets.values()}
         self._nominal = {}
+        self._well = {}
         self._by_model = {}
         self._served = {}
         for instance in self._instances.values():

@@ -17,6 +17,7 @@ the next slow poll.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from router.engines.base import Gauges
@@ -30,6 +31,20 @@ class Batch(NamedTuple):
 
     requests: float
     context_tokens: float
+
+
+class Share(NamedTuple):
+    """One worker's bookings of a target, or those of several together."""
+
+    requests: int = 0
+    prefilling: int = 0
+    prefill_tokens: int = 0
+    prefill_attended: float = 0.0
+    prompt_tokens: int = 0
+    context_tokens: int = 0
+
+
+NO_SHARE = Share()
 
 
 class Booking:
@@ -63,7 +78,7 @@ class Booking:
         if self._began is None:
             books = self._books
             self._began = (books.requests, books.context_tokens)
-            books.changes += 1
+            books.changed()
             books.prefilling -= 1
             books.prefill_tokens -= self._uncached_tokens
             books.prefill_attended -= self._attended
@@ -71,7 +86,7 @@ class Booking:
     def progress(self, new_tokens: int) -> None:
         """The answer grew by this many tokens: they occupy cache too."""
         if not self._released:
-            self._books.changes += 1
+            self._books.changed()
             self._context_tokens += new_tokens
             self._books.context_tokens += new_tokens
 
@@ -86,7 +101,7 @@ class Booking:
         else:
             self._ended = (books.requests, books.context_tokens)
         self._released = True
-        books.changes += 1
+        books.changed()
         books.requests -= 1
         books.prompt_tokens -= self._prompt_tokens
         books.context_tokens -= self._context_tokens
@@ -103,11 +118,15 @@ class Booking:
 
 
 class Books:
-    """One target's bookings in flight, as running totals, and the engine's last gauges."""
+    """One target's bookings in flight, as running totals, and the engine's last gauges.
+
+    The totals are of this router as a whole: where it is several processes, the others' part is in them, as they told
+    it last (`siblings`).
+    """
 
     __slots__ = (
         "_peak",
-        "changes",
+        "changed",
         "context_tokens",
         "double_releases",
         "elsewhere",
@@ -119,16 +138,19 @@ class Books:
         "prefilling",
         "prompt_tokens",
         "requests",
+        "siblings",
     )
 
-    def __init__(self) -> None:
-        self.changes = 0  # of anything below: whoever keeps a `load` sees by it that it is outdated
+    def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
+        """`changed` is called when anything below changes: for whoever keeps a `load`."""
+        self.changed = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
         self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
         self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
         self.prompt_tokens = 0  # whole prompts of all
         self.context_tokens = 0  # prompt and answer tokens of all
+        self.siblings = NO_SHARE  # of all that, what other workers of this router have booked
         self.double_releases = 0  # a caller's mistake; tests hold it at 0
         self.gauges = NO_GAUGES
         self.gauges_at: float | None = None  # when the last answered poll was sent: its oldest possible truth
@@ -139,7 +161,7 @@ class Books:
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
         """At the choice, in the same loop turn. `uncached_tokens` is what the target has yet to compute."""
         booking = Booking(self, uncached_tokens, prompt_tokens, not self.prefilling and not self.gauges.waiting)
-        self.changes += 1
+        self.changed()
         self.requests += 1
         self.prefilling += 1
         self.prefill_tokens += uncached_tokens
@@ -150,12 +172,37 @@ class Books:
             self._peak = self.requests
         return booking
 
+    @property
+    def own(self) -> Share:
+        """What this process has booked itself."""
+        theirs = self.siblings
+        return Share(
+            self.requests - theirs.requests,
+            self.prefilling - theirs.prefilling,
+            self.prefill_tokens - theirs.prefill_tokens,
+            self.prefill_attended - theirs.prefill_attended,
+            self.prompt_tokens - theirs.prompt_tokens,
+            self.context_tokens - theirs.context_tokens,
+        )
+
+    def beside(self, siblings: Share) -> None:
+        """All that the other workers have booked here now, in the place of what they had."""
+        before, self.siblings = self.siblings, siblings
+        self.changed()
+        self.requests += siblings.requests - before.requests
+        self.prefilling += siblings.prefilling - before.prefilling
+        self.prefill_tokens += siblings.prefill_tokens - before.prefill_tokens
+        self.prefill_attended += siblings.prefill_attended - before.prefill_attended
+        self.prompt_tokens += siblings.prompt_tokens - before.prompt_tokens
+        self.context_tokens += siblings.context_tokens - before.context_tokens
+        self._peak = max(self._peak, self.requests)
+
     def polling(self) -> None:
         """A poll is being sent: watch our own count until it is answered."""
         self._peak = self.requests
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
-        self.changes += 1
+        self.changed()
         self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
         self.gauges_at = sent_at
@@ -166,7 +213,7 @@ class Books:
 
     def forget_gauges(self) -> None:
         """The process behind them is gone, or may be: unknown again."""
-        self.changes += 1
+        self.changed()
         self.gauges = NO_GAUGES
         self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
 
@@ -197,12 +244,12 @@ class Books:
             self.prefilling,
             self.prefill_tokens,
             self.context_tokens,
-            round(self.queued_ms(speed), 3) if self.prefilling else 0.0,
+            (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0,  # a third of `round`
             gauges.running,
             gauges.waiting,
             gauges.kv_usage,
             self.elsewhere,
-            None if self.gauges_at is None else ((now - self.gauges_at) * 1e3 + 0.5) // 1 / 1e3,  # a third of `round`
+            None if self.gauges_at is None else ((now - self.gauges_at) * 1e3 + 0.5) // 1 / 1e3,
             gauges.adapters,
             gauges.max_adapters,
             gauges.waiting_adapters,

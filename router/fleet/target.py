@@ -7,6 +7,7 @@ said here, so that nobody can do half of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.blocks.events import TargetId
@@ -20,7 +21,6 @@ from scorers.contract import Row
 if TYPE_CHECKING:
     from router.fleet.instances import Instance
 
-ROW_KEPT_S = 0.1
 DECODE_TOKENS = 8  # an answer must have: the first step shares its time with the prefill's end, the last with the end
 
 
@@ -33,10 +33,7 @@ class Loaded(NamedTuple):
 
 class Target:
     __slots__ = (
-        "_row",
-        "_row_at",
-        "_row_changes",
-        "_row_counted",
+        "_changed",
         "block_tokens",
         "books",
         "breaker",
@@ -48,54 +45,45 @@ class Target:
         "trust",
     )
 
-    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace) -> None:
+    """`board`: where its row is kept, which goes when something changes."""
+
+    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace, board: dict[Target, Row]) -> None:
+        self._changed = partial(board.pop, self, None)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
-        self.books = Books()
+        self.books = Books(self._changed)
         self.breaker = breaker
         self.trust = Trust()
         self.speed = speed  # the instance's: its ranks run on the same hardware
-        self.block_tokens: int | None = None  # the event stream's word, set by the core, wins over the metrics page's
+        self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
-        self._row: Row | None = None
-        self._row_at = 0.0
-        self._row_changes = 0
-        self._row_counted = False  # what it holds in all was asked for it
 
     def row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
-        """Its facts for a decision, but for the overlap. Kept until one changes; ages are good to `ROW_KEPT_S`, and so
-        is what `held` counts: it is asked only when the row is made.
-        """
-        row, books = self._row, self.books
-        if (
-            row is None
-            or books.changes != self._row_changes
-            or now - self._row_at > ROW_KEPT_S
-            or row.block_tokens != self.block_tokens
-            or (held is not None and not self._row_counted)
-        ):
-            speed = self.speed.speed(now)
-            load = books.load(speed, now)
-            row = Row(
-                self.id,
-                self.instance.id,
-                self.rank,
-                self.block_tokens,
-                self.capacity_tokens,
-                None,
-                load,
-                speed,
-                None if held is None else held(self),
-            )
-            self._row, self._row_at, self._row_changes = row, now, books.changes
-            self._row_counted = held is not None
-        return row
+        """Its facts for a decision, but for the overlap. `held` counts all that it holds."""
+        speed = self.speed.speed(now)
+        return Row(
+            self.id,
+            self.instance.id,
+            self.rank,
+            self.block_tokens,
+            self.capacity_tokens,
+            None,
+            self.books.load(speed, now),
+            speed,
+            None if held is None else held(self),
+        )
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
         """The target was chosen: its load and its breaker know at once."""
         self.breaker.sent()
         return self.books.book(uncached_tokens, prompt_tokens)
+
+    def stores_blocks_of(self, tokens: int) -> None:
+        """The event stream's word, which wins over the metrics page's."""
+        if tokens != self.block_tokens:
+            self.block_tokens = tokens
+            self._changed()
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
         before = self.books.gauges.pool_loads
@@ -106,7 +94,7 @@ class Target:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
             self._counted(before, gauges.pool_loads, sent_at)
-        self._row = None
+        self._changed()
 
     def showed(
         self,
@@ -150,4 +138,4 @@ class Target:
         self.trust.reset()
         self.books.forget_gauges()
         self.block_tokens = self.capacity_tokens = None
-        self._row = None
+        self._changed()

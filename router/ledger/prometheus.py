@@ -6,15 +6,17 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from msgspec.structs import astuple
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from router.decide.record import Attempt, Record
+from router.decide.record import Attempt, Record, Stages
 from router.errors import (
     BadGateway,
     BadRequest,
@@ -27,7 +29,7 @@ from router.errors import (
     TooLarge,
     Unauthorized,
 )
-from router.ledger.series import Counts, Spread
+from router.ledger.series import Buckets, Counts, Spread
 from router.ledger.state import TIERS, Snapshot, TargetState, TokenizerState, families
 
 __all__ = ["Metrics", "Snapshot", "TargetState", "TokenizerState"]
@@ -36,7 +38,7 @@ OTHER = "other"
 MODELS_KEPT = 256  # adapters come and go; their counters stay
 ENDPOINTS_KEPT = 64
 TOKEN_SOURCES_KEPT = 32
-STAGES = ("parse", "tokens", "keys", "pool", "match", "decide", "connect")
+STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
 ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline", "prefill"})
 REASONS: dict[type[Refused], str] = {
     BadRequest: "bad_request",
@@ -71,6 +73,16 @@ class Closed:
             return OTHER
         self._known.add(word)
         return word
+
+
+class Line(NamedTuple):
+    """Where requests that ended alike are counted: found together, once, instead of table by table."""
+
+    requests: tuple[str, str, str]  # labels: endpoint, model, class of the status
+    model: tuple[str]
+    source: tuple[str]  # of its tokens
+    ttft: Buckets
+    duration: Buckets
 
 
 class Page(Collector):
@@ -108,6 +120,7 @@ class Metrics:
         self._token_source = Closed(TOKEN_SOURCES_KEPT)
         self._in_flight = 0
         self._tables: list[Counts | Spread] = []
+        self._lines: dict[tuple[str, str, int | None, str], Line] = {}  # by the words of records, while they are labels
         self._make_requests()
         self._make_tokens()
         self._make_arms()
@@ -119,24 +132,37 @@ class Metrics:
     def finished(self, record: Record) -> None:
         """The request of a record has ended, in whatever way: to be called once, after `started`."""
         self._in_flight -= 1
-        endpoint, model = self._endpoint(record.endpoint), self._model(record.model)
-        status = "none" if record.status is None else f"{record.status // 100}xx"
-        self._requests[endpoint, model, status] += 1
+        words = record.endpoint, record.model, record.status, record.tokens_from
+        line = self._lines.get(words) or self._line(*words)
+        endpoint, _, status = line.requests
+        self._requests[line.requests] += 1
+        self._token_ids[line.source] += 1
         if (reason := _reason(record)) is not None:
             self._errors[endpoint, reason] += 1
         if record.ttft_ms is not None:
-            self._ttft[endpoint, model].observe(record.ttft_ms / 1000)
+            line.ttft.observe(record.ttft_ms / 1000)
         if record.duration_ms is not None:
-            self._duration[endpoint, model].observe(record.duration_ms / 1000)
+            line.duration.observe(record.duration_ms / 1000)
         for attempt in record.attempts:
             if attempt.prefill is not None:
                 self._halves[(attempt.prefill.end,)] += 1
         for attempt in record.attempts[:-1]:
             self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
-        self._count_stages(record)
-        self._count_tokens(record, model)
+        for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
+            if ms is not None:
+                buckets.observe(ms / 1000)
+        self._count_tokens(record, line.model)
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
+
+    def _line(self, endpoint: str, model: str, status: int | None, source: str) -> Line:
+        labels = self._endpoint(endpoint), self._model(model), "none" if status is None else f"{status // 100}xx"
+        by_endpoint = labels[:2]
+        source_labels = (self._token_source(source),)
+        line = Line(labels, labels[1:2], source_labels, self._ttft[by_endpoint], self._duration[by_endpoint])
+        if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other words come from clients, without end
+            self._lines[endpoint, model, status, source] = line
+        return line
 
     def refused(self, endpoint: str, refusal: Refused) -> None:
         """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
@@ -153,6 +179,10 @@ class Metrics:
     def page(self) -> Page:
         """What a scrape would say now. To be called on the event loop's thread."""
         return Page(self._tables, self._in_flight, self._snapshot())
+
+    async def scrape(self) -> bytes:
+        """Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait."""
+        return await asyncio.to_thread(self.page().written)
 
     def exposition(self) -> tuple[str, bytes]:
         """Content type and text of a scrape."""
@@ -186,6 +216,7 @@ class Metrics:
         self._added = self._kept(
             Spread("warmroute_added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
         )
+        self._stages = [self._added[(stage,)] for stage in STAGES]
 
     def _make_tokens(self) -> None:
         self._prompt = self._kept(
@@ -245,29 +276,18 @@ class Metrics:
             self._arm_prompt[(arm,)] += record.prompt_tokens
             self._arm_delivered[(arm,)] += record.cached_tokens
 
-    def _count_stages(self, record: Record) -> None:
-        stages = record.stages
-        took = (
-            stages.parse_ms, stages.tokens_ms, stages.keys_ms, stages.pool_ms, stages.match_ms, stages.decide_ms,
-            stages.connect_ms,
-        )  # fmt: skip
-        for stage, ms in zip(STAGES, took, strict=True):
-            if ms is not None:
-                self._added[(stage,)].observe(ms / 1000)
-
-    def _count_tokens(self, record: Record, model: str) -> None:
-        self._token_ids[(self._token_source(record.tokens_from),)] += 1
+    def _count_tokens(self, record: Record, model: tuple[str]) -> None:
         if record.poison:
             self._poisonous[()] += 1
         if record.prompt_tokens is not None:
-            self._prompt[(model,)] += record.prompt_tokens
+            self._prompt[model] += record.prompt_tokens
         if record.output_tokens is not None:
-            self._output[(model,)] += record.output_tokens
+            self._output[model] += record.output_tokens
         if record.cached_tokens is None or not record.attempts:
             return
         if record.attempts[-1].prefill is None:  # what was handed over was neither promised nor found
-            self._delivered[(model,)] += record.cached_tokens
-            self._count_predicted(record.attempts[-1], model)
+            self._delivered[model] += record.cached_tokens
+            self._count_predicted(record.attempts[-1], *model)
 
     def _count_predicted(self, attempt: Attempt, model: str) -> None:
         """Tiers hold cumulative runs; each label counts what its tier adds."""

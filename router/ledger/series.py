@@ -77,6 +77,8 @@ class Spread(dict[tuple[str, ...], Buckets]):
         family = HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
         edges = [*(str(bound) for bound in self.bounds), "+Inf"]
         for labels, buckets in self.items():
+            if not any(buckets.counts):
+                continue  # made ready, and nothing has come yet
             under = list(zip(edges, accumulate(buckets.counts), strict=True))
             family.add_metric(labels, under, sum_value=buckets.total)
         return family

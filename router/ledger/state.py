@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from router.ledger.handed import HandingState, handing_families
+from router.ledger.remembered import Remembered, remembered_families
 from router.ledger.steering import Steering, steering_families
 
 TARGET = ("target", "instance")
@@ -92,6 +94,8 @@ class Snapshot(NamedTuple):
     unpaired: Mapping[str, int] = {}  # prefill halves that could not be, by why
     pool: PoolState | None = None  # None: there is none
     steering: Steering = Steering()
+    handing: HandingState = HandingState()
+    remembered: Remembered | None = None  # None: nothing is told of it
 
 
 class Reading(NamedTuple):
@@ -197,6 +201,8 @@ def families(now: Snapshot) -> Iterator[Metric]:
     yield _unpaired(now.unpaired)
     yield from _pool(now.pool)
     yield from steering_families(now.steering)
+    yield from handing_families(now.handing)
+    yield from remembered_families(now.remembered)
 
 
 def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:

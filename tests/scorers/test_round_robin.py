@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scorers.best import Best
 from scorers.round_robin import RoundRobin
@@ -27,3 +29,9 @@ def test_the_request_number_does_not_matter() -> None:
     """Else two models asked for alternately would each see every other number only."""
     view = a_view(a_row("a"), a_row("b"), turn=1)
     assert RoundRobin().score(view) == RoundRobin().score(view._replace(number=7))
+
+
+@given(st.integers(0, 200), st.integers(1, 70))
+def test_costs_are_the_formula_s(turn: int, count: int) -> None:
+    view = a_view(*[a_row("a")] * count, turn=turn)
+    assert RoundRobin().score(view) == [(i - turn) % count for i in range(count)]

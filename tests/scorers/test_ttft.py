@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorers.contract import PoolHit, Speed, Transfer
-from scorers.ttft import Prompt, least_ms, others_waiting, prompt_of, ttfts_ms, waits_ms
-from tests.suites.views import a_load, a_row, a_view, an_overlap
+from scorers.contract import PoolHit, Speed, Transfer, View
+from scorers.ttft import Prompt, least_ms, others_waiting, prompt_of, ttfts_ms, waits_ms, works_ms
+from tests.suites.views import a_load, a_row, a_view, an_overlap, speeds, views
 
 FLAT = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)  # 10 ms + 0.1 ms a token
 
@@ -67,3 +67,23 @@ def test_the_short_way_for_a_pool_in_memory_gives_the_least_of_both_ways(
         fetching = link.base_ms + link.us_per_token * (pooled - held) / 1000
         ways.append(fetching + speed.prefill_ms(1000 - pooled, pooled))
     assert least_ms(an_overlap(held), speed, Prompt(1000, pooled, pooled, 0)) == pytest.approx(min(ways))
+
+
+@given(views(), st.booleans(), st.none() | speeds)
+def test_the_work_of_all_rows_is_that_of_each(view: View, pool: bool, on: Speed | None) -> None:
+    prompt = prompt_of(view, pool=pool)
+    assert works_ms(view.rows, prompt, on) == [least_ms(row.overlap, on or row.speed, prompt) for row in view.rows]
+
+
+def test_rows_that_hold_the_same_cost_the_same_on_one_machine_only() -> None:
+    # 10 + 0.1 ms a token, and twice that: 800 left of 1000 in the first two, all of it in the others
+    slow = FLAT._replace(us_per_token=200.0)
+    rows = [
+        a_row("a", an_overlap(200))._replace(speed=FLAT),
+        a_row("b", an_overlap(200))._replace(speed=slow),
+        a_row("c", an_overlap(0))._replace(speed=slow),
+        a_row("d", an_overlap(0))._replace(speed=FLAT),
+    ]
+    prompt = Prompt(1000, 0, 0, 0)
+    assert works_ms(rows, prompt) == pytest.approx([90, 170, 210, 110])
+    assert works_ms(rows, prompt, FLAT) == pytest.approx([90, 90, 110, 110])

@@ -46,3 +46,13 @@ def test_no_session_no_memory() -> None:
     sessions.forget(of(None), "whole")
     assert sessions.last(of(None), "whole") is None
     assert len(sessions) == 0
+
+
+def test_what_another_worker_told_is_remembered_like_the_rest() -> None:
+    sessions = Sessions(2)
+    sessions.put((False, "m", "s"), "a/0")
+    sessions.put((False, "m", "t"), "b/0")
+    assert sessions.items() == [((False, "m", "s"), "a/0"), ((False, "m", "t"), "b/0")]
+    sessions.put((False, "m", "s"), "c/0")
+    sessions.put((False, "m", "u"), "a/0")
+    assert [key[2] for key, _ in sessions.items()] == ["s", "u"]

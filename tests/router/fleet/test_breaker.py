@@ -88,3 +88,28 @@ def test_reset_closes_it() -> None:
 )
 def test_what_counts(status: int | None, expected: str) -> None:
     assert verdict(status) == expected
+
+
+def test_whoever_asks_is_told_which_breakers_are_not_closed() -> None:
+    not_closed: set[Breaker] = set()
+    one, other = (Breaker(failures=1, open_s=5.0, not_closed=not_closed) for _ in range(2))
+    one.ended("failure", 0.0)
+    other.ended("failure", 0.0)
+    assert not_closed == {one, other}
+    assert one.lets(5.0)
+    assert not_closed == {one, other}, "half open is not closed"
+    one.ended("success", 6.0)
+    assert not_closed == {other}
+    other.reset()
+    assert not_closed == set()
+
+
+def test_a_breaker_that_left_is_nobody_s_concern() -> None:
+    not_closed: set[Breaker] = set()
+    breaker = Breaker(failures=1, open_s=5.0, not_closed=not_closed)
+    breaker.ended("failure", 0.0)
+    breaker.leave()
+    assert not_closed == set()
+    breaker.ended("failure", 1.0)
+    assert not_closed == set()
+    assert breaker.state(1.0) == "open"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.blocks.events import TargetId
 from router.config import schema
@@ -419,3 +421,57 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
     for i in range(100):
         assert fleet.nominal(f"guess-{i}", 0.0) is None
     assert len(fleet._nominal) == 0
+
+
+# who may get a request is kept between requests
+
+
+def test_while_nothing_changes_candidates_are_found_only_once() -> None:
+    fleet = fleet_of("a", "b")
+    assert fleet.candidates("m", (), 0.0) is fleet.candidates("m", (), 1.0)
+
+
+def test_what_ends_at_a_target_that_left_does_not_make_the_others_be_looked_for() -> None:
+    fleet = fleet_of("a", "b")
+    gone = target(fleet, "a/0")
+    fleet.leave("a")
+    for _ in range(3):
+        gone.breaker.ended("failure", 0.0)
+    assert fleet.candidates("m", (), 0.0) is fleet.candidates("m", (), 1.0)
+
+
+CHANGES = ("drain", "undrain", "leave", "join", "down", "up", "fails", "well", "ranks", "serves")
+
+
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.sampled_from("abc")), max_size=25))
+def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tuple[str, str]]) -> None:
+    fleet = fleet_of("a", "b", "c")
+    for change, name in story:
+        here = fleet.get(name)
+        match change:
+            case "drain" | "undrain" | "leave":
+                getattr(fleet, change)(name)
+            case "join":
+                fleet.join(schema.Instance(url=f"http://{name}:8000", name=name))
+            case "down":
+                for _ in range(10):
+                    fleet.probe_failed(name, 0.0)
+            case "up":
+                fleet.probe_ok(name, 0.0)
+                fleet.learned(name, [M], [0])
+            case "ranks":
+                fleet.learned(name, [M], [0, 1])
+            case "serves":
+                fleet.serves(name, [OTHER])
+            case "fails" if here is not None:
+                for _ in range(3):
+                    here.targets[0].breaker.ended("failure", 0.0)
+            case "well" if here is not None:
+                here.targets[0].breaker.ended("success", 0.0)
+        for model in ("m", "other", "nobody's", None):
+            looked = [
+                target
+                for target in fleet.serving(model)
+                if target.instance.state is State.READY and target.breaker.lets(1.0)
+            ]
+            assert list(fleet.candidates(model, (), 1.0)) == looked

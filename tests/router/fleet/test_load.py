@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.engines.base import Gauges
-from router.fleet.load import Batch, Booking, Books, attended_pairs
+from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -244,3 +244,46 @@ def test_times_are_rounded_to_what_is_worth_logging() -> None:
     load = books.load(odd, 1.0 + 2 / 3)
     assert repr(load.metrics_age_s) == "0.667"
     assert repr(load.queued_ms) == "1.033"  # 0.333... + 0.7
+
+
+# several workers
+
+
+def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
+    books = Books()
+    books.book(uncached_tokens=300, prompt_tokens=1000)
+    own = Share(*totals(books))
+    books.beside(Share(2, 1, 50, 25.0, 400, 450))
+    assert totals(books) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
+    assert books.own == own
+    books.beside(Share(requests=1))  # in the place of what they had
+    assert (books.requests, books.prefilling, books.own) == (2, 1, own)
+    books.beside(NO_SHARE)
+    assert totals(books) == own
+
+
+def test_what_others_booked_is_not_elsewhere() -> None:
+    """A poll finds 5: ours, 3 of the others, who told of one while it was under way, and a stranger's."""
+    books = Books()
+    books.book(1, 1)
+    books.beside(Share(requests=2))
+    books.polling()
+    books.beside(Share(requests=3))
+    books.polled(gauges(5, 0), sent_at=1.0)
+    assert books.elsewhere == 1
+
+
+def test_an_answer_beside_anothers_prefill_is_not_alone() -> None:
+    books = Books()
+    books.beside(Share(requests=1, prefilling=1))
+    assert not books.book(1, 1).alone
+    books = Books()
+    books.beside(Share(requests=1))
+    assert books.book(1, 1).alone
+
+
+def test_whoever_keeps_a_load_hears_of_the_others() -> None:
+    heard: list[int] = []
+    books = Books(lambda: heard.append(1))
+    books.beside(Share(requests=1))
+    assert heard == [1]

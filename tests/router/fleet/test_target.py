@@ -146,21 +146,3 @@ def test_short_answers_and_those_without_a_first_byte_teach_nothing_of_decoding(
     assert decode_samples(target) == 0
     target.decoded(short, DECODE_TOKENS, 10.0, 500.0, 4.0)
     assert decode_samples(target) == 1
-
-
-def test_what_it_holds_is_asked_only_when_its_row_is_made() -> None:
-    target = a_target()
-    asked: list[str] = []
-
-    def held(of: Target) -> int:
-        asked.append(of.id)
-        return 1600
-
-    first = target.row(1.0, held)
-    assert first.held_tokens == 1600
-    assert target.row(1.05, held) is first
-    target.book(1, 1).release()
-    assert target.row(1.06, held).held_tokens == 1600
-    assert asked == ["a:1/0", "a:1/0"]
-    target.book(1, 1).release()
-    assert target.row(1.07).held_tokens is None, "nobody wants to know"

@@ -80,6 +80,27 @@ def test_a_good_request() -> None:
     assert samples(of, "warmroute_token_ids_total") == {("local",): 1}
 
 
+def test_requests_that_end_alike_and_otherwise_are_told_apart() -> None:
+    of = ended(
+        *[record(attempt("ok"), duration_ms=1.0)] * 3,
+        record(attempt("ok"), status=201),
+        record(attempt("ok"), status=404),
+        record(attempt("ok"), model="known-too", duration_ms=2.0),
+        record(attempt("ok"), tokens_from="given"),
+    )
+    assert samples(of, "warmroute_requests_total") == {
+        (CHAT, "known", "2xx"): 5, (CHAT, "known", "4xx"): 1, (CHAT, "known-too", "2xx"): 1,
+    }  # fmt: skip
+    assert samples(of, "warmroute_request_duration_seconds_count") == {(CHAT, "known"): 3, (CHAT, "known-too"): 1}
+    assert samples(of, "warmroute_token_ids_total") == {("local",): 6, ("given",): 1}
+
+
+def test_names_that_nobody_serves_leave_nothing_behind() -> None:
+    of = ended(*(record(attempt("ok"), model=f"invented-{i}") for i in range(100)))
+    assert samples(of, "warmroute_requests_total") == {(CHAT, "other", "2xx"): 100}
+    assert of._lines == {}
+
+
 def test_each_stage_that_ran() -> None:
     of = ended(record(attempt("ok"), stages=Stages(parse_ms=1.0, match_ms=2.0, connect_ms=4.0)))
     assert samples(of, "warmroute_added_seconds_sum") == {("parse",): 0.001, ("match",): 0.002, ("connect",): 0.004}

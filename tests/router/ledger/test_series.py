@@ -57,3 +57,9 @@ def test_a_frozen_copy_stands_still() -> None:
     spread[("1",)].observe(0.3)
     spread[("2",)].observe(0.3)
     assert [samples(copy) for copy in copies] == before
+
+
+def test_a_series_that_is_only_ready_is_not_told() -> None:
+    spread = Spread("x_seconds", "what", BOUNDS, "stage")
+    assert spread[("match",)].counts == [0, 0, 0, 0]
+    assert samples(spread) == {}
