@@ -1,0 +1,148 @@
+"""What a second worker costs and keeps: CPU per small request at N=2 over N=1, and the hit share of agents at both.
+
+CPU is that of all processes of the router together; both routers get the same load in turns. Hits are counted by the
+engines' own word: what answers reported as cached over the prompt tokens that they had, over emulated engines whose
+caches are too small for all sessions at once, so that where a request goes matters.
+
+    python -m tests.bench.workers [repetitions]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from router.clock import SystemClock
+from router.drive.client import Answer
+from router.drive.load import load as drive
+from router.emulate.options import EngineOptions
+from router.emulate.supervise import EmbeddedFleet
+from router.errors import WarmrouteError
+from router.sim.workloads import CODEX, Workload
+from tests.bench import load, routers
+from tests.bench.answers import MODEL
+from tests.bench.load import Shape
+from tests.bench.routers import EVEN, Running
+
+SMALL = Shape("CPU per 200-byte request", "us", requests=8000, connections=16, body_bytes=200)
+CPU_BAR = 1.15
+HIT_BAR = 0.01  # a share: one point
+UP_WITHIN_S = 30.0
+ENGINES, BLOCKS, AGENTS = 4, 1024, 12
+WARM = {"policies": {"warm": {"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]}}, "active": "warm"}
+
+
+class WorkersFailed(WarmrouteError):
+    """The workers did not come up, or turns of agents failed."""
+
+
+@dataclass
+class Workers:
+    """By number of workers: microseconds of CPU per small request, a value per repetition; and hit shares."""
+
+    small_us: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
+    hit_share: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
+
+    @property
+    def ratios(self) -> list[float]:
+        """CPU at two workers over CPU at one, repetition by repetition."""
+        return [two / one for one, two in zip(self.small_us[1], self.small_us[2], strict=True)]
+
+    @property
+    def hit_difference(self) -> float:
+        """Of the medians, two workers minus one."""
+        return statistics.median(self.hit_share[2]) - statistics.median(self.hit_share[1])
+
+
+def measure(repetitions: int, requests: int = SMALL.requests) -> Workers:
+    """Raises WorkersFailed, and LoadFailed as `load.send` does."""
+    seen = Workers()
+    with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
+        _measure_cpu(seen, repetitions, requests, Path(folder))
+        for repetition in range(repetitions):
+            for workers in (1, 2) if repetition % 2 else (2, 1):
+                seen.hit_share[workers].append(uvloop.run(_hit_share(workers, repetition, Path(folder))))
+    return seen
+
+
+def _measure_cpu(seen: Workers, repetitions: int, requests: int, folder: Path) -> None:
+    shape = Shape(SMALL.name, SMALL.unit, requests, SMALL.connections, SMALL.body_bytes)
+    with ExitStack() as stack:
+        backends = stack.enter_context(routers.engines(2))
+        running = {n: stack.enter_context(_router(backends, folder, n, EVEN)) for n in (1, 2)}
+        for repetition in range(repetitions + 1):
+            for workers in (1, 2) if repetition % 2 else (2, 1):
+                before = running[workers].cpu_s()
+                uvloop.run(load.send(shape, running[workers].port, MODEL))
+                if repetition:  # the first round only warms up
+                    spent_us = (running[workers].cpu_s() - before) * 1e6 / shape.units
+                    seen.small_us[workers].append(spent_us)
+
+
+@contextmanager
+def _router(backends: list[int], folder: Path, workers: int, policy: dict[str, object]) -> Iterator[Running]:
+    with routers.warmroute(backends, folder, {"workers": workers, **policy}, f"warmroute-{workers}") as running:
+        give_up_at = time.monotonic() + UP_WITHIN_S
+        while not all(worker["up"] for worker in running.told("/admin/workers")["workers"]):
+            if time.monotonic() > give_up_at:
+                raise WorkersFailed(f"{workers} workers are not up within {UP_WITHIN_S:g} s")
+            time.sleep(0.05)
+        yield running
+
+
+async def _hit_share(workers: int, seed: int, folder: Path) -> float:
+    async with EmbeddedFleet([_engine(n) for n in range(ENGINES)]) as fleet:
+        ports = [int(member.url.rpartition(":")[2]) for member in fleet.members]
+        with ExitStack() as stack:
+            opening = partial(_router, ports, folder, workers, WARM)
+            running = await asyncio.to_thread(lambda: stack.enter_context(opening()))
+            url = f"http://127.0.0.1:{running.port}"
+            loaded = await drive(url, "warm-tiny", _agents(seed), AGENTS, SystemClock(), lambda turns, failed: None)
+            await asyncio.to_thread(stack.close)
+    if loaded.failures:
+        raise WorkersFailed(f"{len(loaded.failures)} turns failed: {loaded.failures[0]}")
+    return _share(loaded.answers)
+
+
+def _engine(number: int) -> EngineOptions:
+    return EngineOptions(
+        name=f"engine-{number}", blocks=BLOCKS, prefill_tokens_per_s=20_000.0, decode_ms_per_token=1.0, seed=number
+    )
+
+
+def _agents(seed: int) -> Workload:
+    """The same for every number of workers."""
+    return CODEX.scaled(tokens=0.05, think=0.02, sessions=36 / CODEX.sessions, turns=8 / CODEX.turns.median).workload(
+        seed
+    )
+
+
+def _share(answers: list[Answer]) -> float:
+    return sum(answer.cached_tokens or 0 for answer in answers) / sum(answer.prompt_tokens for answer in answers)
+
+
+def main() -> None:
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    seen = measure(repetitions)
+    for workers in (1, 2):
+        us, hits = seen.small_us[workers], seen.hit_share[workers]
+        print(
+            f"{workers} worker(s): {statistics.median(us):.1f} us, hit share {statistics.median(hits):.4f}  {us} {hits}"
+        )
+    ratios = seen.ratios
+    print(f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}), bar {CPU_BAR}")
+    print(f"hit share differs by {seen.hit_difference:+.4f}, bar {HIT_BAR}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A router of several processes, from outside: which worker answered what, and what each of them says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.chats import PATH, Said
+from tests.e2e.conftest import MODEL, Doors, Json, RouterProcess
+
+UP_WITHIN_S = 20.0
+LOOK_S = 0.02
+
+
+async def workers(router: Doors) -> list[Json]:
+    """As the admin page shows them, the leader first."""
+    return list((await router.admin.get("/admin/workers")).raise_for_status().json()["workers"])
+
+
+async def all_up(router: Doors, but: Sequence[int] = ()) -> list[Json]:
+    """Every worker takes connections, in other processes than `but`."""
+    async with asyncio.timeout(UP_WITHIN_S):
+        while True:
+            found = await workers(router)
+            if all(one["up"] and one["pid"] not in but for one in found):
+                return found
+            await asyncio.sleep(LOOK_S)
+
+
+class Clients:
+    """Clients of the public door, each with one connection that stays with its worker. `by_run`: at least one for each
+    worker, by the run that its records' ids begin with.
+    """
+
+    def __init__(self, router: Doors) -> None:
+        self._router = router
+        self._opened = AsyncExitStack()
+        self.by_run: dict[str, httpx.AsyncClient] = {}
+
+    async def __aenter__(self) -> Clients:
+        wanted = {str(one["run"]) for one in await workers(self._router)}
+        while self.by_run.keys() != wanted:
+            client = await self._opened.enter_async_context(self._router.client(limits=httpx.Limits(max_connections=1)))
+            said = await say(client, "which worker are you?")
+            self.by_run.setdefault(run_of(said), client)
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._opened.aclose()
+
+    @property
+    def each(self) -> list[httpx.AsyncClient]:
+        """One for each worker."""
+        return list(self.by_run.values())
+
+
+async def say(client: httpx.AsyncClient, text: str, session: str | None = None, **fields: object) -> Said:
+    headers = {} if session is None else {"x-session-id": session}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4} | fields
+    answer = await client.post(PATH, json=body, headers=headers)
+    return Said(answer.status_code, answer.text, False, answer.json().get("error"), answer.headers)
+
+
+def run_of(said: Said) -> str:
+    return said.record.partition("-")[0]
+
+
+def by_worker(said: Sequence[Said]) -> Counter[str]:
+    """Requests by the run of the worker that answered."""
+    return Counter(run_of(one) for one in said)
+
+
+def alive(pid: int) -> bool:
+    """Running; one that is dead and only waits to be reaped is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def nothing_under_way(router: RouterProcess) -> bool:
+    """By the counters of all, and by everybody's books as the leader knows them."""
+    in_flight = await router.metric("warmroute_in_flight_requests")
+    return in_flight == 0 and await router.metric("warmroute_target_requests") == 0
