@@ -25,8 +25,8 @@ test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real M
 	$(BIN)/python -m router.stack.install
 	$(BIN)/python -m pytest -m stack
 
-bench: $(VENV)/.installed-test  ## CPU per request and chunk beside the Rust vllm-router
-	$(BIN)/python -m tests.bench
+bench: $(VENV)/.installed-test  ## every figure with its bar, beside peers (about 40 minutes; BENCH=--quick: 5)
+	$(BIN)/python -m tests.bench $(BENCH)
 
 schema: $(VENV)/.installed  ## regenerate the JSON Schemas of the configuration
 	$(BIN)/python -m router.config.schemas configs

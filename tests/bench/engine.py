@@ -2,7 +2,9 @@
 
 Raw `asyncio.Protocol` on uvloop and httptools. It answers a chat completion with a fixed small JSON, or with a stream
 of as many chunks as `max_tokens` asks for, one write each and spaced in time, so that a router meets them one by one.
-For the idle measurement one process serves hundreds of ports, each with a silent KV-event publisher of its own.
+One process serves hundreds of ports. With `--events` each has a KV-event publisher of its own, silent but for what is
+posted to any port's `/publish`: that payload goes out on all of them. With `--render-at` it passes render requests on
+to a real engine.
 
     python -m tests.bench.engine --ports 200 --events     prints its ports, one JSON list, when it listens
 """
@@ -12,55 +14,65 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
+from functools import partial
 from typing import Any, cast
 
 import httptools
 import uvloop
 import zmq
 
-MODEL = "bench"
-SPACING_S = 0.004
-ANSWER = json.dumps(
-    {
-        "id": "chatcmpl-0123456789abcdef",
-        "object": "chat.completion",
-        "created": 1795233405,
-        "model": MODEL,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 40, "completion_tokens": 1, "total_tokens": 41},
-    }
-).encode()
-CHUNK = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
-    b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
-)
-USAGE = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
-    b'"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":9,"total_tokens":49}}\n\n'
-)
+from tests.bench import answers
+from tests.bench.answers import MODEL as MODEL
+
+SPACING_MS = 4.0
+CHAT, RENDER = b"/v1/chat/completions", b"/v1/chat/completions/render"
 
 
-def metrics_page() -> bytes:
-    """A page of the size of vLLM's (66 kB): three gauges that matter among some 700 lines that do not."""
-    labels = f'{{engine="0",model_name="{MODEL}"}}'
-    lines = [
-        f"vllm:{gauge}{labels} 0.0" for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    ]
-    for histogram in range(35):
-        name = f"vllm:time_of_kind_{histogram}_seconds_bucket"
-        lines += [f'{name}{{engine="0",le="{edge}.0",model_name="{MODEL}"}} 0.0' for edge in range(20)]
-    return "\n".join(lines).encode() + b"\n"
+class Publishers:
+    """One silent ZeroMQ PUB socket per port."""
+
+    def __init__(self, ports: int) -> None:
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 2 * ports + 16)
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._seq = -1
+
+    def add(self) -> bytes:
+        """What `/kv_event_sources` says of a new one."""
+        socket = self._context.socket(zmq.PUB)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        self._sockets.append(socket)
+        source = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": None, "topic": ""}
+        return json.dumps({"0": source | {"enable_kv_cache_events": True}}).encode()
+
+    def publish(self, payload: bytes) -> None:
+        self._seq += 1
+        for socket in self._sockets:
+            socket.send_multipart([b"", self._seq.to_bytes(8, "big"), payload])
+
+
+class Settings:
+    """What all connections share."""
+
+    def __init__(self, spacing_ms: float, render_at: int | None, publishers: Publishers) -> None:
+        self.pages = answers.pages()
+        self.spacing_s = spacing_ms / 1000
+        self.render_at = render_at
+        self.publishers = publishers
 
 
 class Engine(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, sources: bytes, pages: dict[bytes, bytes]) -> None:
-        self._pages = {**pages, b"/kv_event_sources": sources}
+    def __init__(self, settings: Settings, sources: bytes) -> None:
+        self._settings = settings
+        self._sources = sources
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
         self._url = b""
         self._body: list[bytes] = []
+        self._passing_on: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -70,7 +82,11 @@ class Engine(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # a peer tries whether HTTP/2 is spoken here
+            if self._transport is not None:
+                self._transport.close()
 
     def on_url(self, url: bytes) -> None:
         self._url = url
@@ -80,26 +96,51 @@ class Engine(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        page = self._pages.get(self._url)
-        if page is not None:
+        seen_ns = time.monotonic_ns()
+        body = b"".join(self._body)
+        if self._url == CHAT:
+            self._chat(body, seen_ns)
+        elif self._url == RENDER and self._settings.render_at is not None:
+            self._passing_on = asyncio.get_running_loop().create_task(self._render(body, self._settings.render_at))
+        elif self._url == b"/publish":
+            self._settings.publishers.publish(body)
+            self._answer(b"{}")
+        elif self._url == b"/kv_event_sources":
+            self._answer(self._sources)
+        elif (page := self._settings.pages.get(self._url)) is not None:
             self._answer(page)
-        elif self._url != b"/v1/chat/completions":
-            self._answer(b"{}", b"404 Not Found")
-        elif len(body := b"".join(self._body)) < 4096 and (request := json.loads(body)).get("stream"):
-            self._stream(request)
+        elif self._url == b"/tokenize":  # silent, not refusing: routers then believe their own tokenizer
+            self._answer(b"{}", b"503 Service Unavailable")
         else:
-            self._answer(ANSWER)
+            self._answer(b"{}", b"404 Not Found")
+
+    def _chat(self, body: bytes, seen_ns: int) -> None:
+        tokens = answers.prompt_tokens(body)
+        if len(body) < 4096 and (request := json.loads(body)).get("stream"):
+            self._stream(request, tokens)
+        else:
+            self._answer(answers.answer(tokens, seen_ns))
+
+    async def _render(self, body: bytes, port: int) -> None:
+        """As one more hop: it costs about a millisecond, beside the tenth of a second that rendering takes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        head = b"POST %b HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(head % RENDER + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self._write(await reader.read(-1))  # until it closes: `connection: close` passes on, and ends ours too
+        writer.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def _answer(self, body: bytes, status: bytes = b"200 OK") -> None:
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
         self._write(head + body)
 
-    def _stream(self, request: dict[str, Any]) -> None:
+    def _stream(self, request: dict[str, Any], tokens: int) -> None:
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         asked = (request.get("stream_options") or {}).get("include_usage")
-        last = (USAGE if asked else b"") + b"data: [DONE]\n\n"
+        last = answers.ending(tokens, bool(asked))
         self._next(request["max_tokens"], last, asyncio.get_running_loop().time())
 
     def _next(self, left: int, last: bytes, due_s: float) -> None:
@@ -108,34 +149,23 @@ class Engine(asyncio.Protocol):
         if not left:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
             return
-        self._write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
-        asyncio.get_running_loop().call_at(due_s + SPACING_S, self._next, left - 1, last, due_s + SPACING_S)
+        chunk = answers.chunk(time.monotonic_ns())
+        self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        due_s += self._settings.spacing_s
+        asyncio.get_running_loop().call_at(due_s, self._next, left - 1, last, due_s)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
 
-async def serve(ports: int, events: bool) -> None:
-    card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "bench", "root": MODEL, "parent": None}
-    pages = {
-        b"/health": b"",
-        b"/version": b'{"version":"0.32.0"}',
-        b"/v1/models": json.dumps({"object": "list", "data": [card | {"max_model_len": 131072}]}).encode(),
-        b"/metrics": metrics_page(),
-    }
-    context = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 2 * ports + 16)
-    listening, publishers = [], []
+async def serve(ports: int, events: bool, spacing_ms: float, render_at: int | None) -> None:
+    publishers = Publishers(ports)
+    settings = Settings(spacing_ms, render_at, publishers)
+    listening = []
     for _ in range(ports):
-        sources = b"{}"
-        if events:
-            publisher = context.socket(zmq.PUB)
-            port = publisher.bind_to_random_port("tcp://127.0.0.1")
-            publishers.append(publisher)
-            source = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": None, "topic": ""}
-            sources = json.dumps({"0": source | {"enable_kv_cache_events": True}}).encode()
-        server = await asyncio.get_running_loop().create_server(lambda s=sources: Engine(s, pages), "127.0.0.1", 0)
+        sources = publishers.add() if events else b"{}"
+        server = await asyncio.get_running_loop().create_server(partial(Engine, settings, sources), "127.0.0.1", 0)
         listening.append(server.sockets[0].getsockname()[1])
     print(json.dumps(listening), flush=True)
     await asyncio.Event().wait()
@@ -145,5 +175,7 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--ports", type=int, default=1)
     arguments.add_argument("--events", action="store_true")
+    arguments.add_argument("--spacing-ms", type=float, default=SPACING_MS)
+    arguments.add_argument("--render-at", type=int, metavar="PORT")
     chosen = arguments.parse_args()
-    uvloop.run(serve(chosen.ports, chosen.events))
+    uvloop.run(serve(chosen.ports, chosen.events, chosen.spacing_ms, chosen.render_at))

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import httptools
+
+from router.errors import WarmrouteError
 
 DEADLINE_S = 120.0
 
@@ -30,6 +33,10 @@ class Shape:
     def units(self) -> int:
         return self.requests * max(1, self.chunks)
 
+    def shrunk(self, times: int) -> Shape:
+        """The same with fewer requests, but one per connection at least."""
+        return replace(self, requests=max(self.connections, self.requests // times))
+
     def body(self, model: str) -> bytes:
         request: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": ""}]}
         if self.chunks:
@@ -40,7 +47,7 @@ class Shape:
         return json.dumps(request).encode()
 
 
-class LoadFailed(Exception):
+class LoadFailed(WarmrouteError):
     """An answer was not what it had to be."""
 
 
@@ -71,7 +78,7 @@ class _Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._done.done():
-            self._done.set_exception(LoadFailed("the router closed a connection in use"))
+            self._done.set_exception(LoadFailed("a connection was closed before its answer was whole"))
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -104,19 +111,27 @@ class _Client(asyncio.Protocol):
             self._transport.close()
 
 
-async def send(shape: Shape, port: int, model: str) -> None:
-    """Sends the whole load and returns when every answer is there. Raises LoadFailed at the first wrong one."""
-    body = shape.body(model)
+async def send(shape: Shape, port: int, model: str, body: bytes | None = None) -> None:
+    """Sends the whole load and returns when every answer is there. Raises LoadFailed at the first wrong one.
+
+    `body`: what every request says, instead of what the shape would.
+    """
+    body = shape.body(model) if body is None else body
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await _send(shape, port, head.encode() + body)
+    except OSError as trouble:  # TimeoutError is one too
+        raise LoadFailed(f"port {port}: {type(trouble).__name__} {trouble}") from None
+
+
+async def _send(shape: Shape, port: int, request: bytes) -> None:
     left = _Left(shape.requests)
     loop = asyncio.get_running_loop()
     ends: list[asyncio.Future[None]] = []
     for _ in range(shape.connections):
         done: asyncio.Future[None] = loop.create_future()
         ends.append(done)
-        await loop.create_connection(
-            lambda d=done: _Client(head.encode() + body, shape.chunks, left, d), "127.0.0.1", port
-        )
-    async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*ends)
+        await loop.create_connection(partial(_Client, request, shape.chunks, left, done), "127.0.0.1", port)
+    await asyncio.gather(*ends)

@@ -1,7 +1,7 @@
-"""The routers that are measured: ours as `warmroute serve` with the policy `round_robin`, and the Rust `vllm-router`.
+"""The servers of the benchmark, one process each: ours as `warmroute serve`, its peers as they come, and the backend.
 
-Both run as they come, one process each, in front of the same backend. A peer that cannot be installed is left out,
-with a line that says why.
+All routers stand in front of the same backends. CPU time and memory are read from /proc. A peer that cannot be
+installed raises InstallFailed: its columns stay empty, with a line that says why.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from router.stack.install import InstallFailed, cached_venv
 
@@ -26,15 +27,19 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STARTED_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+EVEN = {"policies": {"even": {"scorers": [{"name": "round_robin"}]}}, "active": "even"}
+
+Start = Callable[[list[int], Path], AbstractContextManager["Running"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A router that answers."""
+    """A router that answers. `admin` is our own router's second port, 0 of others."""
 
     name: str
     port: int
     pid: int
+    admin: int = 0
 
     def cpu_s(self) -> float:
         """CPU time of the process, its threads and its children so far, in seconds (resolution: a scheduler tick)."""
@@ -44,6 +49,11 @@ class Running:
         """Resident memory of the process and its children, in MB."""
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in _family(self.pid))
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def told(self, path: str) -> Any:
+        """What our router's admin API says."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+            return json.load(answer)
 
 
 def _cpu_ticks(pid: int) -> int:
@@ -60,55 +70,99 @@ def _family(pid: int) -> list[int]:
 
 
 @contextmanager
-def warmroute(backends: list[int], folder: Path) -> Iterator[Running]:
+def warmroute(
+    backends: Sequence[int], folder: Path, settings: Mapping[str, Any] = EVEN, name: str = "warmroute"
+) -> Iterator[Running]:
+    """`settings` are top-level sections of the configuration, beside listeners, fleet and log."""
     port, admin = free_port(), free_port()
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
         "admin": {"port": admin},
         "fleet": {"instances": [{"url": f"http://127.0.0.1:{backend}"} for backend in backends]},
-        "policies": {"even": {"scorers": [{"name": "round_robin"}]}},
-        "active": "even",
         "log": {"level": "warning"},
+        **settings,
     }
-    file = folder / "warmroute.yaml"
+    file = folder / f"{name}.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
     command = [sys.executable, "-m", "router", "serve", "--config", str(file)]
-    with _running("warmroute", command, port, "/ready", folder) as running:
+    with _running(name, command, port, "/ready", folder, admin) as running:
         yield running
 
 
+def peers_venv() -> Path:
+    """The environment with vLLM's router and Dynamo's index. Raises InstallFailed when it cannot be had."""
+    return cached_venv("bench", HERE / "requirements.txt", lambda _: None, lambda _: None)
+
+
 @contextmanager
-def rust(backends: list[int], folder: Path) -> Iterator[Running]:
-    """Raises InstallFailed when it cannot be had."""
-    venv = cached_venv("bench", HERE / "requirements.txt", lambda _: None)
+def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
+    """vLLM's own router. Raises InstallFailed when it cannot be had."""
+    venv = peers_venv()
     port = free_port()
     command = [str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--policy", "round_robin", "--prometheus-port", str(free_port()), "--log-level", "error"]
+    command += ["--policy", policy, "--prometheus-port", str(free_port()), "--log-level", "error"]
     command += ["--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
     with _running("vllm-router", command, port, "/health", folder) as running:
         yield running
 
 
 @contextmanager
-def _running(name: str, command: list[str], port: int, ready: str, folder: Path) -> Iterator[Running]:
+def sglang(backends: Sequence[int], folder: Path) -> Iterator[Running]:
+    """SGLang's router. Raises InstallFailed when it cannot be had."""
+    venv = cached_venv("bench-sglang", HERE / "requirements-sglang.txt", lambda _: None, lambda _: None)
+    port = free_port()
+    command = [str(venv / "bin" / "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(free_port())]
+    command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
+    with _running("sglang-router", command, port, "/health", folder) as running:
+        yield running
+
+
+def start_all(
+    stack: ExitStack, starts: Sequence[Start], backends: list[int], folder: Path, notes: list[str]
+) -> list[Running]:
+    """All that can be started; a note for each that cannot be had."""
+    running = []
+    for start in starts:
+        try:
+            running.append(stack.enter_context(start(backends, folder)))
+        except InstallFailed as failed:
+            notes.append(f"{getattr(start, '__name__', start)} is left out: {failed}")
+    return running
+
+
+@contextmanager
+def _running(name: str, command: list[str], port: int, ready: str, folder: Path, admin: int = 0) -> Iterator[Running]:
     log = folder / f"{name}.log"
     with log.open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
     try:
         _wait_for(f"http://127.0.0.1:{port}{ready}", process, log)
-        yield Running(name, port, process.pid)
+        yield Running(name, port, process.pid, admin)
     finally:
         stop(process)
 
 
 @contextmanager
-def engines(ports: int, *, events: bool = False) -> Iterator[list[int]]:
+def engines(
+    ports: int, *, events: bool = False, spacing_ms: float | None = None, render_at: int | None = None
+) -> Iterator[list[int]]:
     """The backend in a process of its own: its ports."""
-    command = [sys.executable, "-m", "tests.bench.engine", "--ports", str(ports), *(["--events"] if events else [])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
-    try:
+    command = [sys.executable, "-m", "tests.bench.engine", "--ports", str(ports)]
+    command += ["--events"] if events else []
+    command += ["--spacing-ms", str(spacing_ms)] if spacing_ms is not None else []
+    command += ["--render-at", str(render_at)] if render_at is not None else []
+    with child(command) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())
+
+
+@contextmanager
+def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended at the latest when the block is left; its standard output is ours to read."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    try:
+        yield process
     finally:
         stop(process)
 
@@ -124,8 +178,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def free_port() -> int:

@@ -1,0 +1,101 @@
+"""Rows whose measuring has a module of its own, which also runs alone: here their figures get their bars."""
+
+from __future__ import annotations
+
+import subprocess
+
+from router.stack.install import InstallFailed
+from tests.bench import decisions, handed, index, workers
+from tests.bench.figures import Bar, Line, beside
+from tests.bench.routers import peers_venv
+from tests.bench.row import Room, Row
+
+DYNAMO = "Dynamo RadixTree"
+MILLION = 1e6
+
+
+def deciding(room: Room) -> list[Line]:
+    room.say("every policy of configs/policies at 64 targets")
+    costs = decisions.measure(room.effort.of(7, 2))
+    room.notes.append(", ".join(f"{cost.policy} decides in {cost.decision_us:.0f} us" for cost in costs))
+    bar = Bar(decisions.BAR_US)
+    return [Line(f"{cost.policy} as a shadow", "us", [cost.shadow_us], bar=bar) for cost in costs]
+
+
+def two_workers(room: Room) -> list[Line]:
+    room.say("one worker and two, in turns")
+    seen = workers.measure(room.effort.repetitions, room.effort.of(8000, 3000))
+    points = [100 * abs(one - two) for one, two in zip(seen.hit_share[1], seen.hit_share[2], strict=True)]
+    bar = Bar(workers.CPU_BAR, "ratio")
+    return [
+        beside("CPU per 200-byte request, 2 workers", "us", seen.small_us[2], seen.small_us[1], "1 worker", bar),
+        Line("hit share of agents, 2 workers and 1: points apart", "", points, bar=Bar(100 * workers.HIT_BAR)),
+    ]
+
+
+def ids_handed(room: Room) -> list[Line]:
+    ratios = handed.measure(room.effort.repetitions, room.say)
+    what = f"warm {handed.TOKENS:,}-token chat on a real vLLM: time to first token, through the router / direct"
+    return [Line(what, "", [], ratios=ratios, bar=Bar(0.75, "ratio"))]
+
+
+def indexing(room: Room) -> list[Line]:
+    repetitions, blocks = room.effort.repetitions, room.effort.of(1_000_000, 200_000)
+    room.say(f"ours, {blocks:,} blocks")
+    ours = index.measure(repetitions, blocks)
+    theirs: list[index.Figures] = []
+    try:
+        room.say(f"{DYNAMO}, {blocks:,} blocks")
+        theirs = index.measure_peer(peers_venv() / "bin" / "python", repetitions, blocks)
+    except InstallFailed as why:
+        room.notes.append(f"{DYNAMO} is left out: {why}")
+    except subprocess.CalledProcessError as failed:
+        room.notes.append(f"{DYNAMO} is left out: {failed.stderr.strip()}")
+    of_all = [("from decoded events", "applied", Bar(1.0, sense=">=")), ("with key chaining", "chained", None)]
+    of_all += [("with wire decoding and key chaining", "decoded", None), ("removals, one block each", "removed", None)]
+    return [
+        *(_rate(f"index apply, {what}", *_both(field, ours, theirs), bar) for what, field, bar in of_all),
+        *_matching("chains of agents", [one.sessions for one in ours], [one.sessions for one in theirs]),
+        *_matching("every chain at every target", [one.spread for one in ours], [one.spread for one in theirs]),
+    ]
+
+
+def _both(field: str, ours: list[index.Figures], theirs: list[index.Figures]) -> tuple[list[float], list[float]]:
+    """A figure by repetition, in millions; of the peer only where it was measured there."""
+    first, second = ([getattr(one, field) for one in some] for some in (ours, theirs))
+    return [value / MILLION for value in first], [value / MILLION for value in second if value is not None]
+
+
+def _rate(what: str, ours: list[float], theirs: list[float], bar: Bar | None) -> Line:
+    return beside(what, "million blocks/s", ours, theirs, DYNAMO if theirs else "", bar)
+
+
+def _matching(what: str, ours: list[index.Matched], theirs: list[index.Matched]) -> list[Line]:
+    what = f"match of 5,000 blocks, {what}"
+    peer = DYNAMO if theirs else ""
+    return [
+        beside(f"{what}, p50", "us", [m.p50_us for m in ours], [m.p50_us for m in theirs], peer, Bar(100.0)),
+        beside(f"{what}, p99", "us", [m.p99_us for m in ours], [m.p99_us for m in theirs], peer, Bar(200.0)),
+    ]
+
+
+def index_memory(room: Room) -> list[Line]:
+    room.say("a million blocks over 64 targets")
+    million = index.bytes_per_block()
+    lines = [Line("index memory per (target, block), a million of them", "bytes", [million], bar=Bar(150.0))]
+    if room.effort.quick:
+        return lines
+    low, high = min(index.FILLS), max(index.FILLS)
+    room.say(f"from {low:,} to {high:,} blocks")
+    fills = index.fills()
+    room.notes.append(", ".join(f"{size:,} blocks: {held:.0f} bytes each" for size, held in fills.items()))
+    return [*lines, Line(f"the same from {low:,} to {high:,} blocks", "bytes", sorted(fills.values()))]
+
+
+ROWS = (
+    Row("index", "index", indexing, 330, 20),
+    Row("index-memory", "index memory", index_memory, 90, 12),
+    Row("handed", "handing the engine the token ids", ids_handed, 100, 50),
+    Row("decisions", "one decision at 64 targets, by policy", deciding, 20, 5),
+    Row("workers", "two workers", two_workers, 120, 20),
+)

@@ -1,0 +1,97 @@
+"""The benchmark as charts: how far each figure lies from its bar, and CPU time beside the peers'."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from router.drawing import FAINT, INK, LINE, canvas, require, save
+from tests.bench.figures import Line, spread
+from tests.bench.results import Outcome
+from tests.bench.tables import bar_text
+
+MET, MISSED = "#2f6f9f", "#c2553d"
+OURS, THEIRS = "#2f6f9f", "#9aa3af"
+
+
+def draw(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Both, where there is something to draw. Raises NoCharts without matplotlib."""
+    require()
+    lines = _lines(outcomes)
+    if any(share_of_bar(line) is not None for line in lines):
+        bars_chart(outcomes, folder / "bench-bars.png")
+    if any(_comparable(line) for line in lines):
+        peers_chart(outcomes, folder / "bench-peers.png")
+
+
+def bars_chart(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Each judged line as a share of its bar, on a logarithmic axis: left of the line is met."""
+    judged = [(line, share) for line in _lines(outcomes) if (share := share_of_bar(line)) is not None]
+    figure = canvas(9.0, 1.4 + 0.3 * len(judged))
+    axes = figure.add_subplot()
+    for row, (line, share) in enumerate(judged):
+        axes.barh(row, share - 1, left=1, height=0.6, color=MET if line.met else MISSED)
+        values = line.ratios if line.bar is not None and line.bar.of == "ratio" else line.ours
+        text = f"{spread(values)}, bar {bar_text(line)}"
+        axes.annotate(text, (share, row), xytext=(-4 if share < 1 else 4, 0), textcoords="offset points",
+                      ha="right" if share < 1 else "left", va="center", fontsize=6.5, color=INK)  # fmt: skip
+    axes.set_yticks(range(len(judged)), [f"{line.what}, {line.unit}" for line, _ in judged], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color=INK, lw=1)
+    low, high = (pick([share for _, share in judged] or [1.0]) for pick in (min, max))
+    axes.set_xlim(min(0.5, low) / 8, max(2.0, high) * 8)
+    axes.set_xlabel("share of the bar (1: the bar itself; left of it is met)", color=FAINT)
+    _bare(axes)
+    figure.suptitle(_title("Measured against the bars", outcomes), fontsize=10, color=INK)
+    save(figure, file)
+
+
+def share_of_bar(line: Line) -> float | None:
+    """Below 1: met, whatever the bar's sense. None: nothing to judge, or nothing to divide by; 0 is shown as 0.01."""
+    if line.bar is None or (value := line.judged) is None or not line.bar.limit:
+        return None
+    share = value / line.bar.limit if line.bar.sense == "<=" else line.bar.limit / value if value else 100.0
+    return max(share, 0.01)
+
+
+def peers_chart(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Every line that has a peer, both as a share of the peer's median."""
+    pairs = [line for line in _lines(outcomes) if _comparable(line)]
+    figure = canvas(8.4, 1.4 + 0.42 * len(pairs))
+    axes = figure.add_subplot()
+    for row, line in enumerate(pairs):
+        theirs = statistics.median(line.theirs)
+        for offset, values, colour in ((-0.2, line.ours, OURS), (0.2, line.theirs, THEIRS)):
+            share = statistics.median(values) / theirs
+            axes.barh(row + offset, share, height=0.36, color=colour)
+            axes.text(share, row + offset, f" {spread(values)}", va="center", fontsize=7, color=INK)
+    axes.set_yticks(range(len(pairs)), [f"{line.what}, {line.unit}\nbeside {line.peer}" for line in pairs], fontsize=7)
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xlabel("share of the peer's median (blue: Warmroute)", color=FAINT)
+    _bare(axes)
+    figure.suptitle(_title("Beside its peers, in the same run", outcomes), fontsize=10, color=INK)
+    save(figure, file)
+
+
+def _comparable(line: Line) -> bool:
+    return bool(line.ours) and bool(line.theirs) and statistics.median(line.theirs) > 0
+
+
+def _lines(outcomes: Sequence[Outcome]) -> list[Line]:
+    return [line for outcome in outcomes for line in outcome.lines]
+
+
+def _title(text: str, outcomes: Sequence[Outcome]) -> str:
+    last = max(outcomes, key=lambda outcome: outcome.ended)
+    return f"{text}\n{last.ended[:10]}, {last.machine}"
+
+
+def _bare(axes: object) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)  # type: ignore[attr-defined]
+    axes.tick_params(length=0)  # type: ignore[attr-defined]
+    axes.grid(axis="x", color=LINE, lw=0.7)  # type: ignore[attr-defined]
+    axes.set_axisbelow(True)  # type: ignore[attr-defined]

@@ -1,0 +1,91 @@
+"""What a cold prompt of 80,000 tokens costs: the one who sent it, and those who ask something small meanwhile.
+
+Nobody has seen the chat, so all of it is tokenised. The time that the router adds (`agent_turns.py`) is held against
+one tokenising of the whole rendered prompt in a process that does nothing else. What others wait is that of small
+requests through the router, minus that of small requests which went past it to the same backend at the same time: on a
+busy machine both wait for a core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from router.clock import SystemClock
+from router.config.schema import TokenizerSource
+from router.emulate.vocabulary import DATA
+from router.prompt.prompt import Chat as Source
+from router.prompt.read import ReadOptions, read_prompt
+from router.tokens.local import load
+from tests.bench import routers
+from tests.bench.agent_turns import ENGINES, TOKENS, check_local, knowing
+from tests.bench.asking import PATH, Asker
+from tests.bench.figures import Bar, Line, quantile
+from tests.bench.probing import probing
+from tests.bench.prompts import Chat, Words
+from tests.bench.row import Room, Row
+
+SMALL_PER_S = 100
+COLD_S = 0.2  # that a cold prompt takes, about: small requests are sent for as long as there are cold ones
+
+
+def measure(room: Room) -> list[Line]:
+    """Cold prompts one after the other; meanwhile somebody else sends small requests."""
+    words = Words(DATA)
+    ratios: list[float] = []
+    added: list[float] = []
+    waited: list[float] = []
+    prompts = room.effort.of(12, 4)
+    with routers.engines(ENGINES, events=True) as backends, ExitStack() as stack:
+        router = stack.enter_context(routers.warmroute(backends, room.folder, knowing(DATA)))
+        tokenised_ms = whole_tokenisation(DATA)
+        for repetition in range(room.effort.repetitions):
+            room.say(f"cold prompts, repetition {repetition + 1}")
+            bodies = [Chat(words, TOKENS, seed=500_000 + 100 * repetition + i).body() for i in range(2 * prompts)]
+            alone_ms = statistics.median(tokenised_ms(body) for body in bodies[:5])
+            added.append(statistics.median(cold_prompts(router.port, backends[0], bodies[:prompts])))
+            ratios.append(added[-1] / alone_ms)
+            waited.append(meanwhile(room, router.port, backends[0], words, bodies[prompts:]))
+        check_local(router)
+    return [
+        Line("added by a cold prompt, over one full tokenisation", "ms", added, ratios=ratios, bar=Bar(1.1, "ratio")),
+        Line("p99 added to small requests meanwhile", "ms", waited, bar=Bar(5.0)),
+    ]
+
+
+def cold_prompts(router: int, direct: int, bodies: list[bytes]) -> list[float]:
+    with Asker(router) as through, Asker(direct) as straight:
+        return [through.ask(body).seen_ms - straight.ask(body).seen_ms for body in bodies]
+
+
+def meanwhile(room: Room, router: int, direct: int, words: Words, bodies: list[bytes]) -> float:
+    """p99 of small requests through the router minus p99 of small requests that went past it at the same time."""
+    small = room.folder / "small.json"
+    small.write_bytes(Chat(words, 40, seed=7).body())
+    with Asker(router) as large, probing([router, direct], small, SMALL_PER_S, len(bodies) * COLD_S) as (seen, running):
+        for body in bodies:
+            if running():
+                large.ask(body)
+        took_ms = seen()
+    return quantile(took_ms[router], 0.99) - quantile(took_ms[direct], 0.99)
+
+
+def whole_tokenisation(folder: Path) -> Callable[[bytes], float]:
+    """A function of a chat's body: milliseconds that rendering and tokenising it as a whole takes, alone."""
+    local = load(TokenizerSource(path=str(folder)), "bench", SystemClock().wall)
+    options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
+
+    def took_ms(body: bytes) -> float:
+        source = read_prompt(PATH, "application/json", body, options).source
+        assert isinstance(source, Source)
+        began = time.perf_counter()
+        local.ids(source)
+        return (time.perf_counter() - began) * 1e3
+
+    return took_ms
+
+
+ROWS = (Row("cold", "cold prompt of 80,000 tokens", measure, 90, 9),)

@@ -1,0 +1,94 @@
+"""The benchmark's arithmetic and its values: medians with their spread, quantiles, bars and whether they are met.
+
+Pure. A `Line` is one line of the table: what was measured of us and of a peer, repetition by repetition, and the bar
+that is held against it. Ratios are made of values of the same repetition, which saw the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """`sense` `<=`: at most. `of`: our own figure, or the ratio. `take`: "worst" lets no repetition pass it."""
+
+    limit: float
+    of: Literal["ours", "ratio"] = "ours"
+    sense: Literal["<=", ">="] = "<="
+    take: Literal["median", "worst"] = "median"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """`ours`, `theirs` and `ratios` by repetition, in `unit`; no bar: only for comparison."""
+
+    what: str
+    unit: str
+    ours: list[float]
+    theirs: list[float] = []
+    peer: str = ""
+    ratios: list[float] = []
+    bar: Bar | None = None
+
+    @property
+    def judged(self) -> float | None:
+        """The value that the bar is held against; None: there is no bar, or nothing was measured."""
+        if self.bar is None:
+            return None
+        values = self.ours if self.bar.of == "ours" else self.ratios
+        if not values:
+            return None
+        if self.bar.take == "worst":
+            return max(values) if self.bar.sense == "<=" else min(values)
+        return statistics.median(values)
+
+    @property
+    def met(self) -> bool | None:
+        """None: there is nothing to judge."""
+        if self.bar is None or (value := self.judged) is None:
+            return None
+        return value <= self.bar.limit if self.bar.sense == "<=" else value >= self.bar.limit
+
+
+def beside(
+    what: str, unit: str, ours: Sequence[float], theirs: Sequence[float], peer: str, bar: Bar | None = None
+) -> Line:
+    """Ours over theirs; where a ratio of at least so much is wanted theirs over ours: how many times less we take."""
+    pairs = list(zip(ours, theirs, strict=False))
+    turned = bar is not None and bar.of == "ratio" and bar.sense == ">="
+    ratios = [b / a if turned else a / b for a, b in pairs if (a if turned else b)]
+    return Line(what, unit, list(ours), list(theirs), peer, ratios, bar)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank quantile: the least value that at least `share` of all are not above. Raises ValueError."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median (lowest-highest), with as many digits as the median deserves; "-" of nothing."""
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    digits = 0 if abs(middle) >= 100 or not any(values) else 1 if abs(middle) >= 10 else 2
+    low, high = (f"{value:,.{digits}f}" for value in (min(values), max(values)))
+    shown = f"{middle:,.{digits}f}"
+    return shown if len(values) == 1 or low == high == shown else f"{shown} ({low}-{high})"
+
+
+def grown_percent(values: Sequence[float]) -> float:
+    """How much higher the last fifth lies than the first, by their medians, in percent of the first; may be negative.
+
+    Raises ValueError with fewer than five values.
+    """
+    fifth = len(values) // 5
+    if not fifth:
+        raise ValueError(f"{len(values)} values are too few to tell growth")
+    first = statistics.median(values[:fifth])
+    return 100 * (statistics.median(values[-fifth:]) - first) / first

@@ -1,0 +1,83 @@
+"""CPU per request of the precise policy at 64 targets with a warm prompt of 1,000 tokens, beside our own round robin.
+
+Both routers stand in front of the same 64 engines and get the same bytes. The engines have announced the prompt's
+blocks, so that the precise one tokenises, looks every block up and prices targets that hold it, at each request; the
+other one reads none of it.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from contextlib import ExitStack
+
+import uvloop
+from tokenizers import Tokenizer
+
+from router.blocks.events import EngineHash, Stored, Tier
+from router.emulate.vocabulary import DATA
+from router.emulate.wire import payload
+from tests.bench import load, routers
+from tests.bench.agent_turns import check_local, knowing
+from tests.bench.answers import MODEL
+from tests.bench.figures import Bar, Line, beside
+from tests.bench.load import Shape
+from tests.bench.prompts import Chat, Words
+from tests.bench.routers import EVEN, Running
+from tests.bench.row import NotMeasured, Room, Row
+
+TARGETS, BLOCK_TOKENS, PROMPT_TOKENS = 64, 16, 1000
+HEARD_S = 20.0
+SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
+
+
+def measure(room: Room) -> list[Line]:
+    shape = SHAPE.shrunk(room.effort.of(1, 2))
+    chat = Chat(Words(DATA), PROMPT_TOKENS, seed=3, message_tokens=300)
+    body = chat.body()
+    seen: dict[str, list[float]] = {"precise": [], "even": []}
+    with ExitStack() as stack:
+        backends = stack.enter_context(routers.engines(TARGETS, events=True))
+        precise = stack.enter_context(routers.warmroute(backends, room.folder, knowing(DATA), "precise"))
+        even = stack.enter_context(routers.warmroute(backends, room.folder, EVEN, "even"))
+        announce(precise, backends[0], chat)
+        for repetition in range(room.effort.repetitions + 1):
+            for router in (precise, even) if repetition % 2 else (even, precise):
+                room.say(f"{router.name}, {repetition} of {room.effort.repetitions}")
+                before = router.cpu_s()
+                uvloop.run(load.send(shape, router.port, MODEL, body))
+                if repetition:
+                    seen[router.name].append((router.cpu_s() - before) * 1e6 / shape.requests)
+        check_local(precise)
+        check_hits(precise, chat.tokens)
+    bar = Bar(2.0, "ratio")
+    return [beside(f"{shape.name}, policy warm", "us", seen["precise"], seen["even"], "our round_robin", bar)]
+
+
+def announce(router: Running, backend: int, chat: Chat) -> None:
+    """All engines say that they hold the whole prompt. Raises NotMeasured when the router has not heard it."""
+    ids = Tokenizer.from_file(str(DATA / "tokenizer.json")).encode(chat.rendered(), add_special_tokens=False).ids
+    blocks = len(ids) // BLOCK_TOKENS
+    hashes = [EngineHash(0x5EED_0000 + i) for i in range(blocks)]
+    stored = Stored(hashes, None, ids[: blocks * BLOCK_TOKENS], BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
+    told = payload([stored], time.time(), 0, form="map", adapter_ids={})
+    until = time.monotonic() + HEARD_S
+    while time.monotonic() < until:  # a subscription takes effect in its own time: say it again
+        with urllib.request.urlopen(f"http://127.0.0.1:{backend}/publish", told, timeout=5):
+            time.sleep(0.2)
+        instances = router.told("/admin/instances")["instances"]
+        streams = [target["stream"] for one in instances for target in one["targets"]]
+        if len(streams) == TARGETS and all(s is not None and s["blocks"]["gpu"] == blocks for s in streams):
+            return
+    raise NotMeasured(f"not all {TARGETS} engines were heard within {HEARD_S:g} s")
+
+
+def check_hits(router: Running, tokens: int) -> None:
+    """That the last decision knew of the cached prompt. Raises NotMeasured."""
+    (record,) = router.told("/admin/records?limit=1")["records"]
+    predicted = record["attempts"][-1]["predicted_tokens"]
+    if predicted is None or predicted < tokens - 2 * BLOCK_TOKENS:
+        raise NotMeasured(f"the router promised {predicted} of {tokens} tokens")
+
+
+ROWS = (Row("precise", "precise policy, 64 targets", measure, 60, 12),)

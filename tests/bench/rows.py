@@ -1,0 +1,18 @@
+"""All rows of the benchmark, in the order in which they are measured: what is short first, the soak last."""
+
+from __future__ import annotations
+
+from tests.bench import agent_turns, apart, cold, data_path, event_storm, kv_aware, precise, soak, streams
+from tests.bench.row import Row
+
+ROWS: tuple[Row, ...] = (
+    *data_path.ROWS,
+    *precise.ROWS,
+    *agent_turns.ROWS,
+    *cold.ROWS,
+    *kv_aware.ROWS,
+    *event_storm.ROWS,
+    *streams.ROWS,
+    *apart.ROWS,
+    *soak.ROWS,
+)

@@ -1,0 +1,24 @@
+"""The benchmark as a whole: what it measures has names, and what it takes is bounded."""
+
+from __future__ import annotations
+
+from tests.bench.rows import ROWS
+
+FULL_MINUTES, QUICK_MINUTES = 45, 5.5
+
+
+def test_every_row_has_a_name_of_its_own_that_is_a_file_name() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert all(name.replace("-", "").isalnum() and name.islower() for name in names)
+
+
+def test_all_of_it_takes_less_than_is_promised() -> None:
+    assert sum(row.full_s for row in ROWS) < FULL_MINUTES * 60
+    assert sum(row.quick_s for row in ROWS) < QUICK_MINUTES * 60
+    assert all(row.quick_s < row.full_s for row in ROWS)
+
+
+def test_the_soak_lasts_a_quarter_of_an_hour_and_comes_last() -> None:
+    assert ROWS[-1].name == "soak"
+    assert ROWS[-1].full_s >= 900
