@@ -11,83 +11,97 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import resource
 import secrets
 import signal
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from router.blocks.expected import Approximate, Expected
-from router.blocks.index import Index
+from router.blocks.budget import Budget
 from router.blocks.keys import Keyring
-from router.blocks.knowledge import Knowledge, Witness
+from router.building import (
+    bring_back,
+    build_core,
+    build_handing,
+    build_ledger,
+    build_pool,
+    build_snapshots,
+    build_tokens,
+    built_policies,
+    discoveries,
+    readings,
+    secret_of,
+)
 from router.clock import Clock, SystemClock
 from router.config import schema
-from router.config.read import load_policies, read_client_keys
+from router.config.read import read_client_keys
 from router.control import guarding
 from router.control.control import Control
-from router.core import Core
 from router.decide.arms import Regime
-from router.decide.desk import Desk
-from router.decide.policy import Policy, build_policies
 from router.discovery.base import Discovery
-from router.discovery.file import FileDiscovery
-from router.discovery.static import StaticDiscovery
 from router.explain import Explain
+from router.feeds import snapshot
 from router.feeds.bootstrap import Bootstrap
 from router.feeds.health import Health
 from router.feeds.kv_events import KvEvents
 from router.feeds.metrics import MetricsPoll
-from router.fleet.instances import Fleet, State
+from router.fleet.instances import State
 from router.ledger.audit import Audit
-from router.ledger.jsonl import JsonLines
 from router.ledger.prometheus import Metrics
 from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
 from router.lobby.tokens import AdminTokens
 from router.members import Membership
-from router.pool.mooncake import MooncakePool
-from router.pool.none import NoPool
-from router.prompt.read import ReadOptions
 from router.proxy.headers import HeaderRules
 from router.proxy.upstream import Upstreams
 from router.report import Report
 from router.route import Rooms
 from router.tasks import Tasks
-from router.tokens import local
-from router.tokens.remote import Remote
-from router.tokens.tokens import Tokens
 from router.web.admin import admin_app
-from router.web.listener import Listener, serve_config
+from router.web.listener import Listener, demand_free, serve_config
 from router.web.openai import Door
 from router.web.ops import ops_app
+from router.workers.follower import Follower
+from router.workers.house import House
+from router.workers.seat import Seat, leading
+from router.workers.shared import SharedCore
 
 log = logging.getLogger("warmroute.app")
 
 LOOK_EVERY_S = 0.02
+KNOWN_WITHIN_S = 5.0  # the engines, by a worker that follows; later, one of them is enough
 
 
 class App:
-    """One router: built from its configuration, running between `start` and `stop`."""
+    """One router, or one worker of it: built from its configuration, running between `start` and `stop`. `seat` is a
+    follower's; without one, it leads as many workers as the configuration says, or is the only one.
+    """
 
-    def __init__(self, config: schema.Config, clock: Clock | None = None, file: Path | None = None) -> None:
+    def __init__(
+        self, config: schema.Config, clock: Clock | None = None, file: Path | None = None, seat: Seat | None = None
+    ) -> None:
         self._config = config
         self._clock = clock = clock or SystemClock()
         limits, run_id = config.limits, secrets.token_hex(4)
         self._tasks = Tasks("router")
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
-        secret = secret_of(config)
+        saved = None if config.index.snapshot_file is None else snapshot.load(Path(config.index.snapshot_file))
+        secret = secret_of(config, saved) if seat is None else seat.secret
+        self._seat = seat = seat or leading(config, secret, clock, self._tasks)
+        self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
         keyring = Keyring(secret)
-        self._pool = build_pool(config, self._upstreams, clock)
+        memory = Budget(config.tokens.memory_bytes)
+        self._pool = build_pool(config, self._upstreams, clock, memory)
         regime = Regime(built_policies(config), config.active, config.experiment)
-        core = build_core(config, regime, keyring, clock, self._pool, secret=secret)
-        self._tokens = build_tokens(config, keyring, self._upstreams, clock)
-        members = Membership(core, self._upstreams, self._tokens, self._tasks)
+        core = build_core(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
+        if saved is not None:
+            bring_back(saved, secret, core.knowledge)
+        self._snapshots = build_snapshots(config, secret, core, self._tasks) if self._follower is None else None
+        self._tokens = build_tokens(config, keyring, self._upstreams, clock, memory)
+        handing = build_handing(config, self._tokens, self._upstreams, self._tasks)
+        members = Membership(core, self._upstreams, self._tokens, handing, self._tasks)
         fetch = self._upstreams.fetch
         members.health = self._health = Health(members, fetch, self._tasks, clock, config.fleet.health)
         members.polls = self._polls = MetricsPoll(members, fetch, self._tasks, clock, config.fleet.metrics)
@@ -99,9 +113,23 @@ class App:
         self._control = Control(core, ring, audit, clock, file)
         self._ledger = build_ledger(config, secret, run_id, clock)
         report = Report(
-            core, self._tokens, self._pool, self._health, self._discoveries, ring, self._control, self._ledger, clock
+            core,
+            self._tokens,
+            handing,
+            self._pool,
+            self._health,
+            self._discoveries,
+            ring,
+            self._control,
+            self._ledger,
+            clock,
+            self._leader,
         )
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
+        if seat is not None and isinstance(core, SharedCore):
+            seat.others.take(House(run_id, core, ring, metrics))
+        if self._leader is not None:
+            self._control.spreads(self._leader.everywhere)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
         self._lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
         reading, skimming = readings(config)
@@ -112,6 +140,7 @@ class App:
             lobby=self._lobby,
             retries=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokens=self._tokens,
+            handing=handing,
             pool=self._pool,
             reading=reading,
             skimming=skimming,
@@ -125,9 +154,10 @@ class App:
             run_id=run_id,
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
-        door = Door(rooms, ops_app(self.why_not_ready, metrics), clients)
+        door = Door(rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients)
         admin = schema.Listen(host=config.admin.host, port=config.admin.port)
-        self._listener = Listener(serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s))
+        public = serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s)
+        self._listener = Listener(public, shared=seat is not None)
         operator = admin_app(report, self._control, explain, config.admin.tokens)
         self._admin_listener = Listener(serve_config(operator, admin))
         self._members = members
@@ -154,11 +184,16 @@ class App:
 
     async def start(self) -> None:
         """Raises `ConfigError` when a port cannot be had."""
-        await self._admin_listener.start()
-        await self._listener.start()
+        if self._follower is None:
+            if self._leader is not None:
+                demand_free(self._config.listen.host, self._config.listen.port)
+            await self._admin_listener.start()
+            await self._listener.start()
+            guarding.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
         if self._ledger is not None:
             self._ledger.start()
-        guarding.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
+        if self._snapshots is not None:
+            self._snapshots.start()
         self._pool.start()
         self._health.start()
         self._polls.start()
@@ -166,22 +201,48 @@ class App:
         for name, discovery in self._discoveries.items():
             self._tasks.supervise(f"discovery by {name}", partial(self._follow, name, discovery))
         self._started = True
+        if self._leader is not None:
+            self._leader.start(self.port)
+        if self._follower is not None:
+            self._tasks.spawn("open", self._open(self._follower))
+
+    async def _open(self, follower: Follower) -> None:
+        """A follower listens when it knows the engines: until then, others answer better."""
+        give_up_at = self._clock.now() + KNOWN_WITHIN_S
+        while not self._knows_engines() and (self._clock.now() < give_up_at or self.why_not_ready() is not None):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
+        await self._listener.start()
+        follower.up()
+
+    def _knows_engines(self) -> bool:
+        states = [instance.state for instance in self._core.fleet]
+        return bool(states) and State.JOINING not in states and self.why_not_ready() is None
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
             self._members.listed(name, instances)
+
+    def refuse(self) -> None:
+        """No new connections from here on, as far as that is known."""
+        self._listener.refuse()
 
     async def stop(self) -> None:
         """`/ready` says 503 from here on, so that no new traffic is sent; what is under way, and what comes all the
         same, has the grace time to finish.
         """
         self._stopping = True
+        if self._leader is not None:
+            self._leader.stopping()
         give_up_at = self._clock.now() + self._config.limits.grace_s
         while self._lobby.inside and self._clock.now() < give_up_at:  # noqa: ASYNC110  the lobby only counts
             await asyncio.sleep(LOOK_EVERY_S)
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
+        if self._leader is not None:
+            await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
         await self._admin_listener.stop(0.5)
         await self._events.close()
+        if self._snapshots is not None:
+            await self._snapshots.save()
         await self._pool.close()
         await self._tasks.close()
         await self._control.audit.flush()
@@ -235,82 +296,3 @@ async def _when_ready(app: App, call: Callable[[App], None]) -> None:
     while app.why_not_ready() is not None:  # noqa: ASYNC110  many causes, one answer
         await asyncio.sleep(LOOK_EVERY_S)
     call(app)
-
-
-def built_policies(config: schema.Config) -> dict[str, Policy]:
-    """Every policy, built, so that a broken one is known at the start. Raises `ConfigError`."""
-    return build_policies(load_policies(config))
-
-
-def build_core(
-    config: schema.Config,
-    regime: Regime,
-    keyring: Keyring,
-    clock: Clock,
-    witness: Witness | None = None,
-    *,
-    secret: int = 0,
-) -> Core:
-    index = config.index
-    knowledge = Knowledge(
-        Index(keyring, index.orphan_blocks),
-        Expected(index.expected_ttl_s),
-        Approximate(index.approximate_blocks, index.approximate_ttl_s),
-        clock,
-        witness,
-    )
-    desk = Desk(regime, seed=config.seed if config.seed is not None else secrets.randbits(64))
-    return Core(
-        Fleet(config.fleet),
-        knowledge,
-        desk,
-        clock,
-        config.limits.responses_kept,
-        shared_pool=config.pool is not None,
-        secret=secret,
-    )
-
-
-def readings(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
-    """How prompts are read for policies that look at caches, and for those that do not."""
-    strip, inject = frozenset(config.edge.strip_fields), config.usage == "inject"
-    return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
-
-
-def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> JsonLines | None:
-    ledger = config.records.ledger
-    return None if ledger is None else JsonLines(ledger, secret, run_id, clock)
-
-
-def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock) -> MooncakePool | NoPool:
-    if config.pool is None:
-        return NoPool()
-    masters = [f"mooncake master {urlsplit(url).netloc}" for url in config.pool.masters]
-    for name, url in zip(masters, config.pool.masters, strict=True):
-        upstreams.add(name, url)
-    return MooncakePool(config.pool, masters, upstreams.fetch, Tasks("pool"), clock)
-
-
-def build_tokens(config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock) -> Tokens:
-    locals_ = {
-        model: local.load(source, f"tokenizers.{model}", clock.wall)
-        for model, source in config.tokenizers.items()
-        if source.path is not None
-    }
-    return Tokens(config.tokens, locals_, keyring, Remote(upstreams.fetch), clock)
-
-
-def discoveries(fleet: schema.Fleet) -> dict[str, Discovery]:
-    found: dict[str, Discovery] = {}
-    if fleet.instances:
-        found["config"] = StaticDiscovery(fleet.instances)
-    if fleet.file is not None:
-        found["file"] = FileDiscovery(fleet.file, fleet.file_poll_s)
-    return found
-
-
-def secret_of(config: schema.Config) -> int:
-    """What block keys are seeded with: 64 bits that clients cannot know."""
-    name = config.index.key_secret_env
-    secret = secrets.token_bytes() if name is None else os.fsencode(os.environ[name])
-    return int.from_bytes(blake2b(secret, digest_size=8).digest(), "little")

@@ -66,6 +66,9 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(help="policy in force, a name or a file, instead of the configuration's `active` and `experiment`"),
 ]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="processes on the one port, instead of the configuration's `workers`")
+]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="folder for JSON, chart and logs", file_okay=False)]
 ChartOption = Annotated[bool, typer.Option(help="draw the chart; it needs matplotlib")]
 
@@ -87,7 +90,7 @@ def about() -> None:
 
 
 @app.command()
-def serve(config: ConfigOption, policy: PolicyOption = None) -> None:
+def serve(config: ConfigOption, policy: PolicyOption = None, workers: WorkersOption = None) -> None:
     """Run the router in front of the engines that the configuration names."""
     import uvloop
 
@@ -96,6 +99,8 @@ def serve(config: ConfigOption, policy: PolicyOption = None) -> None:
     settings = _settings(config, policy)
     if not settings.fleet.instances and settings.fleet.file is None:
         raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
+    if workers is not None:
+        settings = settings.model_copy(update={"workers": workers})
     _log(settings.log.level)
     uvloop.run(serve_router(settings, file=config))
 

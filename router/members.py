@@ -24,6 +24,7 @@ from router.feeds.kv_events import KvEvents
 from router.feeds.metrics import MetricsPoll
 from router.proxy.upstream import Upstreams
 from router.tasks import Tasks
+from router.tokens.handing import Handing
 from router.tokens.tokens import Tokens
 
 log = logging.getLogger("warmroute.members")
@@ -32,10 +33,11 @@ log = logging.getLogger("warmroute.members")
 class Membership:
     """The feeds are set right after it is made: they want to know it, too."""
 
-    def __init__(self, core: Core, upstreams: Upstreams, tokens: Tokens, tasks: Tasks) -> None:
+    def __init__(self, core: Core, upstreams: Upstreams, tokens: Tokens, handing: Handing, tasks: Tasks) -> None:
         self._core = core
         self._upstreams = upstreams
         self._tokens = tokens
+        self._handing = handing
         self._tasks = tasks
         self._lists: dict[str, Sequence[schema.Instance]] = {}
         self._configs: dict[str, schema.Instance] = {}
@@ -93,6 +95,7 @@ class Membership:
         self._drop_streams(id)
         self._core.left(id)
         self._tokens.forget(id)
+        self._handing.forget(id)
         self._upstreams.remove(id)
         self._upstreams.remove(bootstrap_of(id))
         log.info("instance %s leaves", id)
@@ -113,6 +116,7 @@ class Membership:
         member = self._core.fleet.get(instance)
         if member is not None and member.base is not None:
             self._tasks.spawn("prove", self._tokens.prove(instance, member.base))
+            self._handing.joined(instance, member.base)
         self.polls.watch(instance)  # perhaps another process: block size and capacity are asked anew
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 

@@ -5,8 +5,10 @@ Implements `web.admin.Operations` and makes the snapshot behind the state metric
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, Protocol
 
 from router.blocks.events import Tier
 from router.blocks.knowledge import Stream
@@ -20,14 +22,29 @@ from router.feeds.health import Health
 from router.fleet.instances import Instance
 from router.fleet.speed import LINKS
 from router.fleet.target import Target
+from router.ledger.handed import HandingState
 from router.ledger.jsonl import JsonLines, Stats
+from router.ledger.remembered import ModelTokens, Remembered
 from router.ledger.ring import Ring
 from router.ledger.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState
 from router.ledger.steering import ArmUnits, InForce, LedgerState, Steering
 from router.pool.mooncake import MooncakePool
 from router.pool.none import NoPool
 from router.pool.report import PoolReport
+from router.tokens import handing
+from router.tokens.handing import Handing
 from router.tokens.tokens import Tokens
+
+
+class Others(Protocol):
+    """Other processes that answer requests of this router."""
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Of all, this one first."""
+
+    async def record(self, id: str) -> dict[str, Any] | None: ...
+
+    async def records(self, limit: int) -> list[dict[str, Any]]: ...
 
 
 class Report:
@@ -35,6 +52,7 @@ class Report:
         self,
         core: Core,
         tokens: Tokens,
+        handing: Handing,
         pool: MooncakePool | NoPool,
         health: Health,
         discoveries: Mapping[str, Discovery],
@@ -42,9 +60,11 @@ class Report:
         control: Control,
         ledger: JsonLines | None,
         clock: Clock,
+        others: Others | None = None,
     ) -> None:
         self._core = core
         self._tokens = tokens
+        self._handing = handing
         self._pool = pool
         self._health = health
         self._discoveries = discoveries
@@ -52,11 +72,12 @@ class Report:
         self._control = control
         self._ledger = ledger
         self._clock = clock
+        self._others = others
 
     # web.admin.Operations
 
     def instances(self) -> list[dict[str, Any]]:
-        tokenizers = self._tokens.report()
+        takers = self._handing.report().takers
         return [
             {
                 "id": instance.id,
@@ -64,24 +85,44 @@ class Report:
                 "state": instance.state.value,
                 "trouble": self._health.trouble(instance.id),
                 "models": [card.id for card in instance.cards],
-                "tokenizer": tokenizers[instance.base]._asdict() if instance.base in tokenizers else None,
+                "tokenizer": self._tokenizer(instance.base),
+                "token_ids": takers[instance.id]._asdict() if instance.id in takers else None,
                 "targets": [self._target(target) for target in instance.targets.values()],
             }
             for instance in self._core.fleet
         ]
 
+    def _tokenizer(self, model: str | None) -> dict[str, Any] | None:
+        """None: there is none here. Memory is that of all models together."""
+        if model is None or (told := self._tokens.report().get(model)) is None:
+            return None
+        memory = self._tokens.memory
+        return {**told._asdict(), "memory_bytes": memory.held_bytes, "memory_limit_bytes": memory.limit_bytes}
+
     def discovery(self) -> dict[str, str | None]:
         return {name: discovery.trouble for name, discovery in self._discoveries.items()}
 
     def drain(self, instance: str, on: bool) -> bool:
-        return self._core.fleet.drain(instance) if on else self._core.fleet.undrain(instance)
+        return self._core.drain(instance, on)
 
-    def record(self, record_id: str) -> dict[str, Any] | None:
+    async def record(self, record_id: str) -> dict[str, Any] | None:
         record = self._ring.get(record_id)
-        return None if record is None else readable(record)
+        if record is not None:
+            return readable(record)
+        return None if self._others is None else await self._others.record(record_id)
 
-    def records(self, limit: int) -> list[dict[str, Any]]:
-        return [readable(record) for record in self._ring.latest(limit)]
+    async def records(self, limit: int) -> list[dict[str, Any]]:
+        own = [readable(record) for record in self._ring.latest(limit)]
+        if self._others is None:
+            return own
+        together = own + await self._others.records(limit)
+        return sorted(together, key=itemgetter("at_wall_s"), reverse=True)[:limit]
+
+    def workers(self) -> list[dict[str, Any]]:
+        if self._others is not None:
+            return self._others.workers()
+        policies = {policy.name: policy.digest for policy in self._core.desk.regime.in_use}
+        return [{"number": 0, "pid": os.getpid(), "up": True, "policies": policies, "trouble": None}]
 
     def pool(self) -> dict[str, Any] | None:
         told = self._pool.report()
@@ -101,7 +142,17 @@ class Report:
             unpaired=self._core.peers.unpaired,
             pool=pool_state(self._pool.report()),
             steering=self._steering(),
+            handing=handing_state(self._handing.report()),
+            remembered=self._remembered(),
         )
+
+    def _remembered(self) -> Remembered:
+        memory = self._tokens.memory
+        models = {
+            model: ModelTokens(told.remembered_tokens, told.tokenised_tokens, told.incremental)
+            for model, told in self._tokens.report().items()
+        }
+        return Remembered(memory.held_bytes, memory.limit_bytes, memory.evicted, models)
 
     def _steering(self) -> Steering:
         regime, trial = self._core.desk.regime, self._core.trial
@@ -180,6 +231,11 @@ def in_force(regime: Regime) -> list[InForce]:
     arms = [InForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
     shadows = [InForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
     return [active, *arms, *shadows]
+
+
+def handing_state(told: handing.Report) -> HandingState:
+    takers = {instance: taker.takes for instance, taker in told.takers.items()}
+    return HandingState(takers, told.handed, told.unhanded)
 
 
 def ledger_state(stats: Stats) -> LedgerState:

@@ -228,7 +228,7 @@ class TokenizerSource(Section):
 
 class Tokens(Section):
     budget_ms: Seconds = Field(default=500.0, description="longest wait for a prompt's token ids; after it: unknown")
-    inline_chars: Positive = Field(default=4096, description="prompts up to this size are tokenised on the event loop")
+    inline_chars: Positive = Field(default=8192, description="prompts up to this size are tokenised on the event loop")
     threads: Positive = Field(default=1, description="threads that tokenise longer prompts")
     memory_bytes: int = Field(
         default=512 * 1024 * 1024,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +72,10 @@ class Control:
         self._folder = None if self._first_read is None else self._first_read.folder
         # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
         self._said = proposals.said_by(core.desk.regime) if self._first_read is None else self._first_read.said
+
+    def spreads(self, everywhere: Callable[[], Awaitable[None]]) -> None:
+        """Other processes decide by the same regime: a switch is done when `everywhere` returns."""
+        self._switching.everywhere = everywhere
 
     @property
     def regime(self) -> Regime:

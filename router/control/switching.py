@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from router.clock import Clock
@@ -31,6 +31,10 @@ SLICE_S = 0.002  # of planning without a pause: nobody's first token should feel
 
 FILES, ADMIN, GUARD = "files", "admin", "guard"
 STAYS_OUT = "an arm was rolled back in this very experiment and stays so: with another seed it is another experiment"
+
+
+async def nowhere_else() -> None:
+    """This process is the whole router."""
 
 
 class Asked(NamedTuple):
@@ -55,6 +59,7 @@ class Switching:
         self.switches: Counter[str] = Counter()  # by source
         self.undo: deque[Step] = deque(maxlen=UNDOS)
         self.ended: dict[str, Any] | None = None  # what the last experiment came to
+        self.everywhere: Callable[[], Awaitable[None]] = nowhere_else
         self._core = core
         self._ring = ring
         self._clock = clock
@@ -90,6 +95,7 @@ class Switching:
                 if changed:
                     self._take(after)
                     self._write(asked, before, after, plan, back)
+                    await self.everywhere()
             notes = proposal.notes + notes_of(before, proposal.regime, after, alike)
             return Switch(asked.what, asked.dry_run, changed, plan, notes, in_force(after))
 

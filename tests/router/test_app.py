@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from router.app import App, build_core, build_tokens, built_policies, discoveries, secret_of
+from router.app import App
 from router.blocks.keys import Keyring
+from router.blocks.saved import SavedIndex
+from router.building import build_core, build_tokens, built_policies, discoveries, secret_of
 from router.clock import ManualClock
 from router.config import schema
 from router.decide.arms import Regime
@@ -78,6 +80,13 @@ def test_the_secret_of_block_keys_depends_on_all_of_what_was_given(monkeypatch: 
 
 def test_without_one_it_is_random() -> None:
     assert secret_of(config()) != secret_of(config())
+
+
+def test_or_a_snapshots_so_that_its_keys_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert secret_of(config(), SavedIndex(77, [])) == 77
+    monkeypatch.setenv("KEY_SECRET", "warmroute-production-1")
+    given = config(index={"key_secret_env": "KEY_SECRET"})
+    assert secret_of(given, SavedIndex(77, [])) == secret_of(given)
 
 
 # its own life

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.app import build_core
 from router.blocks.events import Key, TargetId, Tier
 from router.blocks.known import Known
+from router.building import build_core
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core, Ticket
@@ -275,6 +275,13 @@ def test_the_stages_of_a_decision_are_timed() -> None:
     record = house.record()
     house.admit(record=record)
     assert (record.stages.match_ms, record.stages.decide_ms) == (0.0, 0.0)  # our clock stands still
+
+
+def test_where_nothing_is_known_of_a_prompt_there_is_nothing_to_match() -> None:
+    house = House("round_robin")
+    record = house.record()
+    house.admit(None, record=record)
+    assert (record.stages.match_ms, record.stages.decide_ms) == (None, 0.0)
 
 
 # first byte

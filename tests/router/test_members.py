@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from router.app import build_core, build_tokens, built_policies
 from router.blocks.events import TargetId
 from router.blocks.keys import Keyring
+from router.building import build_core, build_handing, build_tokens, built_policies
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core
@@ -54,7 +54,8 @@ class House:
         self.core: Core = build_core(settings, Regime(built_policies(settings), "warm"), keyring, self.clock)
         self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
         self.tokens = build_tokens(settings, keyring, self.upstreams, self.clock)
-        self.members = Membership(self.core, self.upstreams, self.tokens, self.tasks)
+        self.handing = build_handing(settings, self.tokens, self.upstreams, self.tasks)
+        self.members = Membership(self.core, self.upstreams, self.tokens, self.handing, self.tasks)
         fleet = settings.fleet
         self.health = Health(self.members, self.silent, self.tasks, self.clock, fleet.health)
         self.polls = MetricsPoll(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
@@ -124,6 +125,15 @@ async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> 
     assert house.tokens.report()["warm-tiny"].source == "remote"
     house.members.listed("config", [])
     assert house.tokens.report()["warm-tiny"].source == "local"
+
+
+async def test_whether_it_takes_ids_is_asked_when_it_tells_of_itself_and_forgotten_when_it_goes(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    assert house.handing.report().takers == {}
+    house.members.joined("a", [CARD], [])
+    assert house.handing.report().takers["a"] == (False, "it was not tried yet")
+    house.members.listed("config", [])
+    assert house.handing.report().takers == {}
 
 
 async def test_who_stays_is_left_alone(house: House) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.app import build_core
 from router.blocks.events import TargetId
 from router.blocks.known import Known
+from router.building import build_core
 from router.clock import ManualClock
 from router.config import schema
 from router.core import Core

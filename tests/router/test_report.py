@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from router.app import build_core
 from router.blocks.events import Batch, EngineHash, Stored, TargetId, Tier
+from router.building import build_core
 from router.clock import ManualClock
 from router.config import schema
 from router.config.schema import Policy as PolicySpec
@@ -29,7 +30,9 @@ from router.pool.none import NoPool
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.report import Report
 from router.tasks import Tasks
+from router.tokens.handing import Handing
 from router.tokens.remote import Remote
+from router.tokens.takers import Taker, Takers
 from router.tokens.tokens import Tokens
 from router.web.admin import Operations
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -62,10 +65,22 @@ class House:
         self.ring = Ring(10)
         health = Health(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
+        takers = Takers(self.tokens.local, self.silent, Tasks("test"))
+        self.takers = takers._known
+        self.handing = Handing(takers, lambda model: True, on=True)
         self.pool = NoPool()
         self.control = Control(self.core, self.ring, Audit(), self.clock)
         self.report = Report(
-            self.core, self.tokens, self.pool, health, self.sources, self.ring, self.control, None, self.clock
+            self.core,
+            self.tokens,
+            self.handing,
+            self.pool,
+            health,
+            self.sources,
+            self.ring,
+            self.control,
+            None,
+            self.clock,
         )
 
     async def silent(
@@ -122,6 +137,13 @@ def test_a_target_with_its_load_speed_promises_and_stream(house: House) -> None:
     }  # fmt: skip
 
 
+def test_whether_an_instance_takes_token_ids_and_why_not(house: House) -> None:
+    house.takers["a"] = Taker(False, "it refused the ids of a prompt")
+    shown = {one["id"]: one["token_ids"] for one in house.report.instances()}
+    assert shown == {"a": {"takes": False, "why": "it refused the ids of a prompt"}, "b": None, "c": None}
+    assert house.report.snapshot().handing == ({"a": False}, {}, {})
+
+
 def test_no_stream_is_said_as_none(house: House) -> None:
     shown = {one["id"]: one["targets"][0] for one in house.report.instances()}
     assert shown["b"]["stream"] is None
@@ -163,14 +185,20 @@ def test_draining_and_undraining(house: House) -> None:
     assert not house.report.drain("nobody", True)
 
 
-def test_records_newest_first_and_one_by_its_id(house: House) -> None:
+async def test_records_newest_first_and_one_by_its_id(house: House) -> None:
     first, second = house.request(), house.request()
-    assert [shown["id"] for shown in house.report.records(5)] == [second.id, first.id]
-    assert [shown["id"] for shown in house.report.records(1)] == [second.id]
-    shown = house.report.record(first.id)
+    assert [shown["id"] for shown in await house.report.records(5)] == [second.id, first.id]
+    assert [shown["id"] for shown in await house.report.records(1)] == [second.id]
+    shown = await house.report.record(first.id)
     assert shown is not None
     assert (shown["id"], shown["target"]) == (first.id, "a/0")
-    assert house.report.record("never") is None
+    assert await house.report.record("never") is None
+
+
+def test_a_router_alone_is_one_worker(house: House) -> None:
+    (alone,) = house.report.workers()
+    assert (alone["number"], alone["pid"], alone["up"]) == (0, os.getpid(), True)
+    assert alone["policies"] == {"warm": WARM.digest}
 
 
 def test_the_snapshot_behind_the_metrics(house: House) -> None:
