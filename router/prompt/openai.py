@@ -53,6 +53,7 @@ class ChatFields(Fields):
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    return_prompt_text: Any = None
 
 
 class CompletionFields(Fields):

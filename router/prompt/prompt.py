@@ -85,5 +85,6 @@ class Prompt(msgspec.Struct):
     remote_fields: dict[str, Any] = {}  # what POST /tokenize needs beside model, to give the same ids
     priority: int | None = None  # lower is more urgent, as in vLLM
     output_tokens: int | None = None  # the client's cap on its answer
+    shows_text: bool = False  # its answer is to quote the prompt as text
     ttft_ms: float | None = None  # the objectives it asks for: time to first token, and per token after it
     tpot_ms: float | None = None

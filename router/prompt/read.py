@@ -111,6 +111,7 @@ def read_prompt(
         remote_fields=reading.remote_fields,
         priority=None if fields.priority is UNSET else whole(fields.priority),
         output_tokens=_cap(shape.endpoint, fields),
+        shows_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
         ttft_ms=None if ttft_header is None else objective_ms(ttft_header),
         tpot_ms=None if tpot_header is None else objective_ms(tpot_header),
     )

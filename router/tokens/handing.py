@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from router.blocks.known import Known
-from router.engines.vllm.handing import refuses_ids, shows_prompt
+from router.engines.vllm.handing import refuses_ids
 from router.prompt.prompt import Chat, Endpoint, Prompt, Unknown
 from router.tokens.kinds import Kind, kind_of
 from router.tokens.takers import Taker, Takers
@@ -94,7 +94,7 @@ class Handing:
             reason = "distrusted"
         elif not fitting:
             reason = "length" if proven else "unproven"
-        elif shows_prompt(prompt.body):
+        elif prompt.shows_text:
             reason = "prompt_text"
         elif self._is_check(model, kind):
             reason = "check"

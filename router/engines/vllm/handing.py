@@ -16,7 +16,6 @@ Pure. Seen on 0.32: an engine that refuses ids answers 400 with this parameter's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -24,10 +23,6 @@ PARAMETER = b"prompt_token_ids"
 
 Spelled = Sequence[bytes]
 """Token ids as JSON numbers with commas between them, in runs of one or more."""
-
-
-class _Shown(msgspec.Struct):
-    return_prompt_text: Any = None
 
 
 class _Usage(msgspec.Struct):
@@ -38,16 +33,7 @@ class _Counted(msgspec.Struct):
     usage: _Usage
 
 
-_SHOWN = msgspec.json.Decoder(_Shown)
 _COUNTED = msgspec.json.Decoder(_Counted)
-
-
-def shows_prompt(body: bytes) -> bool:
-    """Whether the answer is to quote the prompt's text. Skims the whole body: 0.3 us per KB."""
-    try:
-        return bool(_SHOWN.decode(body).return_prompt_text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return True  # the engine may read it otherwise than we do
 
 
 def with_ids(body: bytes, ids: Spelled) -> bytes:

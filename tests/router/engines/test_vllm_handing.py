@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.vllm.disagg import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.engines.vllm.handing import half_with_ids, read_count, refuses_ids, shows_prompt, trial_body, with_ids
+from router.engines.vllm.handing import half_with_ids, read_count, refuses_ids, trial_body, with_ids
 from router.prompt.prompt import Endpoint
 
 PAIR = mooncake_params("xfer-1", "http://p:8998", "engine-1")
@@ -58,25 +58,6 @@ def test_what_is_written() -> None:
     assert half_with_ids(b'{"model":"m","kv_transfer_params":{"a":1}}', (b"1",)) == (
         b'{"model":"m","kv_transfer_params":{"a":1,"prompt_token_ids":[1]}}'
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "shows"),
-    [
-        ('"return_prompt_text":true', True),
-        ('"return_prompt\\u005ftext":1', True),
-        ('"return_prompt_text":false', False),
-        ('"return_prompt_text":null', False),
-        ('"messages":[{"return_prompt_text":true}]', False),
-        ('"stream":true', False),
-    ],
-)
-def test_whether_the_answer_quotes_the_prompt(fields: str, shows: bool) -> None:
-    assert shows_prompt(f'{{"model":"m",{fields}}}'.encode()) is shows
-
-
-def test_a_body_that_we_cannot_read_may_ask_for_anything() -> None:
-    assert shows_prompt(b'{"model":"m",}')
 
 
 def test_an_engine_names_what_it_refuses() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from hypothesis import given as given_
+from hypothesis import settings
+from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
@@ -20,6 +26,35 @@ from router.prompt.fields import (
 from router.prompt.openai import ChatFields
 
 
+class Written(str):
+    """A number as it is written."""
+
+
+class Pairs(list[Any]):
+    """A JSON object in which keys may come twice."""
+
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=True),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True).map(Written),
+)
+STRINGS = st.text() | st.text(st.characters(categories=["Cs", "Cc", "Lu"]))
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | STRINGS,
+    lambda inner: st.lists(inner) | st.lists(st.tuples(STRINGS, inner)).map(Pairs),
+)
+
+
+def written(thing: Any, ascii_: bool) -> str:
+    if isinstance(thing, Pairs):
+        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=ascii_)}:{written(v, ascii_)}" for k, v in thing) + "}"
+    if isinstance(thing, list):
+        return "[" + ",\n".join(written(part, ascii_) for part in thing) + "]"
+    return thing if isinstance(thing, Written) else json.dumps(thing, ensure_ascii=ascii_)
+
+
 def test_given_and_starts() -> None:
     assert not given(UNSET)
     assert not given(Raw(b"null"))
@@ -28,6 +63,17 @@ def test_given_and_starts() -> None:
     assert starts(Raw(b"[1]"), b'"[')
     assert not starts(Raw(b"{}"), b'"[')
     assert not starts(UNSET, b'"[')
+
+
+@given_(VALUES, st.booleans())
+@settings(deadline=None, max_examples=400)
+def test_whatever_is_read_is_what_python_reads(thing: Any, ascii_: bool) -> None:
+    text = written(thing, ascii_)
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair can only come escaped
+        raw = written(thing, True).encode()
+    assert repr(value(Raw(raw), "x")) == repr(json.loads(raw))  # in types, signs and the order of keys
 
 
 def test_values_are_those_of_the_engines_parser() -> None:

@@ -104,6 +104,22 @@ def test_what_cannot_be_matched_is_unknown_and_says_why(path: str, fields: dict[
     assert read(path, {"model": "m", **fields}).source == Unknown(reason)
 
 
+@pytest.mark.parametrize(
+    ("fields", "shows"),
+    [
+        ('"return_prompt_text":true', True),
+        ('"return_prompt\\u005ftext":1', True),
+        ('"return_prompt_text":false', False),
+        ('"return_prompt_text":null', False),
+        ('"user":{"return_prompt_text":true}', False),
+        ('"stream":true', False),
+    ],
+)
+def test_whether_the_answer_quotes_the_prompt(fields: str, shows: bool) -> None:
+    body = f'{{"model":"m","messages":[],{fields}}}'.encode()
+    assert read_prompt("/v1/chat/completions", None, body, ReadOptions()).shows_text is shows
+
+
 def test_nulls_are_as_good_as_missing() -> None:
     nulls = dict.fromkeys(("tools", "chat_template", "chat_template_kwargs", "documents", "cache_salt", "stream"))
     prompt = read(CHAT, {"model": "m", "messages": USER, **nulls})
