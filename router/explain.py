@@ -126,7 +126,7 @@ class Explain:
             return Unknown("no_model")
         sizes = self._core.block_sizes(served.base)
         if isinstance(source, Ids) or not self._tokens.asks(served.base):
-            return await self._tokens.of(prompt, served.base, served.adapter, sizes, ())
+            return await self._tokens.of(prompt, served.base, served.adapter, sizes, (), remember=False)
         if isinstance(source, Chat) and source.cut:
             return Unknown("media")
         candidates = self._core.fleet.candidates(served.base, (), self._clock.now())

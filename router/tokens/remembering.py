@@ -66,6 +66,10 @@ class _Made(NamedTuple):
     new: list[Piece]
 
 
+def _leave(made: object) -> None:
+    """Nothing is kept of it."""
+
+
 class Remembering:
     def __init__(self, settings: Settings, keyring: Keyring, memo: Memo, threads: Threads, clock: Clock) -> None:
         self._settings = settings
@@ -76,7 +80,9 @@ class Remembering:
         self.remembered: Counter[str] = Counter()  # prompt tokens found, by model
         self.tokenised: Counter[str] = Counter()  # and those that were not
 
-    async def of(self, local: Local, source: Chat | Text, chain: Chain, body_bytes: int) -> Known | Unknown:
+    async def of(
+        self, local: Local, source: Chat | Text, chain: Chain, body_bytes: int, *, remember: bool = True
+    ) -> Known | Unknown:
         spell = self._settings.hand_ids == "auto" and isinstance(source, Chat)
         task = _Task(local, source, chain, spell, self._clock.now())
         in_thread = body_bytes > max(RENDERED_ON_LOOP_BYTES, self._settings.inline_chars)
@@ -89,12 +95,12 @@ class Remembering:
             line.add(piece)
         new = read.parts.pieces[len(found) :]
         work = partial(self._made, task, line, new, read.parts.tail)
-        keep = partial(self._keep, task, read.names, found)
+        keep = partial(self._keep, task, read.names, found) if remember else _leave
         made = await self._run(work, task, sum(map(len, new)) > self._settings.inline_chars, keep)
         return made if isinstance(made, Unknown) else made.known
 
     async def _run(
-        self, work: Callable[[], T], task: _Task, in_thread: bool, done: Callable[[T], None] = lambda made: None
+        self, work: Callable[[], T], task: _Task, in_thread: bool, done: Callable[[T], None] = _leave
     ) -> T | Unknown:
         if in_thread:
             left_s = self._settings.budget_ms / 1000 - (self._clock.now() - task.begun_s)

@@ -89,9 +89,17 @@ class Tokens:
         return trust is None or not trust.local
 
     async def of(
-        self, prompt: Prompt, model: str, adapter: str | None, block_sizes: Iterable[int], instances: Sequence[str]
+        self,
+        prompt: Prompt,
+        model: str,
+        adapter: str | None,
+        block_sizes: Iterable[int],
+        instances: Sequence[str],
+        *,
+        remember: bool = True,
     ) -> Known | Unknown:
-        """Ids and keys of `prompt` for base model `model`; `instances` may be asked. Never raises for trouble.
+        """Ids and keys of `prompt` for base model `model`; `instances` may be asked. Never raises for trouble. Without
+        `remember`, nothing tells later that it was asked.
 
         Takes at most `tokens.budget_ms` (beside the prompts done on the spot).
         """
@@ -104,7 +112,7 @@ class Tokens:
             return await self._chained(source.ids, "given", chain, begun_s)
         if self.asks(model):
             return await self._asked(prompt, source, chain, instances)
-        return await self._remembering.of(self._locals[model], source, chain, len(prompt.body))
+        return await self._remembering.of(self._locals[model], source, chain, len(prompt.body), remember=remember)
 
     def observed(self, model: str, known: Known | Unknown | None, prompt_tokens: int | None) -> bool:
         """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
