@@ -20,5 +20,6 @@ class Best(Picker):
         if costs.count(least) == 1:
             return costs.index(least)
         tied = [i for i, cost in enumerate(costs) if cost == least]
-        lots = draws(view.seed, view.number, [view.rows[i].target for i in tied], use="best")
-        return tied[lots.index(min(lots))]
+        tied.sort(key=lambda i: view.rows[i].target)
+        (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one for all: a lot each costs 25 us for 64 rows
+        return tied[int(lot * len(tied))]

@@ -51,8 +51,13 @@ class Sent(NamedTuple):
 
 
 NOTHING = Held(0, 0, 0)
-NOTHING_KEPT_S = 0.1
+LATELY_S = 0.1
 HOLDS_NOTHING = Belief(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)
+
+
+class _Lately(NamedTuple):
+    held: Held
+    belief: Belief
 
 
 class Witness(Protocol):
@@ -119,10 +124,10 @@ class Knowledge:
         self._clock = clock
         self._witness = witness
         self._targets: dict[TargetId, _Target] = {}
-        # Of targets with a trusted stream, what is believed of a prompt of which they hold nothing: most of them, of
-        # most prompts. Kept until the target tells something; ages are good to `NOTHING_KEPT_S`.
-        self._nothing: dict[TargetId, Belief] = {}
-        self._nothing_since = 0.0
+        # Of targets with a trusted stream, what was believed last: most hold as much of the next prompt, nothing or the
+        # same beginning. Kept until the target tells something; ages are good to `LATELY_S`.
+        self._lately: dict[TargetId, _Lately] = {}
+        self._lately_since = 0.0
         self._saved: dict[TargetId, _Saved] = {}  # restored, and not joined yet
 
     # who is there
@@ -150,7 +155,7 @@ class Knowledge:
         """Its cache's size, as its metrics page tells."""
         if (story := self._targets.get(target)) is not None:
             story.capacity_blocks = blocks
-            self._nothing.pop(target, None)
+            self._lately.pop(target, None)
 
     # over a restart of the router
 
@@ -255,21 +260,25 @@ class Knowledge:
         distrusted: frozenset[TargetId],
         now: float,
     ) -> None:
-        """Of `targets`, whose blocks have `size`: those that hold nothing of `keys` cost next to nothing."""
-        if now - self._nothing_since > NOTHING_KEPT_S:
-            self._nothing.clear()
-            self._nothing_since = now
-        held, nothing = self._index.match(keys, targets), self._nothing
-        looked_at = held.keys() | distrusted | (self._expected.bringing(keys[0], now) if keys else set())
+        """Of `targets`, whose blocks have `size`."""
+        if now - self._lately_since > LATELY_S:
+            self._lately.clear()
+            self._lately_since = now
+        reach, lately = self._index.match(keys, targets), self._lately
+        bringing: dict[int, set[TargetId]] = {}  # by how much they hold: who gets the block after that by a request
         for target in targets:
-            kept = nothing.get(target)
-            if kept is not None and kept.block_tokens == size and target not in looked_at:
-                beliefs[target] = kept
+            held = reach.get(target, NOTHING)
+            if (soon := bringing.get(held.gpu)) is None:
+                soon = self._expected.bringing(keys[held.gpu], now) if held.gpu < len(keys) else set()
+                bringing[held.gpu] = soon
+            looked_at = target in soon or target in distrusted
+            kept = lately.get(target)
+            if kept is not None and kept.held == held and kept.belief.block_tokens == size and not looked_at:
+                beliefs[target] = kept.belief
                 continue
-            blocks = held.get(target, NOTHING)
-            belief = beliefs[target] = self._belief(target, keys, size, blocks, target not in distrusted, now)
-            if target not in looked_at and (book := self._book(target)) is not None and book.trusted:
-                nothing[target] = belief
+            belief = beliefs[target] = self._belief(target, keys, size, held, target not in distrusted, now)
+            if not looked_at and (book := self._book(target)) is not None and book.trusted:
+                lately[target] = _Lately(held, belief)
 
     def sent(self, target: TargetId, known: Known, belief: Belief) -> Sent | None:
         """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
@@ -310,7 +319,7 @@ class Knowledge:
         story.skipped.update(batch.skipped)
 
     def _take(self, target: TargetId, steps: Sequence[Step]) -> int | None:
-        self._nothing.pop(target, None)
+        self._lately.pop(target, None)
         replay_from = None
         for step in steps:
             match step:
@@ -340,7 +349,7 @@ class Knowledge:
                 self._approximate.forget(target)
 
     def _forget_sent(self, target: TargetId) -> None:
-        self._nothing.pop(target, None)
+        self._lately.pop(target, None)
         self._expected.forget(target)
         self._approximate.forget(target)
 

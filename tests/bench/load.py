@@ -15,6 +15,7 @@ import httptools
 
 from router.errors import WarmrouteError
 
+PIECE = b'"content":'  # stands once in each piece of an answer
 DEADLINE_S = 120.0
 
 
@@ -71,6 +72,7 @@ class _Client(asyncio.Protocol):
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
         self._seen = 0
+        self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -84,7 +86,9 @@ class _Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        self._seen += body.count(b'"content":')
+        body = self._rest + body  # a read may end within what is counted
+        self._seen += body.count(PIECE)
+        self._rest = body[1 - len(PIECE) :]
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -100,7 +104,7 @@ class _Client(asyncio.Protocol):
             self._finish(None)
             return
         assert self._transport is not None
-        self._seen = 0
+        self._seen, self._rest = 0, b""
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(self._request)
 

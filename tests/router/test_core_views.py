@@ -29,6 +29,7 @@ from tests.router.test_core_experiments import HALVES, Trying, experiment, polic
 def view_of(house: House, prompt: Prompt, record: Record) -> View:
     ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
     assert ticket is not None
+    house.core.settle(ticket)  # it was only looked at
     return ticket.attempt.decision.view
 
 

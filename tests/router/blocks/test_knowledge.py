@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.blocks.events import Cleared, Pooled, Stored, TargetId, Tier
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
-from router.blocks.knowledge import NOTHING_KEPT_S, Belief, Knowledge, Sent
+from router.blocks.knowledge import LATELY_S, Belief, Knowledge, Sent
 from router.blocks.known import Known
 from router.clock import ManualClock
 from scorers.contract import Overlap
@@ -647,12 +647,12 @@ def test_nobody_need_witness() -> None:
     assert tokens(knowledge.beliefs(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)
 
 
-# what is kept of "holds nothing"
+# what was believed lately
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.sampled_from([A, B]), st.integers(1, 4)),
-        st.tuples(st.just("send"), st.sampled_from([A, B]), st.just(0)),
+        st.tuples(st.just("send"), st.sampled_from([A, B]), st.booleans()),
         st.tuples(st.just("clear"), st.sampled_from([A, B]), st.just(0)),
         st.tuples(st.just("rejoin"), st.sampled_from([A, B]), st.booleans()),
         st.tuples(st.just("join late"), st.sampled_from([A, B]), st.integers(1, 4)),
@@ -662,11 +662,12 @@ STEPS = st.lists(
     max_size=14,
 )
 STRANGE = prompt_of([7] * 12)
+AKIN = prompt_of([*IDS[:8], *[7] * 9])  # begins as PROMPT does
 
 
 @given(STEPS, st.sets(st.sampled_from([A, B])))
 @settings(max_examples=300, deadline=None)
-def test_what_is_kept_of_targets_that_hold_nothing_changes_no_belief(
+def test_what_is_kept_of_earlier_beliefs_changes_none(
     steps: Sequence[tuple[str, TargetId, Any]], distrusted: set[TargetId]
 ) -> None:
     house = House()
@@ -676,7 +677,7 @@ def test_what_is_kept_of_targets_that_hold_nothing_changes_no_belief(
         if word == "store":
             house.knowledge.heard(target, cache.batch(cache.stored(IDS[: amount * 4])))
         elif word == "send":
-            house.send(target)
+            house.send(target, AKIN if amount else PROMPT)
         elif word == "clear":
             house.knowledge.heard(target, cache.batch(Cleared()))
         elif word == "rejoin":
@@ -690,14 +691,14 @@ def test_what_is_kept_of_targets_that_hold_nothing_changes_no_belief(
             house.knowledge.holds_at_most(target, amount)
         else:
             house.clock.advance(amount)
-        for prompt in (PROMPT, STRANGE):
+        for prompt in (STRANGE, PROMPT, AKIN, STRANGE):
             told = house.knowledge.beliefs(prompt, {A: 4, B: 4}, frozenset(distrusted))
-            kept, house.knowledge._nothing = house.knowledge._nothing, {}
+            kept, house.knowledge._lately = house.knowledge._lately, {}
             right = house.knowledge.beliefs(prompt, {A: 4, B: 4}, frozenset(distrusted))
-            house.knowledge._nothing = kept
+            house.knowledge._lately = kept
             for name, belief in told.items():
                 assert ageless(belief) == ageless(right[name])
-                assert age_s(belief) == pytest.approx(age_s(right[name]), abs=NOTHING_KEPT_S)
+                assert age_s(belief) == pytest.approx(age_s(right[name]), abs=LATELY_S)
 
 
 def ageless(belief: Belief) -> Belief:
