@@ -35,6 +35,7 @@ from router.building import (
 )
 from router.clock import Clock, SystemClock
 from router.config import schema
+from router.config.doors import Listen
 from router.config.read import read_client_keys
 from router.control import guarding
 from router.control.control import Control
@@ -155,7 +156,7 @@ class App:
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
         door = Door(rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients)
-        admin = schema.Listen(host=config.admin.host, port=config.admin.port)
+        admin = Listen(host=config.admin.host, port=config.admin.port)
         public = serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s)
         self._listener = Listener(public, shared=seat is not None)
         operator = admin_app(report, self._control, explain, config.admin.tokens)

@@ -32,6 +32,7 @@ from router.fleet.instances import Served
 from router.identity import unit_of
 from router.prompt.prompt import Chat, Ids, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
+from router.prompt.wishes import Wishes
 from router.route import pinned, served_by
 from router.tokens.remote import Remote
 from router.tokens.tokens import Tokens
@@ -112,9 +113,7 @@ class Explain:
             asked.content_type,
             asked.body,
             self._reading,
-            session_header=asked.session,
-            ttft_header=asked.ttft_ms,
-            tpot_header=asked.tpot_ms,
+            Wishes(asked.session, asked.ttft_ms, asked.tpot_ms),
         )
 
     async def _known(self, prompt: Prompt, served: Served | None) -> Known | Unknown:

@@ -44,6 +44,7 @@ from router.lobby.tokens import AdminTokens
 from router.pool.base import Pool
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
+from router.prompt.wishes import wishes
 from router.proxy.call import Call
 from router.proxy.headers import Forwarded, HeaderRules
 from router.proxy.legs import Prefill, relay_after, relay_beside
@@ -55,9 +56,6 @@ from router.tokens.tokens import Tokens
 from router.watch import Handed, Watch
 from scorers.contract import Needs, PoolHit
 
-SESSION, TTFT, TPOT = b"x-session-id", b"x-slo-ttft-ms", b"x-slo-tpot-ms"
-LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
-WISHES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
 STORED = "/v1/responses/{id}"  # as records and metrics name it
 LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
@@ -222,17 +220,8 @@ def read(call: Call, body: bytes, wanted: Wanted | None, rooms: Rooms) -> Prompt
         call.text(b"content-type"),
         body,
         rooms.reading if looks_at_caches else rooms.skimming,
-        **({} if call.fields.keys().isdisjoint(WISHES) else wishes(call)),
+        wishes(call.fields),
     )
-
-
-def wishes(call: Call) -> dict[str, str | None]:
-    """What a client says of its request in headers, as most do not."""
-    return {
-        "session_header": call.text(SESSION),
-        "ttft_header": call.text(LLM_D_TTFT) or call.text(TTFT),
-        "tpot_header": call.text(LLM_D_TPOT) or call.text(TPOT),
-    }
 
 
 def served_by(prompt: Prompt, core: Core) -> Served | None:

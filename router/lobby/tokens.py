@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from router.config.schema import AdminToken
+from router.config.doors import AdminToken
 
 
 class AdminTokens:

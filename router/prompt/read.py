@@ -27,6 +27,7 @@ from router.prompt.openai import (
 )
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.prompt.responses import ResponsesFields, check_responses, read_responses
+from router.prompt.wishes import NO_WISHES, Wishes
 
 
 class _Shape(NamedTuple):
@@ -73,17 +74,14 @@ def read_prompt(
     content_type: str | None,
     body: bytes,
     options: ReadOptions,
-    *,
-    session_header: str | None = None,
-    ttft_header: str | None = None,
-    tpot_header: str | None = None,
+    said: Wishes = NO_WISHES,
 ) -> Prompt:
-    """Understands one request. Raises BadRequest. `content_type` only matters off the four endpoints. Objectives that
-    are no number are none.
+    """Understands one request; `said`: in its headers. Raises BadRequest. `content_type` only matters off the four
+    endpoints. Objectives that are no number are none.
     """
     shape = _SHAPES.get(path)
     if shape is None:
-        return _read_other(path, content_type, body, options, session_header)
+        return _read_other(path, content_type, body, options, said.session)
     reader = options.readers[path]
     fields = reader.read(body)
     if reader.forbidden(fields):
@@ -106,14 +104,14 @@ def read_prompt(
         stream=stream,
         hide_usage=asking.hide,
         salt=fields.cache_salt,
-        session=_session(session_header, fields),
+        session=_session(said.session, fields),
         previous_response_id=getattr(fields, "previous_response_id", None),
         remote_fields=reading.remote_fields,
         priority=None if fields.priority is UNSET else whole(fields.priority),
         output_tokens=_cap(shape.endpoint, fields),
         shows_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
-        ttft_ms=None if ttft_header is None else objective_ms(ttft_header),
-        tpot_ms=None if tpot_header is None else objective_ms(tpot_header),
+        ttft_ms=None if said.ttft is None else objective_ms(said.ttft),
+        tpot_ms=None if said.tpot is None else objective_ms(said.tpot),
     )
 
 

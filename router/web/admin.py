@@ -20,7 +20,7 @@ from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
-from router.config.schema import AdminToken
+from router.config.doors import AdminToken
 from router.errors import Forbidden, NotFound, Refused, Unauthorized
 from router.lobby.tokens import AdminTokens
 from router.web.errors import error_answer, install

@@ -13,7 +13,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from router.config.schema import Listen, Tls
+from router.config.doors import Listen, Tls
 from router.errors import ConfigError
 from router.tasks import Tasks
 from router.web.asgi import Asgi

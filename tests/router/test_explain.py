@@ -36,6 +36,7 @@ from router.fleet.instances import Fleet
 from router.identity import unit_of
 from router.ledger.ring import Ring
 from router.prompt.read import ReadOptions, read_prompt
+from router.prompt.wishes import Wishes
 from router.tokens.remote import Remote
 from router.tokens.tokens import Tokens
 from scorers.best import Best
@@ -114,7 +115,7 @@ class House:
     def request(self, asked: Asked) -> Record:
         """The same for real, as the route does it."""
         number = self.core.desk.next_number()
-        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), session_header=asked.session)
+        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), Wishes(asked.session))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
         experiment = self.core.desk.regime.experiment
         unit = experiment and unit_of(experiment, prompt, asked.client, record.id, record.at_wall_s)

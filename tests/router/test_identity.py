@@ -11,6 +11,7 @@ from router.config.experiment import Experiment, Unit
 from router.identity import unit_of
 from router.prompt.prompt import Prompt
 from router.prompt.read import ReadOptions, read_prompt
+from router.prompt.wishes import Wishes
 
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
 
@@ -21,7 +22,7 @@ def a_prompt(session: str | None = None, user: str | None = None, say: str = "he
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"ask {turn}"}]
     body: dict[str, Any] = {"model": "m", "messages": messages} | ({} if user is None else {"user": user})
     content = msgspec.json.encode(body)
-    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, session_header=session)
+    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, Wishes(session))
 
 
 def unit(

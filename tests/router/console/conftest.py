@@ -11,7 +11,7 @@ import typer
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typer.testing import CliRunner
 
-from router.config.schema import AdminToken, Listen
+from router.config.doors import AdminToken, Listen
 from router.web.admin import admin_app
 from router.web.listener import Listener, serve_config
 from tests.router.control.steered import Steered, crowded_holder

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from router.config.schema import AdminToken
+from router.config.doors import AdminToken
 from router.decide.policy import fallback
 from router.errors import BadRequest, Forbidden
 from router.lobby.overrides import wanted_policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from router.config.schema import AdminToken
+from router.config.doors import AdminToken
 from router.lobby.tokens import AdminTokens
 
 TOKENS = [

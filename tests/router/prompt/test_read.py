@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.errors import BadRequest
 from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, Unknown
 from router.prompt.read import ReadOptions, read_prompt
+from router.prompt.wishes import Wishes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -19,9 +20,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def read(path: str, fields: dict[str, Any], *, header: str | None = None, **options: Any) -> Prompt:
-    return read_prompt(
-        path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), session_header=header
-    )
+    return read_prompt(path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), Wishes(header))
 
 
 @pytest.mark.parametrize(
@@ -235,9 +234,9 @@ def test_priority_is_read_unless_the_operator_strips_it() -> None:
 
 def test_objectives_come_with_the_headers() -> None:
     body = json.dumps({"model": "m", "messages": USER}).encode()
-    prompt = read_prompt(CHAT, None, body, ReadOptions(), ttft_header="500", tpot_header="20.5")
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), Wishes(ttft="500", tpot="20.5"))
     assert (prompt.ttft_ms, prompt.tpot_ms) == (500.0, 20.5)
-    prompt = read_prompt(CHAT, None, body, ReadOptions(), ttft_header="soon")
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), Wishes(ttft="soon"))
     assert (prompt.ttft_ms, prompt.tpot_ms) == (None, None)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.config.schema import Limits, Listen, Tls
+from router.config.doors import Listen, Tls
+from router.config.schema import Limits
 from router.engines.vllm.disagg import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
 from router.errors import Refused
 from router.lobby.lobby import Lobby

@@ -10,7 +10,7 @@ import schemathesis
 from fastapi.testclient import TestClient
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from router.config.schema import AdminToken
+from router.config.doors import AdminToken
 from router.errors import NoTarget
 from router.explain import Asked
 from router.web.admin import admin_app

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.schema import Listen, Tls
+from router.config.doors import Listen, Tls
 from router.errors import ConfigError
 from router.proxy.call import ClientGone
 from router.web.exchange import Exchange
