@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 
 class Timer:
-    """Calls `late()` once when the deadline that was last set has passed. `close` when done with it."""
+    """Calls `late()` once when the deadline that was last set has passed. `close` when done with it: whoever sets it
+    then all the same, after its connection was lost, must not be kept alive by that.
+    """
 
-    __slots__ = ("_armed", "_armed_at", "_deadline", "_late", "_loop")
+    __slots__ = ("_armed", "_armed_at", "_closed", "_deadline", "_late", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
         self._loop = loop
@@ -22,6 +24,7 @@ class Timer:
         self._deadline: float | None = None
         self._armed: asyncio.TimerHandle | None = None
         self._armed_at = 0.0
+        self._closed = False
 
     def set(self, seconds: float) -> None:
         """The deadline is `seconds` from now, whatever it was."""
@@ -33,12 +36,15 @@ class Timer:
         self._deadline = None
 
     def close(self) -> None:
+        self._closed = True
         self._deadline = None
         if self._armed is not None:
             self._armed.cancel()
             self._armed = None
 
     def _arm(self, at: float) -> None:
+        if self._closed:
+            return
         if self._armed is not None:
             self._armed.cancel()
         self._armed_at = at

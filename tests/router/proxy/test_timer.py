@@ -85,3 +85,13 @@ def test_off_and_close():
     timer.close()
     loop.turn(3)
     assert strikes == []
+
+
+def test_closed_it_is_not_armed_again():
+    loop = Loop()
+    timer, _ = late_after(loop)
+    timer.set(1)
+    timer.close()
+    armed = len(loop.armed)
+    timer.set(1)
+    assert len(loop.armed) == armed
