@@ -26,22 +26,25 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 
 def bars_chart(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Each judged line as a share of its bar, on a logarithmic axis: left of the line is met."""
-    judged = [(line, share) for line in _lines(outcomes) if (share := share_of_bar(line)) is not None]
+    """Each judged line as a share of its bar, on a logarithmic axis: left of the line is met. Shadows are left to the
+    table: there are as many of them as of all others.
+    """
+    others = [outcome for outcome in outcomes if outcome.row != "decisions"]
+    judged = [(line, share) for line in _lines(others) if (share := share_of_bar(line)) is not None]
     figure = canvas(9.0, 1.4 + 0.3 * len(judged))
     axes = figure.add_subplot()
     for row, (line, share) in enumerate(judged):
         axes.barh(row, share - 1, left=1, height=0.6, color=MET if line.met else MISSED)
         values = line.ratios if line.bar is not None and line.bar.of == "ratio" else line.ours
         text = f"{spread(values)}, bar {bar_text(line)}"
-        axes.annotate(text, (share, row), xytext=(-4 if share < 1 else 4, 0), textcoords="offset points",
-                      ha="right" if share < 1 else "left", va="center", fontsize=6.5, color=INK)  # fmt: skip
+        axes.annotate(text, (max(1, share), row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6.5,
+                      color=INK)  # fmt: skip
     axes.set_yticks(range(len(judged)), [f"{line.what}, {line.unit}" for line, _ in judged], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(judged) - 0.3, -0.7)
     axes.set_xscale("log")
     axes.axvline(1, color=INK, lw=1)
     low, high = (pick([share for _, share in judged] or [1.0]) for pick in (min, max))
-    axes.set_xlim(min(0.5, low) / 8, max(2.0, high) * 8)
+    axes.set_xlim(min(0.5, low) / 1.5, max(2.0, high) * 20)
     axes.set_xlabel("share of the bar (1: the bar itself; left of it is met)", color=FAINT)
     _bare(axes)
     figure.suptitle(_title("Measured against the bars", outcomes), fontsize=10, color=INK)
@@ -68,7 +71,7 @@ def peers_chart(outcomes: Sequence[Outcome], file: Path) -> None:
             axes.barh(row + offset, share, height=0.36, color=colour)
             axes.text(share, row + offset, f" {spread(values)}", va="center", fontsize=7, color=INK)
     axes.set_yticks(range(len(pairs)), [f"{line.what}, {line.unit}\nbeside {line.peer}" for line in pairs], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(pairs) - 0.3, -0.7)
     axes.margins(x=0.25)
     axes.set_xlabel("share of the peer's median (blue: Warmroute)", color=FAINT)
     _bare(axes)
