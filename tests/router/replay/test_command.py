@@ -164,13 +164,13 @@ class Interrupted(Scorer):
 def test_after_ctrl_c_there_is_a_part(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILTINS[Scorer], "interrupted", Interrupted)  # type: ignore[index]
     (tmp_path / "interrupted.yaml").write_text("scorers: [{name: interrupted}]\n")
-    told = console()
+    told, before = console(), signal.getsignal(signal.SIGINT)
     assert not replay([log], ["interrupted"], tmp_path, tmp_path / "r.json", console=told)
     assert "Interrupted: this is what was decided again by then." in printed(told)
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["complete"], report["contended"][0]["choices"]) == (False, 4)  # that one came to its end
     assert (report["choices"], report["same"]) == (4, 4)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lines_that_cannot_be_read_are_told_with_their_place(tmp_path: Path) -> None:
