@@ -1,13 +1,41 @@
-"""A fleet and its routers in virtual time (under construction: the signature is final)."""
+"""A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `Outcome`.
+
+    client      sends a turn ------> router: open, admit ------> engine: submit
+                                        ^   ^                       |  steps and strides (`strides.py`)
+    next turn,  <---- last token -------+   +--- events, gauges ----+
+    after its pause                              as late as the lags say
+
+A heap of moments is all the machinery: what happens next happens, and puts what follows from it back on the heap. The
+routers are the live one's own core (`router.py`); nothing in here decides anything. Same arguments, same outcome, to
+the last digit: there is no other source of chance than the seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
 
+from router.blocks.events import Batch
+from router.clock import ManualClock
 from router.config import schema
-from router.sim.outcome import Outcome
-from router.sim.scenario import Scenario
-from router.sim.workloads import Workload
+from router.sim.dice import Dice
+from router.sim.outcome import End, Outcome
+from router.sim.prompts import Context
+from router.sim.router import Asked, Question, Router, number_of
+from router.sim.scenario import Failure, Scenario
+from router.sim.store import Held, Wire
+from router.sim.strides import Around, Engine, Job
+from router.sim.workloads import Session, Span, Workload
+
+ANSWER = -1  # sources of answers are negative; those of prompts are not
+PROBE_S = 2.0  # between two probes of an instance's health
+IDLE_POLL_S = 10.0
+REPLAYABLE = 10_000  # batches that an engine keeps for replays (vLLM's default)
+DEATHS_ALLOWED = 1  # of engines that took a request, as on the live line
+TOLD_EVERY = 256  # ended requests
 
 
 def simulate(
@@ -17,12 +45,438 @@ def simulate(
     *,
     seed: int = 0,
     at_once: int | None = None,
+    staggered: bool = False,
     until_s: float | None = None,
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
 ) -> Outcome:
     """Serves `workload` by `policy`. `at_once`: closed loop, so many sessions at a time, the next begins when one ends;
-    None: each begins at its `start_s`. `until_s`: virtual time at which nothing more is sent; what runs is finished.
-    `progress` is told virtual seconds and ended requests now and then.
+    None: each begins at its `start_s`. `staggered`: the first ones begin somewhere in their course, so that they do not
+    all grow old together. `until_s`: virtual time at which nothing more is sent; what runs is finished. `stopwatch`
+    times decisions. `progress` is told virtual seconds and ended requests now and then.
     """
-    raise NotImplementedError
+    run = _Run(scenario, policy, seed, until_s, stopwatch, progress)
+    return run.serve(workload.sessions, at_once, staggered)
+
+
+class _Turn:
+    """One request of a client, from its sending to its end."""
+
+    __slots__ = (
+        "asked",
+        "context",
+        "deaths",
+        "first_s",
+        "job",
+        "number",
+        "prefill",
+        "router",
+        "sent_s",
+        "session",
+        "waited_s",
+    )
+
+    def __init__(self, session: Session, number: int, context: Context, router: int, sent_s: float) -> None:
+        self.session = session
+        self.number = number
+        self.context = context
+        self.router = router
+        self.sent_s = sent_s
+        self.waited_s = 0.0
+        self.first_s = 0.0
+        self.deaths = 0
+        self.asked: Asked | None = None
+        self.job: Job | None = None  # that answers
+        self.prefill: Job | None = None  # that computes its prompt elsewhere
+
+
+class _Run:
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: schema.Policy,
+        seed: int,
+        until_s: float | None,
+        stopwatch: Callable[[], float] | None,
+        progress: Callable[[float, int], None] | None,
+    ) -> None:
+        self._scenario = scenario
+        self._policy = policy
+        self._seed = seed
+        self._until_s = float("inf") if until_s is None else until_s
+        self._stopwatch = stopwatch
+        self._progress = progress
+        self._chance = Dice(seed ^ 0x5EED)
+        self._clock = ManualClock()
+        self._moments: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count()
+        self._users: deque[Iterator[Session]] = deque()
+        self._sending = 0  # requests under way, and turns that are yet to be sent
+        self.outcome = Outcome(scenario.instances)
+        size = scenario.block_tokens
+        self._pool = None if scenario.store is None else Held(scenario.store.tokens, size)
+        self._arounds = [self._around(number) for number in range(scenario.instances)]
+        self._engines = [self._engine(number) for number in range(scenario.instances)]
+        self._wakes: list[float | None] = [None] * scenario.instances
+        self._sequence = [0] * scenario.instances  # numbers of event batches
+        keeps = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
+        self._sent: list[deque[Batch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(scenario.instances)]
+        self._alive = [True] * scenario.instances
+        self._polled_s = [-IDLE_POLL_S] * scenario.instances
+
+    # building
+
+    def _around(self, number: int) -> Around:
+        scenario, host, host_wire, pool_wire = self._scenario, None, None, None
+        if scenario.host is not None:
+            host = Held(scenario.host.tokens, scenario.block_tokens)
+            host_wire = Wire(scenario.host.link)
+        if scenario.store is not None:
+            pool_wire = Wire(scenario.store.link)
+        decodes = 0 < scenario.prefills <= number
+        return Around(self._pool, pool_wire, host, host_wire, Wire(scenario.handover) if decodes else None)
+
+    def _engine(self, number: int) -> Engine:
+        scenario = self._scenario
+        decodes = 0 < scenario.prefills <= number
+        profile = scenario.decode_profile or scenario.profile if decodes else scenario.profile
+        return Engine(profile, scenario.block_tokens, self._arounds[number], scenario.max_queued)
+
+    def _router(self, number: int, policy: schema.Policy) -> Router:
+        scenario = self._scenario
+        return Router(
+            policy,
+            scenario.instances,
+            scenario.prefills,
+            scenario.block_tokens,
+            self._clock,
+            seed=self._seed * 1000 + number,
+            shared_pool=scenario.store is not None,
+        )
+
+    # time
+
+    def _at(self, moment_s: float, what: Callable[..., None], *of: Any) -> None:
+        heappush(self._moments, (moment_s, next(self._order), what, of))
+
+    def serve(self, sessions: Sequence[Session], at_once: int | None, staggered: bool) -> Outcome:
+        scenario, trouble = self._scenario, self._scenario.trouble
+        late = trouble.router_starts_s > 0
+        first = TURNS if late else self._policy
+        self._routers = [self._router(number, first) for number in range(scenario.routers)]
+        for number in range(scenario.instances):
+            self._connect(number)
+            self._at(scenario.lags.metrics_s * (number + 1) / scenario.instances, self._poll, number)
+        if late:
+            self._at(trouble.router_starts_s, self._start_routers)
+        for failure in trouble.failures:
+            self._at(failure.at_s, self._fail, failure)
+        for from_s, until_s in trouble.pool_away:
+            self._at(from_s, self._pool_goes, True)
+            self._at(until_s, self._pool_goes, False)
+        self._begin(sessions, at_once, staggered)
+        moments, clock = self._moments, self._clock
+        while self._sending and moments:
+            at_s, _, what, of = heappop(moments)
+            clock.advance(at_s - clock.now())
+            what(*of)
+        return self._ended()
+
+    def _ended(self) -> Outcome:
+        outcome = self.outcome
+        outcome.took_s = self._clock.now()
+        for number, engine in enumerate(self._engines):
+            outcome.busy_s[number] += engine.busy_s
+            outcome.prefill_s[number] += engine.prefill_s
+            outcome.preemptions += engine.preemptions
+        outcome.double_bookings = sum(
+            target.books.requests for router in self._routers for target in router.core.fleet.serving(None)
+        )
+        return outcome
+
+    # clients
+
+    def _begin(self, sessions: Sequence[Session], at_once: int | None, staggered: bool) -> None:
+        rest = iter(sessions)
+        if at_once is None:
+            self._open(rest)
+            return
+        self._rest = rest
+        for _ in range(at_once):
+            if (session := next(rest, None)) is None:
+                break
+            self._sending += 1
+            start = self._chance.below(len(session.turns)) if staggered else 0
+            self._session(session, start)
+
+    def _open(self, rest: Iterator[Session]) -> None:
+        """The next session of an open loop begins when its time has come."""
+        session = next(rest, None)
+        self._rest = iter(())
+        if session is None or session.start_s >= self._until_s:
+            return
+        self._sending += 1
+        self._at(max(session.start_s, self._clock.now()), self._opens, session, rest)
+
+    def _opens(self, session: Session, rest: Iterator[Session]) -> None:
+        self._open(rest)
+        self._session(session, 0)
+
+    def _session(self, session: Session, start: int) -> None:
+        context = Context(self._scenario.block_tokens)
+        for number in range(start):  # what was said before the simulation began
+            self._says(context, session, number)
+        self._at(self._clock.now() + session.turns[start].think_s, self._send, session, start, context)
+
+    def _says(self, context: Context, session: Session, number: int) -> int:
+        """A turn's prompt and answer are added to what was said. Returns the prompt's length."""
+        turn = session.turns[number]
+        context.keep(turn.kept_tokens)
+        for span in turn.fresh:
+            context.add(span)
+        prompt_tokens = context.tokens
+        context.add(Span(ANSWER - (session.number << 20 | number), turn.output_tokens))
+        return prompt_tokens
+
+    def _send(self, session: Session, number: int, context: Context) -> None:
+        now = self._clock.now()
+        if now >= self._until_s:
+            self._sending -= 1
+            return
+        turn = _Turn(session, number, context, session.number % len(self._routers), now)
+        prompt_tokens = self._says(context, session, number)
+        # The last token of an answer is never computed, and the names are the session's: the job gets its own copy.
+        job = Job(context.names[:], prompt_tokens, session.turns[number].output_tokens, turn)
+        turn.job = job
+        self._place(turn)
+
+    def _place(self, turn: _Turn) -> None:
+        job = turn.job
+        assert job is not None
+        if turn.asked is None:
+            names = job.names[: job.prompt_tokens // self._scenario.block_tokens]
+            held = (
+                None if self._pool is None or self._pool.away else self._pool.held(names) * self._scenario.block_tokens
+            )
+            question = Question(str(turn.session.number), job.names, job.prompt_tokens, held)
+            turn.asked = self._routers[turn.router].opens(question)
+        asked = turn.asked
+        began_s = self._stopwatch() if self._stopwatch is not None else 0.0
+        ticket = asked.admit()
+        if self._stopwatch is not None:
+            self.outcome.deciding_s += self._stopwatch() - began_s
+        self.outcome.decisions += 1
+        if ticket is None:
+            self._end(turn, End.FAILED if turn.deaths else End.SHED, -1)
+            return
+        if ticket.half is not None:
+            turn.prefill = Job(
+                job.names[: job.prompt_tokens // self._scenario.block_tokens], job.prompt_tokens, 1, turn
+            )
+            self._submit(turn, turn.prefill, number_of(ticket.half.target.instance.id))
+        else:
+            self._submit(turn, job, number_of(ticket.target.instance.id))
+
+    def _submit(self, turn: _Turn, job: Job, number: int) -> None:
+        asked = turn.asked
+        assert asked is not None
+        if not self._alive[number]:
+            self._suspect(turn.router, number)
+            asked.failed_at("connect")
+            self._place(turn)
+        elif not self._engines[number].submit(job, self._clock.now()):
+            asked.failed_at("busy", 503)
+            self._place(turn)
+        else:
+            self._wake(number)
+
+    def _first(self, turn: _Turn) -> None:
+        turn.first_s = self._clock.now()
+        assert turn.asked is not None
+        turn.asked.first_byte()
+
+    def _done(self, turn: _Turn, job: Job, number: int) -> None:
+        assert turn.asked is not None and turn.job is not None
+        if job is turn.prefill:  # its other half goes on
+            ticket = turn.asked.ticket
+            assert ticket is not None
+            self._routers[turn.router].core.prefilled(ticket, "ok", 200)
+            turn.job.external = job.prompt_tokens
+            turn.job.local_tokens = 0
+            self._submit(turn, turn.job, number_of(ticket.target.instance.id))
+            return
+        source = turn.prefill or job
+        turn.asked.done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
+        self._end(turn, End.OK, number, source)
+
+    def _end(self, turn: _Turn, end: End, number: int, source: Job | None = None) -> None:
+        now, outcome, job = self._clock.now(), self.outcome, turn.job
+        assert job is not None
+        outcome.arrived_s.append(turn.sent_s)
+        outcome.waited_s.append(turn.waited_s)
+        outcome.ttft_s.append(turn.first_s - turn.sent_s if end is End.OK else float("nan"))
+        outcome.duration_s.append(now - turn.sent_s)
+        outcome.session.append(turn.session.number)
+        outcome.instance.append(number)
+        outcome.prompt_tokens.append(job.prompt_tokens)
+        outcome.local_tokens.append((source.local_tokens or 0) if source is not None else 0)
+        outcome.host_tokens.append(source.host_tokens if source is not None else 0)
+        outcome.pool_tokens.append(source.pool_tokens if source is not None else 0)
+        outcome.output_tokens.append(job.output_tokens)
+        outcome.end.append(end)
+        if self._progress is not None and len(outcome) % TOLD_EVERY == 0:
+            self._progress(now, len(outcome))
+        self._go_on(turn)
+
+    def _go_on(self, turn: _Turn) -> None:
+        """The session's next turn comes after its pause; or in its place the next session begins."""
+        session, following = turn.session, turn.number + 1
+        if following < len(session.turns):
+            self._at(self._clock.now() + session.turns[following].think_s, self._send, session, following, turn.context)
+        elif (another := next(self._rest, None)) is not None:
+            self._session(another, 0)
+        else:
+            self._sending -= 1
+
+    # engines
+
+    def _wake(self, number: int) -> None:
+        """When this engine must be looked at next."""
+        engine = self._engines[number]
+        loads_s, until_s = engine.loads_until_s, engine.until_s
+        at_s = until_s if loads_s is None else loads_s if until_s is None else min(loads_s, until_s)
+        if at_s is not None and at_s != self._wakes[number]:
+            self._wakes[number] = at_s
+            self._at(at_s, self._look, number, at_s)
+
+    def _look(self, number: int, at_s: float) -> None:
+        if self._wakes[number] != at_s:
+            return  # it was put off, or is another process now
+        self._wakes[number] = None
+        engine, now = self._engines[number], self._clock.now()
+        ended = engine.end(now)
+        if engine.loads_until_s is not None:
+            engine.loaded(now)
+        if engine.cache.events:
+            self._publish(number)
+        for job in ended.firsts:
+            turn = job.tag
+            assert isinstance(turn, _Turn)
+            if job is not turn.prefill:
+                self._first(turn)
+        for job in ended.dones:
+            assert isinstance(job.tag, _Turn)
+            self._done(job.tag, job, number)
+        self._wake(number)
+
+    def _publish(self, number: int) -> None:
+        """What its cache did, to every router, as late as events are; some of it lost."""
+        events = self._engines[number].cache.drain()
+        now = self._clock.now()
+        batch = Batch(self._sequence[number], now, 0, events, {})
+        self._sequence[number] += 1
+        self._sent[number].append(batch)
+        for router in self._routers:
+            if not self._chance.happens(self._scenario.trouble.events_lost):
+                self._at(now + self._scenario.lags.events_s, self._hear, router, number, batch)
+
+    def _hear(self, router: Router, number: int, batch: Batch) -> None:
+        self._replay(router, number, router.heard(number, batch))
+
+    def _replay(self, router: Router, number: int, start: int | None) -> None:
+        if start is not None:
+            self._at(self._clock.now() + self._scenario.lags.events_s, self._replayed, router, number, start)
+
+    def _replayed(self, router: Router, number: int, start: int) -> None:
+        batches = [batch for batch in self._sent[number] if batch.seq >= start] if self._alive[number] else []
+        self._replay(router, number, router.replayed(number, batches))
+
+    def _connect(self, number: int) -> None:
+        for router in self._routers:
+            self._replay(router, number, router.connected(number))
+
+    def _poll(self, number: int) -> None:
+        """Where requests are often, elsewhere seldom."""
+        now = self._clock.now()
+        self._at(now + self._scenario.lags.metrics_s, self._poll, number)
+        if not self._alive[number]:
+            return
+        idle = not any(router.in_flight(number) for router in self._routers)
+        if idle and now - self._polled_s[number] < IDLE_POLL_S:
+            return
+        self._polled_s[number] = now
+        engine = self._engines[number]
+        gauges = engine.gauges()
+        for job, generated in engine.decoding:
+            turn = job.tag
+            assert isinstance(turn, _Turn)
+            if turn.asked is not None and turn.asked.ticket is not None and job is turn.job:
+                turn.asked.ticket.booking.progress(generated - job.told)
+                job.told = generated
+        for router in self._routers:
+            router.polled(number, gauges)
+
+    # trouble
+
+    def _start_routers(self) -> None:
+        """Fresh ones take over from those that only took turns: what those began, they end."""
+        self._routers = [self._router(number, self._policy) for number in range(self._scenario.routers)]
+        for number in range(self._scenario.instances):
+            self._connect(number)
+
+    def _pool_goes(self, away: bool) -> None:
+        if self._pool is not None:
+            self._pool.away = away
+
+    def _fail(self, failure: Failure) -> None:
+        number = failure.instance
+        if failure.until_s < float("inf"):
+            self._at(failure.until_s, self._recover, failure)
+        if failure.kind == "slow":
+            self._engines[number].slowdown = failure.factor
+            return
+        dead, self._engines[number] = self._engines[number], self._engine(number)
+        self.outcome.busy_s[number] += dead.busy_s
+        self.outcome.prefill_s[number] += dead.prefill_s
+        self._wakes[number] = None
+        self._alive[number] = False
+        self._sequence[number] = 0
+        self._sent[number].clear()
+        for job in dead.unfinished:
+            assert isinstance(job.tag, _Turn)
+            self._died(job.tag, number)
+
+    def _died(self, turn: _Turn, number: int) -> None:
+        """Its engine is gone: before its first byte one more may try."""
+        assert turn.asked is not None and turn.job is not None
+        turn.deaths += 1
+        self._suspect(turn.router, number)
+        begun = turn.first_s > 0
+        turn.asked.failed_at("broken" if begun else "died")
+        if begun or turn.deaths > DEATHS_ALLOWED:
+            self._end(turn, End.FAILED, -1)
+            return
+        old = turn.job
+        turn.job, turn.prefill = Job(old.names, old.prompt_tokens, old.output_tokens, turn), None
+        self._place(turn)
+
+    def _suspect(self, router: int, number: int) -> None:
+        """Somebody could not reach it, so it is probed at once."""
+        self._routers[router].misses(number)
+
+    def _recover(self, failure: Failure) -> None:
+        number = failure.instance
+        if failure.kind == "slow":
+            self._engines[number].slowdown = 1.0
+            return
+        self._alive[number] = True
+        self._at(self._clock.now() + PROBE_S, self._meet_again, number)
+
+    def _meet_again(self, number: int) -> None:
+        for router in self._routers:
+            router.misses(number)
+            router.meets(number)
+        self._connect(number)
+
+
+TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})

@@ -1,0 +1,208 @@
+"""One router in virtual time: what `route.py`, the feeds and the health probes do with a `Core`, without a network.
+
+Everything that decides is the live router's own: `Core` with its fleet, books, index, streams, learned speeds and desk.
+Here is only what stands around it: a request is opened, admitted and settled at the moments at which the line would do
+it, batches of events are heard when they arrive, metrics pages when they are polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from router.blocks.events import Batch, TargetId
+from router.blocks.expected import Approximate, Expected
+from router.blocks.index import Index
+from router.blocks.knowledge import Knowledge
+from router.blocks.known import Known
+from router.clock import Clock
+from router.config import schema
+from router.core import Core
+from router.decide.arms import Regime
+from router.decide.desk import Desk
+from router.decide.policy import build_policy
+from router.decide.record import Record, Stages
+from router.engines.base import Card, EventEndpoint, Gauges
+from router.fleet.instances import Fleet, Served
+from router.prompt.prompt import Endpoint, Prompt, Unknown
+from router.sim.prompts import GivenNames, Tokens
+from router.ticket import Ticket
+from scorers.contract import PoolHit
+
+MODEL = "simulated"
+SERVED = Served(MODEL, None)
+CARDS = (Card(MODEL, MODEL, None, None),)
+NO_SOURCE = Unknown("simulated")
+KEPT = 1  # stored responses: there are none
+
+
+class Question(NamedTuple):
+    """A request as a router sees it."""
+
+    session: str
+    names: Sequence[int]  # of its full blocks
+    prompt_tokens: int
+    pooled_tokens: int | None  # leading ones that the pool holds; None: it did not say
+
+
+class Router:
+    """`prefills`: whether instance number i only prefills."""
+
+    def __init__(
+        self,
+        policy: schema.Policy,
+        instances: int,
+        prefills: int,
+        block_tokens: int,
+        clock: Clock,
+        *,
+        seed: int,
+        shared_pool: bool,
+        config: schema.Config | None = None,
+    ) -> None:
+        config = config or schema.Config()
+        self._clock = clock
+        self._block_tokens = block_tokens
+        self._splits = prefills > 0
+        regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
+        knowledge = Knowledge(
+            Index(GivenNames(0), config.index.orphan_blocks),
+            Expected(config.index.expected_ttl_s),
+            Approximate(config.index.approximate_blocks, config.index.approximate_ttl_s),
+            clock,
+        )
+        self.core = Core(Fleet(config.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
+        self.ids = [TargetId(f"{name_of(number)}/0") for number in range(instances)]
+        for number in range(instances):
+            self.core.fleet.join(
+                _instance(number, "prefill" if number < prefills else "decode" if prefills else "both")
+            )
+            self.meets(number)
+
+    # engines
+
+    def meets(self, number: int) -> None:
+        """An instance answers its probes: it is asked who it is."""
+        name = name_of(number)
+        self.core.fleet.probe_ok(name, self._clock.now())
+        self.core.joined(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
+
+    def misses(self, number: int) -> None:
+        """An instance does not answer its probes."""
+        while not self.core.fleet.probe_failed(name_of(number), self._clock.now()):
+            pass
+
+    def connected(self, number: int) -> int | None:
+        """Its event stream is there. A number: replay from it, please."""
+        return self.core.knowledge.stream_connected(self.ids[number])
+
+    def heard(self, number: int, batch: Batch) -> int | None:
+        return self.core.knowledge.heard(self.ids[number], batch)
+
+    def replayed(self, number: int, batches: Sequence[Batch]) -> int | None:
+        """The answer to a question for a replay, all of it."""
+        for batch in batches:
+            self.core.knowledge.replayed(self.ids[number], batch)
+        return self.core.knowledge.replay_ended(self.ids[number], True)
+
+    def in_flight(self, number: int) -> int:
+        member = self.core.fleet.get(name_of(number))
+        return 0 if member is None else member.requests
+
+    def polled(self, number: int, gauges: Gauges) -> None:
+        name, now = name_of(number), self._clock.now()
+        self.core.fleet.polling(name)
+        self.core.polled(name, {0: gauges}, now)
+
+    # requests
+
+    def opens(self, question: Question) -> Asked:
+        number = self.core.desk.next_number()
+        now = self._clock.now()
+        record = Record(
+            id=str(number),
+            number=number,
+            arrived_s=now,
+            at_wall_s=now,
+            endpoint=Endpoint.CHAT.value,
+            model=MODEL,
+            stream=True,
+            tokens_from="given",
+            prompt_tokens_counted=question.prompt_tokens,
+            stages=Stages(),
+        )
+        self.core.opened(record, None)
+        size = self._block_tokens
+        keys = question.names[: question.prompt_tokens // size]
+        ids = Tokens(keys, size, question.prompt_tokens - len(keys) * size)
+        known = Known(ids, True, "given", {size: keys}, 0.0, 0.0)  # type: ignore[arg-type]  # its length is what is read
+        prompt = Prompt(
+            Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=question.session
+        )
+        pooled = None if question.pooled_tokens is None else PoolHit(question.pooled_tokens, 0.0)
+        return Asked(self, record, prompt, known, pooled)
+
+
+class Asked:
+    """One request on its way through a router: where it goes, and what becomes of it."""
+
+    __slots__ = ("_known", "_pooled", "_prompt", "_router", "failed", "record", "ticket")
+
+    def __init__(self, router: Router, record: Record, prompt: Prompt, known: Known, pooled: PoolHit | None) -> None:
+        self._router = router
+        self.record = record
+        self._prompt = prompt
+        self._known = known
+        self._pooled = pooled
+        self.failed: set[str] = set()
+        self.ticket: Ticket | None = None
+
+    def admit(self) -> Ticket | None:
+        """Choose and book. None: nobody is left."""
+        router = self._router
+        self.ticket = router.core.admit(
+            self.record,
+            self._prompt,
+            SERVED,
+            self._known,
+            self._pooled,
+            excluding=self.failed,
+            splits=router._splits,
+        )
+        return self.ticket
+
+    def first_byte(self) -> None:
+        assert self.ticket is not None
+        self.ticket.status = 200
+        self._router.core.first_byte(self.ticket)
+
+    def done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
+        assert self.ticket is not None
+        record = self.record
+        record.status, record.done = 200, True
+        record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
+        self.ticket.end = "ok"
+        self._router.core.settle(self.ticket)
+        self._router.core.closed(record)
+
+    def failed_at(self, end: str, status: int | None = None) -> None:
+        """This attempt is over without an answer; `end` is a word of `Attempt.end`."""
+        assert self.ticket is not None
+        self.ticket.end, self.ticket.status = end, status
+        self.failed.add(self.ticket.target.id)
+        self._router.core.settle(self.ticket)
+
+
+def name_of(number: int) -> str:
+    return f"engine-{number}"
+
+
+def number_of(instance: str) -> int:
+    return int(instance.rpartition("-")[2])
+
+
+def _instance(number: int, role: str) -> schema.Instance:
+    transfer = None if role == "both" else {"protocol": "nixl"}
+    return schema.Instance.model_validate(
+        {"url": f"http://127.0.0.1:{number + 1}", "name": name_of(number), "role": role, "transfer": transfer}
+    )
