@@ -7,10 +7,10 @@ it, batches of events are heard when they arrive, metrics pages when they are po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from router.blocks.events import Batch, TargetId
+from router.blocks.events import Batch, Key, TargetId
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
 from router.blocks.knowledge import Knowledge
@@ -29,6 +29,9 @@ from router.sim.prompts import GivenNames, Tokens
 from router.ticket import Ticket
 from scorers.contract import PoolHit
 
+if TYPE_CHECKING:
+    from array import array
+
 MODEL = "simulated"
 SERVED = Served(MODEL, None)
 CARDS = (Card(MODEL, MODEL, None, None),)
@@ -40,7 +43,7 @@ class Question(NamedTuple):
     """A request as a router sees it."""
 
     session: str
-    names: Sequence[int]  # of its full blocks
+    names: Sequence[int]  # of the prompt's full blocks
     prompt_tokens: int
     pooled_tokens: int | None  # leading ones that the pool holds; None: it did not say
 
@@ -133,9 +136,9 @@ class Router:
         )
         self.core.opened(record, None)
         size = self._block_tokens
-        keys = question.names[: question.prompt_tokens // size]
+        keys = question.names
         ids = Tokens(keys, size, question.prompt_tokens - len(keys) * size)
-        known = Known(ids, True, "given", {size: keys}, 0.0, 0.0)  # type: ignore[arg-type]  # its length is what is read
+        known = Known(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
         prompt = Prompt(
             Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=question.session
         )

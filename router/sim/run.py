@@ -277,6 +277,11 @@ class _Run:
         else:
             self._submit(turn, job, number_of(ticket.target.instance.id))
 
+    def _pooled(self, names: Sequence[int]) -> int | None:
+        """What the pool answers when it is asked for these blocks, in tokens."""
+        pool = self._pool
+        return None if pool is None or pool.away else pool.held(names) * self._scenario.block_tokens
+
     def _submit(self, turn: _Turn, job: Job, number: int) -> None:
         asked = turn.asked
         assert asked is not None
@@ -296,7 +301,8 @@ class _Run:
         turn.asked.first_byte()
 
     def _done(self, turn: _Turn, job: Job, number: int) -> None:
-        assert turn.asked is not None and turn.job is not None
+        assert turn.asked is not None
+        assert turn.job is not None
         if job is turn.prefill:  # its other half goes on
             ticket = turn.asked.ticket
             assert ticket is not None
@@ -448,7 +454,8 @@ class _Run:
 
     def _died(self, turn: _Turn, number: int) -> None:
         """Its engine is gone: before its first byte one more may try."""
-        assert turn.asked is not None and turn.job is not None
+        assert turn.asked is not None
+        assert turn.job is not None
         turn.deaths += 1
         self._suspect(turn.router, number)
         begun = turn.first_s > 0

@@ -307,12 +307,11 @@ class Engine:
         """Begins to load what lies beyond its own cache. As vLLM does: whatever is there, cheap or not."""
         pool, pool_wire, host, host_wire, peer_wire = self._around
         if job.external > job.computed and peer_wire is not None:
-            until_s = peer_wire.loads(job.external - job.computed, now)
-            job.pool_tokens += job.external - job.computed
-            job.computed, job.external = job.external, 0
-            return until_s
+            tokens, job.computed, job.external = job.external - job.computed, job.external, 0
+            job.pool_tokens += tokens
+            return peer_wire.loads(tokens, now)
         names = job.names[: job.whole_tokens // self._size]
-        until_s = None
+        until_s: float | None = None
         if host is not None and host_wire is not None and (reach := host.held(names) * self._size) > job.computed:
             until_s = host_wire.loads(reach - job.computed, now)
             host.use(names[: reach // self._size])
