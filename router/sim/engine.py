@@ -36,6 +36,7 @@ from router.sim.interface import (
 )
 from router.sim.loads import Load, Loads
 from router.sim.pool import Pool
+from router.sim.profile import Profile
 from router.sim.sequence import Sequence
 
 
@@ -293,7 +294,9 @@ class Engine:
         sequence.registered = full
 
     def _duration_s(self) -> float:
-        """Prefill costs by the token, decoding once per step however many decode (they share the memory traffic)."""
+        """By the profile; without one prefill costs by the token, and decoding once per step however many decode."""
+        if self.shape.profile is not None:
+            return self._profiled_s(self.shape.profile) * self.slowdown
         prefill, decodes = 0, False
         for sequence, count in self._step:
             if count == 1 and sequence.generated:
@@ -304,6 +307,18 @@ class Engine:
         if self.shape.prefill_tokens_per_s:
             seconds += prefill / self.shape.prefill_tokens_per_s
         return seconds * self.slowdown
+
+    def _profiled_s(self, profile: Profile) -> float:
+        new, pairs, decodes, context = 0, 0.0, 0, 0
+        for sequence, count in self._step:
+            context += sequence.computed
+            if count == 1 and sequence.generated and sequence.computed + 1 == len(sequence.tokens):
+                decodes += 1
+            else:
+                new += count
+                pairs += count * (sequence.computed + count / 2)
+                context += count
+        return profile.step_s(new, pairs, decodes, context)
 
     # -- ending a step
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, NewType
 from router.blocks.engine_hashes import DEFAULT_SEED, Digest, EngineChain
 from router.blocks.events import Event, Pooled
 from router.config.pool import HashAlgo
+from router.sim.profile import Profile
 
 RequestId = NewType("RequestId", int)
 Finish = Literal["stop", "length"]
@@ -30,6 +31,7 @@ class EngineShape:
     blocks: int = 4096
     prefill_tokens_per_s: float = 8000.0
     decode_ms_per_token: float = 10.0
+    profile: Profile | None = None  # what a step takes, instead of the two before
     load_tokens_per_s: float = 100_000.0  # of KV from outside; 0: no time at all
     load_base_ms: float = 5.0  # per load
     saves: bool = False  # offers computed prompts to the pool
