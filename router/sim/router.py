@@ -67,6 +67,7 @@ class Router:
         self._clock = clock
         self._block_tokens = block_tokens
         self._splits = prefills > 0
+        self._probes = config.fleet.health.failures
         regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
         knowledge = Knowledge(
             Index(GivenNames(0), config.index.orphan_blocks),
@@ -92,8 +93,8 @@ class Router:
 
     def misses(self, number: int) -> None:
         """An instance does not answer its probes."""
-        while not self.core.fleet.probe_failed(name_of(number), self._clock.now()):
-            pass
+        for _ in range(self._probes):
+            self.core.fleet.probe_failed(name_of(number), self._clock.now())
 
     def connected(self, number: int) -> int | None:
         """Its event stream is there. A number: replay from it, please."""

@@ -1,0 +1,193 @@
+"""A whole fleet in virtual time: what comes of small workloads, of lags and of failures."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from router.config import schema
+from router.sim.outcome import End, Outcome, figures
+from router.sim.profile import Profile
+from router.sim.run import simulate
+from router.sim.scenario import Failure, Lags, Link, Scenario, Store, Trouble
+from router.sim.workloads import CODEX, Session, Span, Turn, Workload
+
+PROFILE = Profile(
+    name="test",
+    kv_tokens=200_000,
+    kv_bytes_per_token=1.0,
+    us_per_token=60.0,
+    ns_per_pair=1.5,
+    us_per_decode=80.0,
+    weights_ms=10.0,
+    ns_per_context_token=50.0,
+    step_ms=2.0,
+)
+FLEET = Scenario(profile=PROFILE, instances=4)
+WARM = schema.Policy.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
+TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})
+LEAST = schema.Policy.model_validate({"scorers": [{"name": "least_requests"}]})
+AGENTS = CODEX.scaled(tokens=0.2, sessions=24 / 610, turns=6 / 33, think=0.2)
+
+
+def alone(*sent: tuple[float, int, int], answer: int = 10) -> Workload:
+    """One request a session: when, whose text, how many tokens of it."""
+    sessions = [
+        Session(number, at_s, (Turn(0, (Span(source, tokens),), answer, 0.0),))
+        for number, (at_s, source, tokens) in enumerate(sent)
+    ]
+    return Workload("alone", 0, tuple(sessions))
+
+
+def columns(outcome: Outcome) -> dict[str, object]:
+    return {name: column.tobytes() for name, column in vars(outcome).items() if isinstance(column, array)} | {
+        "busy": outcome.busy_s,
+        "took": outcome.took_s,
+    }
+
+
+def test_the_same_arguments_give_the_same_outcome_to_the_last_digit_and_another_seed_another() -> None:
+    def run(seed: int) -> dict[str, object]:
+        return columns(simulate(FLEET, WARM, AGENTS.workload(1), seed=seed, at_once=16))
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+@pytest.mark.parametrize("policy", [WARM, TURNS], ids=["warm", "round_robin"])
+@pytest.mark.parametrize("at_once", [None, 8])
+def test_every_turn_is_served_once_and_nothing_stays_booked(policy: schema.Policy, at_once: int | None) -> None:
+    workload = AGENTS.workload(3)
+    outcome = simulate(FLEET, policy, workload, at_once=at_once)
+    assert len(outcome) == workload.turns
+    assert set(outcome.end) == {End.OK}
+    assert outcome.double_bookings == 0
+    assert sum(outcome.prompt_tokens) == sum(turn.prompt_tokens for s in workload.sessions for turn in s.turns)
+
+
+def test_a_lone_request_is_served_as_fast_as_the_profile_says() -> None:
+    outcome = simulate(FLEET, WARM, alone((1.0, 1, 5000)))
+    assert outcome.ttft_s[0] == pytest.approx(PROFILE.prefill_s(5000, 0))
+
+
+def test_what_was_asked_before_is_found_again_by_cache_aware_policies_and_by_chance_otherwise() -> None:
+    asked = alone(*((float(at), 1 + at % 3, 8000) for at in range(30)))
+    hits = {
+        name: figures(simulate(FLEET, policy, asked)).local_share for name, policy in (("warm", WARM), ("turns", TURNS))
+    }
+    assert hits["warm"] == pytest.approx(27 / 30 * 7680 / 8000)  # whole blocks of 512, and three are cold
+    assert hits["turns"] is not None
+    assert hits["turns"] < 0.7
+
+
+def test_the_pool_serves_what_another_instance_computed() -> None:
+    asked = alone(*((5.0 * at, 1, 8000) for at in range(4)))
+    pooled = simulate(replace(FLEET, store=Store(1_000_000, Link(100_000.0, 5.0))), TURNS, asked)
+    assert list(pooled.pool_tokens) == [0, 7680, 7680, 7680]
+    # 5 ms and 7,680 tokens at 100,000 a second, then 320 are computed after them
+    assert pooled.ttft_s[1] == pytest.approx(0.0818 + PROFILE.prefill_s(320, 7680))
+
+
+def test_host_memory_keeps_what_the_gpu_evicts() -> None:
+    asked = alone(*((5.0 * at, source, 50_000) for at, source in enumerate([1, 2, 3, 4, 5, 1])))
+    one = replace(FLEET, instances=1)
+    hosted = replace(one, host=Store(1_000_000, Link(500_000.0, 1.0)))
+    assert simulate(one, WARM, asked).host_tokens[-1] == 0
+    assert simulate(hosted, WARM, asked).host_tokens[-1] > 40_000
+
+
+def test_a_pool_that_is_away_costs_its_hits_and_nothing_else() -> None:
+    asked = alone(*((5.0 * at, 1, 8000) for at in range(6)))
+    trouble = Trouble(pool_away=((7.0, 18.0),))
+    outcome = simulate(
+        replace(FLEET, store=Store(1_000_000, Link(100_000.0)), trouble=trouble, instances=8), TURNS, asked
+    )
+    assert [tokens > 0 for tokens in outcome.pool_tokens] == [False, True, False, False, True, True]
+
+
+def test_events_that_come_late_are_stood_in_for_by_what_was_sent() -> None:
+    """Ten requests for one text, 0.4 s apart, while events take 4 s: they stay together all the same."""
+    asked = alone(*((1.0 + at / 2.5, 1, 4000) for at in range(10)))
+    outcome = simulate(replace(FLEET, lags=Lags(events_s=4.0)), WARM, asked)
+    assert len(set(outcome.instance)) == 1
+
+
+def test_lost_events_are_replayed() -> None:
+    lossy = replace(FLEET, trouble=Trouble(events_lost=0.3))
+    whole = simulate(FLEET, WARM, AGENTS.workload(1), at_once=8)
+    lost = simulate(lossy, WARM, AGENTS.workload(1), at_once=8)
+    assert sum(lost.local_tokens) > 0.9 * sum(whole.local_tokens)
+
+
+def test_an_instance_that_dies_loses_only_streams_that_had_begun_and_is_used_again_later() -> None:
+    asked = alone(*((at / 4, at, 6000) for at in range(200)), answer=100)
+    trouble = Trouble(failures=(Failure("down", 0, 10.05, 25.0),))
+    outcome = simulate(replace(FLEET, trouble=trouble), LEAST, asked)
+    failed = [row for row, end in enumerate(outcome.end) if end == End.FAILED]
+    assert len(outcome) == 200
+    assert 1 <= len(failed) <= 12
+    assert outcome.double_bookings == 0
+    at_0 = [outcome.arrived_s[row] for row in range(200) if outcome.instance[row] == 0]
+    assert not [at for at in at_0 if 10.1 <= at < 25.0]
+    assert [at for at in at_0 if at >= 27.5]
+
+
+def test_a_slow_instance_is_given_less_by_a_policy_that_sees_queues() -> None:
+    asked = alone(*((at / 6, at, 6000) for at in range(300)))
+    trouble = Trouble(failures=(Failure("slow", 2, 0.0, factor=4.0),))
+    outcome = simulate(replace(FLEET, trouble=trouble), WARM, asked)
+    counts = [list(outcome.instance).count(number) for number in range(4)]
+    assert counts[2] < min(counts[0], counts[1], counts[3])
+
+
+def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
+    workload = AGENTS.workload(2)
+    late = replace(FLEET, trouble=Trouble(router_starts_s=30.0))
+    outcome = simulate(late, WARM, workload, at_once=8)
+    assert len(outcome) == workload.turns
+    after = figures(outcome, since_s=45.0).local_share
+    before = figures(outcome, until_s=30.0).local_share
+    assert after is not None
+    assert before is not None
+    assert after > before + 0.1
+
+
+def test_several_routers_share_a_fleet() -> None:
+    workload = AGENTS.workload(2)
+    outcome = simulate(replace(FLEET, routers=3), WARM, workload, at_once=12)
+    assert len(outcome) == workload.turns
+    assert outcome.double_bookings == 0
+
+
+def test_a_prompt_is_computed_by_one_half_of_the_fleet_and_answered_by_the_other() -> None:
+    split = replace(FLEET, prefills=2, handover=Link(100_000.0, 10.0))
+    outcome = simulate(split, WARM, alone((0.0, 1, 5000), (5.0, 1, 5000)))
+    assert set(outcome.instance) <= {2, 3}
+    # 10 ms and 5,000 tokens at 100,000 a second; the last token is computed where it is answered
+    handed = 0.06 + PROFILE.prefill_s(1, 4999)
+    assert outcome.ttft_s[0] == pytest.approx(PROFILE.prefill_s(5000, 0) + handed)
+    assert outcome.local_tokens[1] == 4608
+    assert outcome.double_bookings == 0
+
+
+def test_full_queues_shed_what_nobody_takes() -> None:
+    asked = alone(*((0.0, at, 20_000) for at in range(60)))
+    outcome = simulate(replace(FLEET, max_queued=2), TURNS, asked)
+    ends = [outcome.end.count(end) for end in End]
+    assert ends[End.SHED] > 0
+    assert ends[End.OK] + ends[End.SHED] == 60
+
+
+def test_sessions_at_once_follow_each_other_and_begin_somewhere_in_their_course() -> None:
+    workload = AGENTS.workload(4)
+    outcome = simulate(FLEET, WARM, workload, at_once=6, staggered=True)
+    first = {session.number for session in workload.sessions[:6]}
+    assert len(outcome) < workload.turns  # the first six have a past
+    assert {outcome.session[row] for row in range(6)} <= first
+
+
+def test_nothing_is_sent_after_the_end_and_what_runs_is_finished() -> None:
+    outcome = simulate(FLEET, WARM, AGENTS.workload(4), at_once=16, until_s=20.0)
+    assert max(outcome.arrived_s) < 20.0
+    assert set(outcome.end) == {End.OK}
+    assert outcome.took_s >= 20.0 or len(outcome) < AGENTS.workload(4).turns
