@@ -90,7 +90,10 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def figures(outcome: Outcome, limits: Limits = Limits(), since_s: float = 0.0, until_s: float | None = None) -> Figures:
+LIMITS = Limits()
+
+
+def figures(outcome: Outcome, limits: Limits = LIMITS, since_s: float = 0.0, until_s: float | None = None) -> Figures:
     """Requests are counted where they ended, latencies where they were sent: both within [since_s, until_s)."""
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)

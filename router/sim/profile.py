@@ -1,4 +1,4 @@
-"""How fast and how big one instance is: a model on its GPUs, as the few numbers that a step of its scheduler depends on.
+"""How fast and how big one instance is: a model on its GPUs, as the few numbers that its steps depend on.
 
     step = step_ms + max( compute:  new tokens, attention over their context, one token for each request that decodes
                           memory:   the weights once, and the KV of every context in the batch )
