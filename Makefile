@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run stack test check test-stack bench lock schema clean
+.PHONY: run stack test check test-stack bench bench-sim bench-sim-full lock schema clean
 
 run: $(VENV)/.installed  ## the embedded fleet and the router, ready to try
 	$(BIN)/warmroute fleet --config configs/quickstart.yaml
@@ -27,6 +27,14 @@ test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real M
 
 bench: $(VENV)/.installed-test  ## every figure with its bar, beside peers (about 40 minutes; BENCH=--quick: 5)
 	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-sim: $(VENV)/.installed-test  ## the simulator against what others measured, and all policies against each other, reduced
+	$(BIN)/python -m tests.agreement rows --reduced --resume
+	$(BIN)/python -m tests.agreement grid --reduced
+
+bench-sim-full: $(VENV)/.installed-test  ## the same in full: hours, said and resumable
+	$(BIN)/python -m tests.agreement rows --resume
+	$(BIN)/python -m tests.agreement grid
 
 schema: $(VENV)/.installed  ## regenerate the JSON Schemas of the configuration
 	$(BIN)/python -m router.config.schemas configs

@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from rich.console import Console
 from router.console.experiment import experiment as experiment_commands
 from router.console.policy import policy as policy_commands
 from router.errors import ConfigError, WarmrouteError
+from router.simulate.advise import advise as advise_command
+from router.simulate.options import simulate as simulate_command
+from router.simulate.workload_command import workload as workload_commands
 
 if TYPE_CHECKING:
     from router.config.schema import Config, Embedded
@@ -50,11 +53,17 @@ The second turn is a hit. Why it went where it went:
 Ctrl-C stops everything.
 """
 
+# of codex, without a preset: what the fleet of `make run` answers in seconds
+SMALL: dict[str, Any] = {"tokens": 0.05, "turns": 6 / 33, "think": 0.05, "sessions": 64}
+
 app = typer.Typer(name="warmroute", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 err = Console(stderr=True, highlight=False)
 
 app.add_typer(policy_commands, name="policy")
 app.add_typer(experiment_commands, name="experiment")
+app.command()(simulate_command)
+app.command()(advise_command)
+app.add_typer(workload_commands, name="workload")
 
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
 app.add_typer(bench)
@@ -141,21 +150,47 @@ def stack(config: ConfigOption, policy: PolicyOption = None) -> None:
 @app.command()
 def load(
     url: Annotated[str, typer.Option(help="base URL of a router or an engine")] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="model to ask for")] = "warm-tiny",
-    agents: Annotated[int, typer.Option(min=1, help="agents at once")] = 16,
-    sessions: Annotated[int, typer.Option(min=1, help="sessions in all, one after the other per agent")] = 64,
-    turns: Annotated[float, typer.Option(min=1, help="median turns of a session (codex: 33)")] = 6,
-    scale: Annotated[float, typer.Option(help="factor on all lengths (codex: first prompt 12,000 tokens)")] = 0.05,
-    think: Annotated[float, typer.Option(help="factor on all pauses (codex: median 5.2 s)")] = 0.05,
-    seed: Annotated[int, typer.Option(help="of the workload and its text")] = 1,
+    preset: Annotated[str | None, typer.Option(help="codex, scaling, groups or tools; default: a small codex")] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="instead of a preset: a trace or a ledger", exists=True, readable=True)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="model to ask for; default: the first one there")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="WARMROUTE_API_KEY", help="of the endpoint")] = None,
+    agents: Annotated[int | None, typer.Option(min=1, help="closed loop: sessions at once; default: 16")] = None,
+    rate: Annotated[float | None, typer.Option(help="open loop: requests per second; default: the workload's")] = None,
+    sessions: Annotated[int | None, typer.Option(min=1, help="sessions in all")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="requests in all")] = None,
+    duration: Annotated[float | None, typer.Option(min=0.1, help="seconds after which nothing new is sent")] = None,
+    scale: Annotated[float | None, typer.Option(help="factor on all lengths")] = None,
+    turns: Annotated[float | None, typer.Option(help="factor on the turns of a session")] = None,
+    think: Annotated[float | None, typer.Option(help="factor on all pauses")] = None,
+    seed: Annotated[int, typer.Option(help="of workload and text; the same again finds what the last run cached")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="client processes at most")] = 2,
+    ids: Annotated[bool, typer.Option("--ids", help="prompts as token ids, of exact length, instead of text")] = False,
+    json: Annotated[Path | None, typer.Option(help="write figures and requests to this file", dir_okay=False)] = None,
+    chart: Annotated[Path | None, typer.Option(help="draw them to this PNG or SVG", dir_okay=False)] = None,
 ) -> None:
-    """Let coding agents talk to an endpoint, turn by turn, and show what they got."""
-    from router.drive.bench import run_load
-    from router.sim.workloads import CODEX
+    """Send a workload to an endpoint as real requests, in a closed or an open loop, and show what came of it."""
+    from router.drive.load_command import Asked, run_load
+    from router.drive.shares import bounded, paced
+    from router.sim.workloads import PRESETS, Agents
+    from router.simulate.workload import load as load_workload
 
-    shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
-    workload = CODEX.scaled(tokens=scale, think=think, **shares).workload(seed)
-    _exit(asyncio.run(run_load(url, model, workload, agents)))
+    if (agents and rate) or (preset and workload):
+        raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")
+    given = str(workload or preset or "codex")
+    asked: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
+    sizes = {name: value for name, value in asked.items() if value is not None}
+    sizes = sizes if workload or preset else SMALL | sizes
+    if not isinstance(PRESETS.get(given), Agents):
+        sizes |= {"rate": rate, "requests": requests}
+    chosen = load_workload(given, seed=seed, told=partial(err.print, markup=False), **sizes)
+    if chosen.is_closed:
+        chosen = chosen if requests is None else bounded(chosen, requests)
+        chosen = chosen if rate is None else paced(chosen, rate)
+    at_once = agents or (16 if chosen.is_closed and rate is None else None)
+    how = Asked(url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart)
+    _exit(asyncio.run(run_load(how, chosen)))
 
 
 @bench.command()

@@ -6,22 +6,26 @@ Implements `web.admin.Operations` and makes the snapshot behind the state metric
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Protocol
 
+from router.admission import Gate
 from router.blocks.events import Tier
 from router.blocks.knowledge import Stream
 from router.clock import Clock
 from router.control.control import Control
 from router.core import Core
 from router.decide.arms import Regime
+from router.decide.door import LINES
 from router.decide.record import plain, readable
 from router.discovery.base import Discovery
 from router.feeds.health import Health
 from router.fleet.instances import Instance
 from router.fleet.speed import LINKS
 from router.fleet.target import Target
+from router.ledger.admission import GateState
 from router.ledger.handed import HandingState
 from router.ledger.jsonl import JsonLines, Stats
 from router.ledger.remembered import ModelTokens, Remembered
@@ -33,6 +37,7 @@ from router.pool.none import NoPool
 from router.pool.report import PoolReport
 from router.tokens import handing
 from router.tokens.handing import Handing
+from router.tokens.tokens import Report as Tokenizer
 from router.tokens.tokens import Tokens
 
 
@@ -44,7 +49,8 @@ class Others(Protocol):
 
     async def record(self, id: str) -> dict[str, Any] | None: ...
 
-    async def records(self, limit: int) -> list[dict[str, Any]]: ...
+    async def records(self, limit: int) -> list[dict[str, Any]]:
+        """The newest of each, in no order."""
 
 
 class Report:
@@ -60,7 +66,9 @@ class Report:
         control: Control,
         ledger: JsonLines | None,
         clock: Clock,
+        run_id: str,
         others: Others | None = None,
+        gates: Iterable[Gate] = (),
     ) -> None:
         self._core = core
         self._tokens = tokens
@@ -72,12 +80,14 @@ class Report:
         self._control = control
         self._ledger = ledger
         self._clock = clock
+        self._run_id = run_id
         self._others = others
+        self._gates = gates
 
     # web.admin.Operations
 
     def instances(self) -> list[dict[str, Any]]:
-        takers = self._handing.report().takers
+        takers, tokenizers = self._handing.report().takers, self._tokens.report()
         return [
             {
                 "id": instance.id,
@@ -85,16 +95,16 @@ class Report:
                 "state": instance.state.value,
                 "trouble": self._health.trouble(instance.id),
                 "models": [card.id for card in instance.cards],
-                "tokenizer": self._tokenizer(instance.base),
+                "tokenizer": self._tokenizer(tokenizers.get(instance.base or "")),
                 "token_ids": takers[instance.id]._asdict() if instance.id in takers else None,
                 "targets": [self._target(target) for target in instance.targets.values()],
             }
             for instance in self._core.fleet
         ]
 
-    def _tokenizer(self, model: str | None) -> dict[str, Any] | None:
+    def _tokenizer(self, told: Tokenizer | None) -> dict[str, Any] | None:
         """None: there is none here. Memory is that of all models together."""
-        if model is None or (told := self._tokens.report().get(model)) is None:
+        if told is None:
             return None
         memory = self._tokens.memory
         return {**told._asdict(), "memory_bytes": memory.held_bytes, "memory_limit_bytes": memory.limit_bytes}
@@ -121,12 +131,15 @@ class Report:
     def workers(self) -> list[dict[str, Any]]:
         if self._others is not None:
             return self._others.workers()
-        policies = {policy.name: policy.digest for policy in self._core.desk.regime.in_use}
-        return [{"number": 0, "pid": os.getpid(), "up": True, "policies": policies, "trouble": None}]
+        own = {"number": 0, "pid": os.getpid(), "run": self._run_id, "up": True}
+        return [own | {"policies": self._core.desk.regime.digests, "trouble": None}]
 
     def pool(self) -> dict[str, Any] | None:
         told = self._pool.report()
         return None if told is None else readable_pool(told)
+
+    def door(self) -> list[dict[str, Any]]:
+        return [readable_gate(gate, self._clock.now()) for gate in self._gates]
 
     # the state metrics
 
@@ -144,6 +157,7 @@ class Report:
             steering=self._steering(),
             handing=handing_state(self._handing.report()),
             remembered=self._remembered(),
+            gates=[gate_state(gate) for gate in self._gates],
         )
 
     def _remembered(self) -> Remembered:
@@ -277,6 +291,41 @@ def readable_pool(told: PoolReport) -> dict[str, Any]:
         ],
         "remembered_digests": told.remembered_digests,
     }
+
+
+def readable_gate(gate: Gate, now: float) -> dict[str, Any]:
+    """Who is live behind a model's door, what fits, and who waits in front of it, in order."""
+    state = gate.state()
+    return {
+        "model": gate.model,
+        "capacity_tokens": state.capacity_tokens,
+        "context_tokens": round(state.live.context_tokens),
+        "mean_context_tokens": state.live.mean_tokens,
+        "live_sessions": round(state.live.sessions, 1),
+        "known_sessions": state.known,
+        "waiting": [
+            {
+                "position": hold.position,
+                "line": hold.turn.line,
+                "prompt_tokens": hold.turn.prompt_tokens or None,
+                "waited_s": round(now - hold.turn.since_s, 3),
+                "expected_s": None if hold.expected_s is None else round(hold.expected_s, 3),
+            }
+            for hold in state.waiting
+        ],
+    }
+
+
+def gate_state(gate: Gate) -> GateState:
+    state = gate.state()
+    lines = Counter(hold.turn.line for hold in state.waiting)
+    return GateState(
+        gate.model,
+        {line: lines[line] for line in LINES},
+        state.live.sessions,
+        state.live.context_tokens,
+        state.capacity_tokens,
+    )
 
 
 def pool_state(told: PoolReport | None) -> PoolState | None:

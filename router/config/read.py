@@ -22,6 +22,7 @@ from router.config import document
 from router.config.complaints import complaints, unknown
 from router.config.document import Document, Problem, load, parse, text_of
 from router.config.experiment import Experiment
+from router.config.profile import ProfileFile
 from router.config.references import broken_instances, broken_references
 from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
 from router.config.section import Section
@@ -85,6 +86,11 @@ def unnamed_in(experiment: Experiment, policies: Collection[str], at: document.P
 def read_policy_file(path: Path | str) -> Policy:
     """One policy. Raises `ConfigError`; whether its scorers exist is seen when it is built."""
     return _checked(load(Path(path)), Policy)
+
+
+def read_profile_file(path: Path | str) -> ProfileFile:
+    """One profile of a simulated instance. Raises `ConfigError`."""
+    return _checked(load(Path(path)), ProfileFile)
 
 
 def policy_from(text: str, name: str) -> Policy:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from router.config.door import Door
 from router.config.doors import Admin, Clients, Listen
 from router.config.experiment import Experiment
 from router.config.pool import Pool
@@ -331,6 +332,7 @@ class Config(Section):
     tokens: Tokens = Tokens()
     index: Index = Index()
     limits: Limits = Limits()
+    door: Door = Door()
     edge: Edge = Edge()
     usage: Literal["inject", "observe"] = Field(
         default="inject",

@@ -2,8 +2,9 @@
 
     python -m router.config.schemas configs
 
-writes `warmroute.schema.json` and `policy.schema.json` (for editors and other checkers) and the table of keys in
-`README.md`, between its two markers. `make schema` runs it; `tests/configs` fails when a file is not current.
+writes `warmroute.schema.json`, `policy.schema.json` and `profile.schema.json` (for editors and other checkers) and the
+table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs` fails when a file is not
+current.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from router.config.profile import ProfileFile
 from router.config.schema import Config, Plugin, Policy
 
 BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
@@ -34,7 +36,7 @@ class Key(NamedTuple):
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON Schema of `Config` or `Policy`, as the text of its file."""
+    """The JSON Schema of `Config`, `Policy` or `ProfileFile`, as the text of its file."""
     return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
 
 
@@ -71,6 +73,7 @@ def files(folder: Path) -> dict[Path, str]:
     return {
         folder / "warmroute.schema.json": json_schema(Config),
         folder / "policy.schema.json": json_schema(Policy),
+        folder / "profile.schema.json": json_schema(ProfileFile),
         readme: with_reference(readme.read_text(encoding="utf-8")),
     }
 

@@ -23,7 +23,7 @@ from math import log
 from typing import NamedTuple
 
 from router.config.experiment import Experiment
-from router.decide.policy import Policy
+from router.decide.policy import Orders, Policy, both_orders
 from scorers.contract import Needs
 
 
@@ -44,10 +44,12 @@ class Regime:
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
     needs: Needs = field(init=False)
     looks_at_caches: bool = field(init=False)
+    orders: Orders | None = field(init=False)  # of all in use together, see `Policy.orders`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", reduce(Needs.__or__, (p.needs for p in self.in_use), Needs.NONE))
         object.__setattr__(self, "looks_at_caches", Needs.CACHE in self.needs)
+        object.__setattr__(self, "orders", reduce(both_orders, (p.orders for p in self.in_use)))
 
     @property
     def policy(self) -> Policy:
@@ -60,6 +62,11 @@ class Regime:
         if self.experiment is not None:
             names += [*self.experiment.arms, *self.experiment.shadows]
         return [self.policies[name] for name in dict.fromkeys(names)]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of what is in force, by name: equal in two processes that decide alike."""
+        return {policy.name: policy.digest for policy in self.in_use}
 
     @property
     def first(self) -> str | None:

@@ -1,14 +1,10 @@
-"""The benchmarks and the load as commands see them: progress while they run, then tables, a JSON file, a chart."""
+"""The benchmarks as commands see them: progress while they run, then tables, a JSON file, a chart."""
 
 from __future__ import annotations
 
-import importlib.metadata
-from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from router.clock import Clock, SystemClock
 from router.drawing import require
@@ -16,11 +12,9 @@ from router.drive import charts, figures, tables
 from router.drive.agents import Arm, Report, Stage, arms, compare
 from router.drive.cancelling import cancellable
 from router.drive.layers import KINDS, Layers, measure
-from router.drive.load import load, report
+from router.drive.shown import progress_bar, readable_console, versions, when_of, write_json
 from router.drive.site import BenchFailed, look
 from router.sim.workloads import Workload
-
-NARROWEST = 120
 
 
 async def bench_layers(
@@ -37,7 +31,7 @@ async def bench_layers(
 
     Without a seed the prompts are new ones, so that engines that have run this before do not remember them.
     """
-    clock, console = clock or SystemClock(), console or _console()
+    clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
     async with stage(True) as site:
@@ -45,8 +39,8 @@ async def bench_layers(
             raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
         chosen = int(clock.wall()) if seed is None else seed
         facts = await look(site)
-        seen = Layers(tokens, chosen, f"{_ours()}, {facts.version}", facts.block_tokens)
-        with _progress(console) as progress, cancellable(seen):
+        seen = Layers(tokens, chosen, f"{versions()}, {facts.version}", facts.block_tokens)
+        with progress_bar(console) as progress, cancellable(seen):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
 
             def step(kind: str) -> None:
@@ -57,8 +51,8 @@ async def bench_layers(
     if (store := tables.store_table(seen)) is not None:
         console.print(store)
     console.print(tables.layers_remarks(seen), soft_wrap=True)
-    when = _when(clock)
-    _write(console, out / "layers.json", figures.layers_json(seen, when))
+    when = when_of(clock)
+    write_json(console, out / "layers.json", figures.layers_json(seen, when))
     if chart and seen.seen:
         charts.layers_chart(seen, when, out / "layers.png")
         console.print(f"written: {out / 'layers.png'}", soft_wrap=True)
@@ -78,11 +72,11 @@ async def bench_agents(
 
     `policy` is the cache-aware one.
     """
-    clock, console = clock or SystemClock(), console or _console()
+    clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
-    report, chosen = Report(workload, _ours()), arms(policy)
-    with _progress(console) as progress, cancellable(report):
+    report, chosen = Report(workload, versions()), arms(policy)
+    with progress_bar(console) as progress, cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
 
         def done(arm: Arm, turns: int) -> None:
@@ -91,50 +85,9 @@ async def bench_agents(
         await compare(report, chosen, stage, out, clock, done)
     console.print(tables.agents_table(report))
     console.print(tables.agents_remarks(report), soft_wrap=True)
-    when = _when(clock)
-    _write(console, out / "agents.json", figures.agents_json(report, when))
+    when = when_of(clock)
+    write_json(console, out / "agents.json", figures.agents_json(report, when))
     if chart and any(outcome.answers for outcome in report.outcomes):
         charts.agents_chart(report, when, out / "agents.png")
         console.print(f"written: {out / 'agents.png'}", soft_wrap=True)
     return not report.interrupted
-
-
-async def run_load(
-    url: str, model: str, workload: Workload, agents: int, clock: Clock | None = None, console: Console | None = None
-) -> bool:
-    """Agents against an endpoint, with a table at the end. False: interrupted, and so only a part."""
-    clock, console = clock or SystemClock(), console or _console()
-    with _progress(console) as progress:
-        bar = progress.add_task("turns", total=workload.turns)
-
-        def done(turns: int, failed: int) -> None:
-            progress.update(bar, completed=turns, description="turns" if not failed else f"turns ({failed} failed)")
-
-        loaded = await load(url, model, workload, agents, clock, done)
-    title = f"{len(workload.sessions)} {workload.name} sessions, {agents} at once"
-    report(console, loaded, title)
-    return not loaded.interrupted
-
-
-def _write(console: Console, file: Path, report: object) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    console.print(f"written: {file}", soft_wrap=True)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=NARROWEST)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
-def _ours() -> str:
-    return f"warmroute {importlib.metadata.version('warmroute')}"
-
-
-def _when(clock: Clock) -> str:
-    return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,13 +1,16 @@
-"""A streaming client of the completions endpoint that measures: time to first token, time per token, cached tokens.
+"""A streaming client of both OpenAI endpoints that measures: time to first token, time per token, cached tokens.
 
-Prompts are token ids, so that their length is exact and no tokenizer stands between a workload and an engine; the
-answer's own ids come back with it (`return_token_ids`), so that a conversation can go on from what was really said.
-Trouble is a value: a load goes on when one request fails, and counts it.
+Completions take prompts as token ids, so that their length is exact and no tokenizer stands between a workload and an
+engine; the answer's own ids come back with it (`return_token_ids`), so that a conversation can go on from what was
+really said. Chats take messages of text, as real clients send them. Answers are greedy and of exactly the length asked
+for (`ignore_eos`, which vLLM and others know beyond OpenAI's fields). Trouble is a value: a load goes on when one
+request fails, and counts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -16,8 +19,10 @@ import msgspec
 
 from router.clock import Clock
 
-TIMEOUT = httpx.Timeout(300.0, connect=5.0)
-DATA, DONE = "data: ", "[DONE]"
+WHOLE_S = 900.0  # for an answer, from its request's first byte to its own last one
+TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # of silence
+DATA, DONE = b"data: ", b"[DONE]"
+EXACTLY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class Answer(NamedTuple):
@@ -56,9 +61,20 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # as it was called before
+
+    @property
+    def speaks(self) -> bool:
+        return bool(self.content or self.reasoning or self.reasoning_content)
+
+
 class _Choice(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
+    delta: _Delta | None = None  # of a chat
 
 
 class _Chunk(msgspec.Struct):
@@ -70,14 +86,21 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class Client:
-    """Many requests at once to one server. Used as `async with`."""
+def bearer(api_key: str | None) -> dict[str, str]:
+    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
-    def __init__(self, url: str, model: str, clock: Clock) -> None:
+
+class Client:
+    """Many requests at once to one server. Used as `async with`. `url` with or without the `/v1` that SDKs want."""
+
+    def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
         self._model = model
         self._clock = clock
         limits = httpx.Limits(max_connections=None)
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits, trust_env=False)
+        base = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.AsyncClient(
+            base_url=base, headers=bearer(api_key), timeout=TIMEOUT, limits=limits, trust_env=False
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,47 +113,54 @@ class Client:
     async def complete(
         self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: str | None = None
     ) -> Answer | Failed:
-        """A greedy answer of exactly `max_tokens` tokens. `salt` sets the prompt's cache apart from all others,
-        `session` names the conversation to a router.
-        """
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        content = msgspec.json.encode(body if salt is None else body | {"cache_salt": salt})
+        """`salt` sets the prompt's cache apart from all others, `session` names the conversation to a router."""
+        asked = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
+        return await self._ask("/v1/completions", asked, max_tokens, session)
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: str | None = None
+    ) -> Answer | Failed:
+        """Messages of `role` and `content`; `session` as above. The answer has text and no ids."""
+        return await self._ask("/v1/chat/completions", {"messages": messages}, max_tokens, session)
+
+    async def _ask(self, path: str, asked: Mapping[str, Any], max_tokens: int, session: str | None) -> Answer | Failed:
+        content = msgspec.json.encode({"model": self._model, **asked, "max_tokens": max_tokens} | EXACTLY)
         headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
         began_s = self._clock.now()
         try:
-            async with self._http.stream("POST", "/v1/completions", content=content, headers=headers) as response:
+            async with (
+                asyncio.timeout(WHOLE_S),
+                self._http.stream("POST", path, content=content, headers=headers) as response,
+            ):
                 if response.status_code != 200:
                     return Failed(response.status_code, (await response.aread())[:200].decode(errors="replace"))
                 return await self._read(response, began_s)
+        except TimeoutError:
+            return Failed(None, f"no whole answer within {WHOLE_S:.0f} s")
         except httpx.HTTPError as trouble:
             return Failed(None, f"{type(trouble).__name__}: {trouble}")
         except msgspec.DecodeError as trouble:
             return Failed(200, f"a chunk that cannot be read: {trouble}")
 
     async def _read(self, response: httpx.Response, began_s: float) -> Answer | Failed:
-        first_s = usage = None
+        first_s = opened_s = usage = None
         text: list[str] = []
         ids: list[int] = []
-        async for line in response.aiter_lines():
-            if not line.startswith(DATA) or line.endswith(DONE):
+        async for line in _lines(response):
+            if not line.startswith(DATA) or line.rstrip().endswith(DONE):
                 continue
             chunk = _decode(line[len(DATA) :])
             if chunk.error is not None:
                 return Failed(200, f"the stream broke off: {chunk.error}")
             for choice in chunk.choices:
-                first_s = self._clock.now() if first_s is None else first_s
-                text.append(choice.text)
+                now_s = self._clock.now()
+                opened_s = now_s if opened_s is None else opened_s
+                if first_s is None and (choice.delta is None or choice.delta.speaks):
+                    first_s = now_s
+                text.append(choice.text if choice.delta is None else choice.delta.content or "")
                 ids += choice.token_ids or ()
             usage = chunk.usage or usage
+        first_s = opened_s if first_s is None else first_s  # an answer of tokens that spell nothing
         if first_s is None or usage is None:
             return Failed(200, "the stream ended without a token or without usage")
         return Answer(
@@ -144,3 +174,13 @@ class Client:
             target=response.headers.get("x-warmroute-target"),
             record=response.headers.get("x-warmroute-record"),
         )
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Cut at line feeds and nowhere else: JSON may hold U+2028 and others that `str.splitlines` takes for ends."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest

@@ -7,8 +7,9 @@ steps and not five thousand.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -18,17 +19,24 @@ ANSWER = -1  # sources of answers are negative; those of prompts are not
 
 
 class Statistics(NamedTuple):
-    """Means and medians are over what they name: sessions, or turns of all sessions."""
+    """Means, medians and 90th percentiles are over what they name: sessions, or turns (requests) of all sessions."""
 
     sessions: int
     turns: int
+    per_s: float | None  # requests per second; None: a closed loop, or all of them at once
     median_turns: float
     mean_first_tokens: float
     mean_growth_tokens: float  # from one prompt to the next
     median_last_tokens: float  # the prompt of a session's last turn
     longest_tokens: int
     input_tokens: int
+    mean_input_tokens: float
+    median_input_tokens: float
+    p90_input_tokens: float
     output_tokens: int
+    mean_output_tokens: float
+    median_output_tokens: float
+    p90_output_tokens: float
     ideal_share: float  # of input tokens found by an infinite cache of whole blocks, shared by all
     shared_share: float  # of input tokens: what turns of different sessions have in common
     median_think_s: float
@@ -39,31 +47,61 @@ class Statistics(NamedTuple):
 
 
 def statistics(workload: Workload, block_tokens: int) -> Statistics:
-    """Turns are taken session by session, in the sessions' order of start. The workload must not be empty."""
+    """Turns are taken session by session, in the sessions' order of start. Raises ValueError for an empty workload."""
+    if not len(workload.sessions):
+        raise ValueError(f"workload {workload.name}: it has no requests")
     cache, alone = InfiniteCache(), InfiniteCache()
     hit = common = 0
-    for session in sorted(workload.sessions, key=lambda session: session.start_s):
+    prompts: list[list[int]] = []
+    outputs, pauses_s, starts_s = array("q"), array("d"), array("d")
+    for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
         for prompt, answered in (seen := contexts(session)):
             hit += _whole(cache.matched(prompt), prompt, block_tokens)
             common += alone.matched(prompt)
             cache.add(answered)
         alone.add(seen[-1][1])
-    prompts = [[turn.prompt_tokens for turn in session.turns] for session in workload.sessions]
-    given = sum(map(sum, prompts))
+        prompts.append([turn.prompt_tokens for turn in session.turns])
+        outputs.extend(turn.output_tokens for turn in session.turns)
+        pauses_s.extend(turn.think_s for turn in session.turns)
+        starts_s.append(session.start_s)
+    inputs = array("q", chain.from_iterable(prompts))
+    given = sum(inputs)
     return Statistics(
         sessions=len(prompts),
-        turns=workload.turns,
+        turns=len(inputs),
+        per_s=None if workload.is_closed else _rate(starts_s),
         median_turns=median(map(len, prompts)),
         mean_first_tokens=fmean(own[0] for own in prompts),
         mean_growth_tokens=fmean([b - a for own in prompts for a, b in pairwise(own)] or [0]),
         median_last_tokens=median(own[-1] for own in prompts),
-        longest_tokens=max(map(max, prompts)),
+        longest_tokens=max(inputs),
         input_tokens=given,
-        output_tokens=sum(turn.output_tokens for session in workload.sessions for turn in session.turns),
+        mean_input_tokens=given / len(inputs),
+        median_input_tokens=median(inputs),
+        p90_input_tokens=_p90(inputs),
+        output_tokens=sum(outputs),
+        mean_output_tokens=sum(outputs) / len(outputs),
+        median_output_tokens=median(outputs),
+        p90_output_tokens=_p90(outputs),
         ideal_share=hit / given,
         shared_share=common / given,
-        median_think_s=median(turn.think_s for session in workload.sessions for turn in session.turns),
+        median_think_s=median(pauses_s),
     )
+
+
+def _start_s(session: Session) -> float:
+    return session.start_s
+
+
+def _rate(starts_s: Sequence[float]) -> float | None:
+    """Requests per second between the first and the last."""
+    took_s = starts_s[-1] - starts_s[0]
+    return (len(starts_s) - 1) / took_s if took_s > 0 else None
+
+
+def _p90(values: Sequence[int]) -> int:
+    """Nearest rank."""
+    return sorted(values)[(9 * len(values) - 1) // 10]
 
 
 def contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:

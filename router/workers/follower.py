@@ -20,7 +20,7 @@ from router.workers import messages
 from router.workers.house import House
 from router.workers.line import Line
 from router.workers.messages import Answer, Ask, Drained, Load, Made, Message, Rule, Ruled, Start, Stop, Up, Went
-from router.workers.rules import digests_of, regime_of
+from router.workers.rules import regime_of
 from scorers.registry import installed
 
 log = logging.getLogger("warmroute.workers")
@@ -124,11 +124,11 @@ class Follower:
             regime = regime_of(rule, core.desk.regime, self._registry)
         except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
             log.error("what the leader switched to cannot be built here: %s", wrong)
-            self.tell(Ruled(rule.version, digests_of(core.desk.regime), str(wrong)))
+            self.tell(Ruled(rule.version, core.desk.regime.digests, str(wrong)))
             return
         core.version = rule.version
         core.swap(regime)
-        self.tell(Ruled(rule.version, digests_of(regime)))
+        self.tell(Ruled(rule.version, regime.digests))
 
     async def _answer(self, asked: Ask, house: House) -> None:
         match asked.question:

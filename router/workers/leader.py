@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from router.workers import merging, messages
 from router.workers.crew import Crew
 from router.workers.house import House
 from router.workers.line import Line
-from router.workers.loads import Loads, together
+from router.workers.loads import Loads
 from router.workers.merging import Family
 from router.workers.messages import (
     Answer,
@@ -48,7 +47,7 @@ from router.workers.messages import (
     Up,
     Went,
 )
-from router.workers.rules import digests_of, rule_of
+from router.workers.rules import rule_of
 from router.workers.trials import Elsewhere
 
 log = logging.getLogger("warmroute.workers")
@@ -132,7 +131,7 @@ class Leader:
             "pid": os.getpid(),
             "run": self._house.run_id,
             "up": True,
-            "policies": digests_of(core.desk.regime),
+            "policies": core.desk.regime.digests,
             "trouble": None,
         }
         return [own, *(self._shown(number) for number in range(1, self._config.workers))]
@@ -167,10 +166,9 @@ class Leader:
         return msgspec.json.decode(told, type=dict[str, Any]) if told else None
 
     async def records(self, limit: int) -> list[dict[str, Any]]:
-        """The newest of all followers."""
+        """The newest of each follower, in no order."""
         told = await asyncio.gather(*(member.line.ask("records", str(limit)) for member in self._up()))
-        found = [record for one in told if one for record in msgspec.json.decode(one, type=list[dict[str, Any]])]
-        return sorted(found, key=itemgetter("at_wall_s"), reverse=True)[:limit]
+        return [record for one in told if one for record in msgspec.json.decode(one, type=list[dict[str, Any]])]
 
     def _up(self) -> list[Member]:
         return [member for member in self._members.values() if member.run is not None]
@@ -230,7 +228,7 @@ class Leader:
 
     def _share(self, follower: int, target: TargetId) -> Share:
         """What is booked there by everybody but this one."""
-        return together(self._house.core.own_share(target), self._loads.of_followers(target, but=follower))
+        return self._house.core.own_share(target).plus(self._loads.of_followers(target, but=follower))
 
     def _spread(self, target: TargetId, by: int) -> None:
         self._house.core.heard_load(target, self._loads.of_followers(target))

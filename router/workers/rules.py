@@ -33,8 +33,3 @@ def regime_of(rule: Rule, before: Regime, registry: Registry) -> Regime:
     experiment = None if rule.experiment is None else Experiment.model_validate_json(rule.experiment)
     regime = proposals.regime(proposals.built(here, specs, registry), rule.active, experiment)
     return replace(regime, rolled_back=frozenset(rule.rolled_back))
-
-
-def digests_of(regime: Regime) -> dict[str, str]:
-    """Of what is in force, by name: equal in two processes that decide alike."""
-    return {policy.name: policy.digest for policy in regime.in_use}

@@ -25,6 +25,7 @@ from router.decide.policy import Policy, build_policy
 from router.decide.shadow import Shadow
 from scorers.contract import Ask, Decode, Load, Overlap, Row, Speed, Transfer, View
 from scorers.registry import installed
+from tests.bench import placing
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"
 TARGETS = 64
@@ -103,7 +104,9 @@ def table(costs: list[Cost]) -> Table:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--repetitions", type=int, default=7)
-    Console(highlight=False).print(table(measure(arguments.parse_args().repetitions)))
+    repetitions, console = arguments.parse_args().repetitions, Console(highlight=False)
+    console.print(table(measure(repetitions)))
+    console.print(placing.table(placing.measure(min(3, repetitions))))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any, cast
 import httptools
 
 from router.errors import WarmrouteError
+from tests.bench.pieces import Pieces
 
-PIECE = b'"content":'  # stands once in each piece of an answer
 DEADLINE_S = 120.0
 
 
@@ -71,8 +71,7 @@ class _Client(asyncio.Protocol):
         self._done = done
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
-        self._seen = 0
-        self._rest = b""
+        self._pieces = Pieces()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -86,14 +85,13 @@ class _Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        body = self._rest + body  # a read may end within what is counted
-        self._seen += body.count(PIECE)
-        self._rest = body[1 - len(PIECE) :]
+        self._pieces.read(body)
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status != 200 or self._seen != max(1, self._chunks):
-            self._finish(LoadFailed(f"status {status} with {self._seen} of {max(1, self._chunks)} pieces"))
+        seen, wanted = self._pieces.seen, max(1, self._chunks)
+        if status != 200 or seen != wanted:
+            self._finish(LoadFailed(f"status {status} with {seen} of {wanted} pieces"))
             return
         asyncio.get_running_loop().call_soon(self._send)  # not from within the parser that it replaces
 
@@ -104,7 +102,7 @@ class _Client(asyncio.Protocol):
             self._finish(None)
             return
         assert self._transport is not None
-        self._seen, self._rest = 0, b""
+        self._pieces = Pieces()
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(self._request)
 

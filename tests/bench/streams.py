@@ -20,7 +20,7 @@ import uvloop
 from tests.bench import answers, routers
 from tests.bench.answers import MODEL
 from tests.bench.figures import Bar, Line, quantile
-from tests.bench.load import PIECE
+from tests.bench.pieces import Pieces
 from tests.bench.row import NotMeasured, Room, Row
 
 STREAMS, TOKENS_PER_S = 500, 50
@@ -43,8 +43,7 @@ class Stream(asyncio.Protocol):
         self._request = request
         self._late_ms = late_ms
         self._done = done
-        self._chunks = 0
-        self._rest = b""
+        self._pieces = Pieces()
         self._parser: Any = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
 
@@ -58,13 +57,11 @@ class Stream(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        body = self._rest + body  # a read may end within what is counted
-        self._chunks += body.count(PIECE)
-        self._rest = body[1 - len(PIECE) :]
+        self._pieces.read(body)
 
     def on_message_complete(self) -> None:
         if not self._done.done():
-            self._done.set_result(self._chunks)
+            self._done.set_result(self._pieces.seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._done.done():

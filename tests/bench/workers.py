@@ -23,8 +23,9 @@ from pathlib import Path
 import uvloop
 
 from router.clock import SystemClock
-from router.drive.client import Answer
+from router.drive.job import Job, Sent
 from router.drive.load import load as drive
+from router.drive.loaded import hit_share
 from router.emulate.options import EngineOptions
 from router.emulate.supervise import EmbeddedFleet
 from router.errors import WarmrouteError
@@ -107,11 +108,15 @@ async def _hit_share(workers: int, seed: int, folder: Path) -> float:
             opening = partial(_router, ports, folder, workers, WARM)
             running = await asyncio.to_thread(lambda: stack.enter_context(opening()))
             url = f"http://127.0.0.1:{running.port}"
-            loaded = await drive(url, "warm-tiny", _agents(seed), AGENTS, SystemClock(), lambda turns, failed: None)
+            clock, sent = SystemClock(), list[Sent]()
+            sessions = tuple(_agents(seed).sessions)
+            job = Job(url=url, model="warm-tiny", prompts="ids", text_seed=seed, at_once=AGENTS, sessions=sessions)
+            await drive(job, clock, clock.now(), sent.append)
             await asyncio.to_thread(stack.close)
-    if loaded.failures:
-        raise WorkersFailed(f"{len(loaded.failures)} turns failed: {loaded.failures[0]}")
-    return _share(loaded.answers)
+    failures = [one.failure for one in sent if one.failure is not None]
+    if failures:
+        raise WorkersFailed(f"{len(failures)} turns failed: {failures[0]}")
+    return hit_share(sent) or 0.0
 
 
 def _engine(number: int) -> EngineOptions:
@@ -125,10 +130,6 @@ def _agents(seed: int) -> Workload:
     return CODEX.scaled(tokens=0.05, think=0.02, sessions=36 / CODEX.sessions, turns=8 / CODEX.turns.median).workload(
         seed
     )
-
-
-def _share(answers: list[Answer]) -> float:
-    return sum(answer.cached_tokens or 0 for answer in answers) / sum(answer.prompt_tokens for answer in answers)
 
 
 def main() -> None:

@@ -81,6 +81,7 @@ class House:
             self.control,
             None,
             self.clock,
+            "r",
         )
 
     async def silent(
@@ -197,7 +198,7 @@ async def test_records_newest_first_and_one_by_its_id(house: House) -> None:
 
 def test_a_router_alone_is_one_worker(house: House) -> None:
     (alone,) = house.report.workers()
-    assert (alone["number"], alone["pid"], alone["up"]) == (0, os.getpid(), True)
+    assert (alone["number"], alone["pid"], alone["run"], alone["up"]) == (0, os.getpid(), "r", True)
     assert alone["policies"] == {"warm": WARM.digest}
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing, suppress
+
+import pytest
 
 from router.clock import SystemClock
 from router.drive.client import Answer, Client, Failed
@@ -59,3 +63,106 @@ async def test_refusals_cuts_and_silence_are_values() -> None:
     assert isinstance(gone, Failed)
     assert gone.status is None
     assert "ConnectError" in gone.reason
+
+
+CHAT = [{"role": "system", "content": " the of and" * 30}, {"role": "user", "content": " to in is"}]
+
+
+async def test_a_chat_is_measured_alike_and_answers_in_text() -> None:
+    async with engine(model="m", decode_ms_per_token=2.0) as fake, Client(fake.url, "m", SystemClock()) as client:
+        cold = await client.chat(CHAT, 8, session="s-1")
+        warm = await client.chat(CHAT, 8, session="s-1")
+        (call, _) = fake.seen("/v1/chat/completions")
+    assert isinstance(cold, Answer)
+    assert isinstance(warm, Answer)
+    body = json.loads(call.body)
+    assert (body["temperature"], body["ignore_eos"], body["max_tokens"], body["messages"]) == (0, True, 8, CHAT)
+    assert call.headers["x-session-id"] == "s-1"
+    assert (cold.output_tokens, cold.token_ids, cold.cached_tokens) == (8, (), 0)
+    assert warm.cached_tokens is not None
+    assert warm.cached_tokens > 64
+    assert warm.text == cold.text != ""
+    assert 0 < cold.ttft_ms < cold.total_ms
+
+
+async def test_a_key_is_sent_and_an_sdks_url_is_understood() -> None:
+    async with engine(model="m", api_key="secret") as fake:
+        async with Client(f"{fake.url}/v1/", "m", SystemClock(), "secret") as client:
+            assert isinstance(await client.chat(CHAT, 2), Answer)
+        async with Client(fake.url, "m", SystemClock()) as client:
+            refused = await client.chat(CHAT, 2)
+    assert isinstance(refused, Failed)
+    assert refused.status == 401
+
+
+class Scripted:
+    """A server that sends these bytes as the body of any answer, in these pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+        self.ended = asyncio.Event()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *gone: object) -> None:
+        await self.ended.wait()
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):  # a client that has seen enough goes
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n")
+            for piece in self._pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        self.ended.set()
+
+
+def data(chunk: str) -> bytes:
+    return f"data: {chunk}\n\n".encode()
+
+
+OPENING = data('{"choices": [{"delta": {"role": "assistant", "content": ""}}]}')
+USAGE = data('{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}') + b"data: [DONE]\n\n"
+
+
+async def test_lines_end_at_line_feeds_and_nowhere_else() -> None:
+    odd = "one\u2028two\x85three"
+    spoken = data('{"choices": [{"delta": {"content": "' + odd + '"}}]}')
+    cut = len(spoken) // 2
+    async with Scripted(OPENING, spoken[:cut], spoken[cut:], USAGE) as url, Client(url, "m", SystemClock()) as client:
+        answer = await client.chat(CHAT, 2)
+    assert isinstance(answer, Answer)
+    assert answer.text == odd
+    assert answer.cached_tokens is None  # not told is not 0
+
+
+async def test_the_first_token_is_the_first_that_speaks_thoughts_included() -> None:
+    thought = data('{"choices": [{"delta": {"reasoning": "hm"}}]}')
+    spoken = data('{"choices": [{"delta": {"content": "yes"}}]}')
+    pieces = (OPENING, OPENING, thought, spoken, USAGE)  # 10 ms apart
+    async with Scripted(*pieces) as url, Client(url, "m", SystemClock()) as client:
+        answer = await client.chat(CHAT, 2)
+    assert isinstance(answer, Answer)
+    assert answer.text == "yes"
+    assert 20 <= answer.ttft_ms <= answer.total_ms - 10
+
+
+async def test_an_answer_that_spells_nothing_began_with_its_first_chunk() -> None:
+    async with Scripted(OPENING, USAGE) as url, Client(url, "m", SystemClock()) as client:
+        answer = await client.chat(CHAT, 2)
+    assert isinstance(answer, Answer)
+    assert (answer.text, answer.output_tokens) == ("", 2)
+    assert 0 < answer.ttft_ms < answer.total_ms
+
+
+@pytest.mark.parametrize("said", [b"", OPENING, data("no json"), data('{"error": {"message": "full"}}')])
+async def test_an_answer_that_is_none_is_a_value(said: bytes) -> None:
+    async with Scripted(said) as url, Client(url, "m", SystemClock()) as client:
+        answer = await client.chat(CHAT, 2)
+    assert isinstance(answer, Failed)
+    assert answer.status == 200

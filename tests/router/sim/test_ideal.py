@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.ideal import InfiniteCache, contexts, cut, statistics
-from router.sim.workloads import Session, Span, Turn, Workload, token_ids
+from router.sim.workloads import Arrivals, Session, Span, Turn, Workload, token_ids
 
 A, B = 1, 2
 SESSION = Session(
@@ -50,6 +51,28 @@ def test_statistics_by_hand() -> None:
     assert real.median_last_tokens == 15
     assert real.output_tokens == 11
     assert real.median_think_s == 2.0
+    assert real.per_s is None  # nobody knows when a closed loop's requests come
+    assert (real.mean_input_tokens, real.median_input_tokens, real.p90_input_tokens) == (40 / 3, 10, 20)
+    assert (real.mean_output_tokens, real.median_output_tokens, real.p90_output_tokens) == (11 / 3, 4, 5)
+
+
+def test_statistics_of_an_open_loop() -> None:
+    sessions = (Session(at, 0.25 * at, (Turn(0, (Span(A, 8),), at + 1, 0.0),)) for at in range(11))
+    real = statistics(Workload("open", 0, Arrivals.of(sessions), is_closed=False), block_tokens=4)
+    assert real.per_s == 4.0
+    assert (real.mean_output_tokens, real.median_output_tokens, real.p90_output_tokens) == (6, 6, 10)
+    assert real.ideal_share == 10 * 4 / 88
+    assert real.input_per_output == 88 / 66
+
+
+def test_requests_that_all_come_at_once_have_no_rate() -> None:
+    at_once = Arrivals.of(Session(at, 5.0, (Turn(0, (Span(A, 8),), 1, 0.0),)) for at in range(2))
+    assert statistics(Workload("open", 0, at_once, is_closed=False), 4).per_s is None
+
+
+def test_an_empty_workload_has_no_statistics() -> None:
+    with pytest.raises(ValueError, match="nothing: it has no requests"):
+        statistics(Workload("nothing", 0, ()), 4)
 
 
 def test_a_prompt_that_is_all_there_still_computes_its_last_token() -> None:

@@ -13,7 +13,7 @@ from router.decide.arms import Regime
 from router.decide.policy import build_policies
 from router.errors import ConfigError
 from router.workers.messages import Rule
-from router.workers.rules import digests_of, regime_of, rule_of
+from router.workers.rules import regime_of, rule_of
 from scorers.registry import installed
 
 FOLDER = Path(__file__).parents[3] / "configs/policies"
@@ -35,7 +35,7 @@ def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
         name: policy.digest for name, policy in told.policies.items()
     }
     assert (heard.active, heard.experiment, heard.rolled_back) == ("warm", EXPERIMENT, {"random"})
-    assert digests_of(heard) == digests_of(told)
+    assert heard.digests == told.digests
 
 
 def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:

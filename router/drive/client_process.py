@@ -1,0 +1,62 @@
+"""`python -m router.drive.client_process`: one process of a load, led over its pipes by the one that started it.
+
+    in   a `Job`; the common beginning, in seconds of the wall clock; then nothing: where the input ends, the load ends
+    out  an empty frame when it is ready; then a `Sent` for each request that has ended
+
+So a process whose leader is gone, however that ended, ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import msgspec
+import uvloop
+
+from router.clock import SystemClock
+from router.drive.frames import framed, unframed
+from router.drive.job import Job, Sent
+from router.drive.load import load
+from router.tasks import Tasks
+
+
+async def serve() -> None:
+    leader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(leader), sys.stdin)
+    clock, encode = SystemClock(), msgspec.msgpack.Encoder().encode
+    if (told := await unframed(leader)) is None:
+        return
+    job = msgspec.msgpack.decode(told, type=Job)
+    _say(b"")
+    if (told := await unframed(leader)) is None:
+        return
+    began_s = clock.now() + msgspec.msgpack.decode(told, type=float) - clock.wall()
+
+    def tell(sent: Sent) -> None:
+        _say(encode(sent))
+
+    tasks = Tasks("load")
+    loading = tasks.spawn("sessions", load(job, clock, began_s, tell))
+    left = tasks.spawn("leader", leader.read())
+    await asyncio.wait({loading, left}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        loading.result()
+    await tasks.close()
+
+
+def _say(message: bytes) -> None:
+    sys.stdout.buffer.write(framed(message))
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    try:
+        uvloop.run(serve())
+    except* BrokenPipeError:  # the leader is gone; nor can what is left in the buffer be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

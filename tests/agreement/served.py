@@ -1,0 +1,48 @@
+"""One scenario served once by a policy named as in configs/policies: what every row of the table is made of."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from router.config.schema import Policy
+from router.sim.outcome import Figures, Outcome, figures
+from router.sim.run import simulate
+from router.sim.scenario import Scenario
+from router.sim.workloads import Workload, first
+from router.simulate import policies, workload
+from tests.agreement import trace
+from tests.agreement.windows import Window
+
+SEED = 1
+
+
+@cache
+def policy(name: str) -> Policy:
+    return policies.load([name])[name]
+
+
+@cache
+def conversation() -> Workload:
+    """The public trace, as it is. Raises NoTrace."""
+    return workload.load(str(trace.conversation()))
+
+
+def part_of_it(reduced: bool, requests: int) -> Workload:
+    """The trace, or its first `requests`."""
+    return first(conversation(), requests) if reduced else conversation()
+
+
+def outcome_of(scenario: Scenario, arm: str | Policy, served: Workload, at_once: int | None = None,
+               until_s: float | None = None) -> Outcome:  # fmt: skip
+    """Closed loops (`at_once`) are met in mid-session."""
+    chosen = policy(arm) if isinstance(arm, str) else arm
+    return simulate(scenario, chosen, served, seed=SEED, at_once=at_once, staggered=True, until_s=until_s)
+
+
+def figures_of(scenario: Scenario, arm: str | Policy, served: Workload, at_once: int | None = None,
+               window: Window | None = None) -> Figures:  # fmt: skip
+    """Within the window; None: of everything."""
+    if window is None:
+        return figures(outcome_of(scenario, arm, served, at_once))
+    outcome = outcome_of(scenario, arm, served, at_once, window.until_s)
+    return figures(outcome, since_s=window.since_s, until_s=window.until_s)

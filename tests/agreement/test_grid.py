@@ -1,0 +1,79 @@
+"""A grid on small cells: it simulates, keeps, goes on where it was, and says what failed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from router.sim.scenario import Lags
+from tests.agreement import grid, measured, trace
+from tests.agreement.cells import Cell
+from tests.agreement.grid import Grid, first_pass, measure, tasks
+from tests.agreement.ground import Effort
+from tests.agreement.ground import ground as made_ground
+from tests.agreement.served import policy
+
+TINY = Effort("tiny", 40, 20.0)
+CELL = Cell("codex", 2, 2, 0)
+ARMS = {name: policy(name) for name in ("random", "warm")}
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def test_a_cell_becomes_a_scenario() -> None:
+    made = made_ground(Cell("codex", 2, 3, 40_000, "all"), 1, TINY)
+    assert made.at_once == 6
+    assert made.scenario.instances == 3
+    assert made.scenario.profile.kv_tokens == 1_000_000
+    assert made.scenario.store is not None
+    assert made.scenario.store.link.tokens_per_s == 40_000
+    assert made.scenario.lags == Lags(events_s=0.2, metrics_s=0.5)
+    assert made.scenario.trouble.events_lost == 0.05
+    assert [failure.kind for failure in made.scenario.trouble.failures] == ["slow"]
+    assert 0 < made.scenario.trouble.router_starts_s < made.window.since_s
+
+
+def test_an_open_cell_has_its_warm_up_and_its_window() -> None:
+    made = made_ground(Cell("tools", 0.6, 2, 0), 1, TINY)
+    assert made.at_once is None
+    assert made.window.until_s - made.window.since_s >= 0.7 * TINY.window_s
+    assert made.workload.sessions[-1].start_s == made.window.until_s
+
+
+def test_what_is_measured_is_kept_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, wanted = tmp_path / "grid.jsonl", tasks([CELL], ARMS, [1], TINY)
+    first = Grid(file, console(), 1).run(wanted, "grid")
+    assert [one.key.arm for one in first] == ["random", "warm"]
+    assert all(one.figures is not None and one.figures.requests > 10 for one in first)
+    monkeypatch.setattr(grid, "measure", lambda task: pytest.fail("it was measured before"))
+    assert Grid(file, console(), 1).run(wanted, "grid") == first
+
+
+def test_results_of_other_code_count_only_where_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, wanted = tmp_path / "grid.jsonl", tasks([CELL], {"warm": ARMS["warm"]}, [1], TINY)
+    Grid(file, console(), 1).run(wanted, "grid")
+    monkeypatch.setattr(measured, "code_digest", lambda: "other")
+    assert not Grid(file, console(), 1).results
+    assert len(Grid(file, console(), 1, accept_old=True).results) == 1
+
+
+def test_a_task_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "BESIDE", Path("/nowhere"))
+    monkeypatch.setenv(trace.VARIABLE, "/nowhere/trace.jsonl.gz")
+    (task,) = tasks([Cell("conversation", 0.6, 2, 0)], {"warm": ARMS["warm"]}, [1], TINY)
+    found = measure(task)
+    assert found.figures is None
+    assert found.failed is not None
+    assert "NoTrace" in found.failed
+
+
+def test_a_first_pass_leaves_the_winners_and_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "FIRST_PASS", (CELL,))
+    monkeypatch.setattr(grid, "KEPT", 1)
+    stay = first_pass(Grid(tmp_path / "grid.jsonl", console(), 1), ARMS, 1, TINY)
+    assert "warm" in stay

@@ -1,0 +1,40 @@
+"""What the comparison with the real stack computes by itself; the comparison: `tests/stack/test_agreement.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.config.read import load_policies
+from router.drive.agents import arms
+from tests.agreement.stack import FULL, POLICY, REDUCED, SPEEDS, Row, Shares, Size, _settings, simulated, table
+
+
+def test_apart_is_the_largest_of_the_three_differences() -> None:
+    """40 + 30 + 30 against 45 + 20 + 35: pool differs most."""
+    assert Shares(0.40, 0.30).apart(Shares(0.45, 0.20)) == pytest.approx(0.10)
+    assert Shares(0.40, 0.30).apart(Shares(0.42, 0.33)) == pytest.approx(0.05)  # of what is computed
+
+
+def test_a_mean_is_of_each_source() -> None:
+    assert Shares.mean([Shares(0.2, 0.5), Shares(0.4, 0.1)]) == pytest.approx((0.3, 0.3))
+
+
+def test_a_row_shows_both_sides_and_how_far_they_are_apart() -> None:
+    shown = table([Row("with pool", Shares(0.5, 0.25), Shares(0.5, 0.3), 0.02)]).splitlines()[-1]
+    assert shown.split() == ["with", "pool", "50.0%", "25.0%", "25.0%", "50.0%", "30.0%", "20.0%", "5.0%", "2.0%"]
+
+
+@pytest.mark.parametrize("size", [FULL, REDUCED])
+def test_simulated_arms_differ_as_the_real_ones_must(size: Size) -> None:
+    workload, policies = size.workload(1), load_policies(_settings())
+    alone, pooled, aware = (Shares.mean(simulated(workload, arm, policies)) for arm in arms(POLICY))
+    assert alone.pool == 0.0
+    assert pooled.computed < alone.computed  # the pool has what the other engine computed
+    assert aware.local > pooled.local  # and seeing caches, less of it must be fetched
+
+
+def test_simulated_runs_differ_by_speed_and_by_nothing_else() -> None:
+    workload, policies, arm = REDUCED.workload(1), load_policies(_settings()), arms(POLICY)[0]
+    runs = simulated(workload, arm, policies)
+    assert len(runs) == len(SPEEDS)
+    assert runs == simulated(workload, arm, policies)

@@ -1,0 +1,18 @@
+"""Pieces of a streamed answer, counted as its bytes come in, wherever a read happens to end."""
+
+from __future__ import annotations
+
+PIECE = b'"content":'  # stands once in each piece of an answer
+
+
+class Pieces:
+    """Of one answer. `seen`: so far."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._rest = b""
+
+    def read(self, body: bytes) -> None:
+        body = self._rest + body  # a read may end within what is counted
+        self.seen += body.count(PIECE)
+        self._rest = body[1 - len(PIECE) :]

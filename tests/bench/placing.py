@@ -1,0 +1,153 @@
+"""What placing a request costs the router's core, from small fleets to large ones: `admit`, `first_byte` and `settle`.
+
+    python -m tests.bench.decisions        prints this table too
+
+Conversations behind one common beginning take turns on engines that are half busy and of slightly different speeds, as
+learned from what they show. Events, keys and books are the router's own; only the engines are stood in for, and their
+work and their events are not in the figures. CPU time of this process, the mean over `REQUESTS` after as many to warm
+up: what the work costs in place, with the caches of a busy process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+from statistics import median
+from time import process_time_ns
+from typing import NamedTuple
+
+import yaml
+from rich import box
+from rich.table import Table
+
+from router.blocks.events import TargetId
+from router.blocks.known import Known
+from router.building import build_core
+from router.clock import ManualClock
+from router.config import schema
+from router.core import Core
+from router.decide.arms import Regime
+from router.decide.policy import build_policy
+from router.decide.record import Record, Stages
+from router.engines.base import Card, EventEndpoint, Gauges
+from router.prompt.prompt import Endpoint, Prompt, Text
+from router.ticket import Ticket
+from tests.fakes.caches import RING, Cache, prompt_of
+
+FOLDER = Path(__file__).parents[2] / "configs" / "policies"
+FLEETS = (8, 64, 256, 1000)
+POLICIES = ("warm", "expected_ttft", "least_requests", "round_robin")
+REQUESTS = 1000
+BLOCK = 16
+COMMON_TOKENS = 256
+TURN_TOKENS = 160
+LONGEST_TOKENS = 2400
+BUSY = 0.5  # requests in flight, per target
+
+
+class Placed(NamedTuple):
+    policy: str
+    targets: int
+    admit_us: float
+    rest_us: float  # first_byte and settle
+
+    @property
+    def per_s(self) -> float:
+        return 1e6 / (self.admit_us + self.rest_us)
+
+
+class Conversations:
+    """A core with `targets` engines, and what is under way there."""
+
+    def __init__(self, policy: str, targets: int, seed: int = 1) -> None:
+        self._dice = dice = random.Random(seed)
+        self._clock = ManualClock(1000.0, wall=1000.0)
+        deciding = build_policy(
+            policy, schema.Policy.model_validate(yaml.safe_load((FOLDER / f"{policy}.yaml").read_text()))
+        )
+        self._core: Core = build_core(schema.Config(seed=1), Regime({policy: deciding}, policy), RING, self._clock)
+        self._caches: dict[str, Cache] = {}
+        self._pace: dict[str, float] = {}
+        for i in range(targets):
+            self._join(f"engine-{i}")
+        self._common = [dice.randrange(1 << 20) for _ in range(COMMON_TOKENS)]
+        self._sessions = [list(self._common) for _ in range(4 * targets)]
+        self._under_way: deque[tuple[Ticket, Known, list[int]]] = deque()
+        self._targets = targets
+        self.admit_ns = self.rest_ns = 0
+
+    def _join(self, name: str) -> None:
+        core = self._core
+        core.fleet.join(schema.Instance(url=f"http://{name}:8000", name=name))
+        core.joined(name, [Card("m", "/models/m", None, 8192)], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
+        core.polled(name, {0: Gauges(0, 0, 0.1, BLOCK, 400_000, None, None)}, self._clock.now())
+        self._caches[f"{name}/0"] = cache = Cache(BLOCK)
+        self._pace[f"{name}/0"] = self._dice.uniform(90.0, 110.0)
+        core.knowledge.heard(TargetId(f"{name}/0"), cache.batch())
+
+    def run(self, requests: int) -> None:
+        for _ in range(requests):
+            self._clock.advance(0.25 / self._targets)
+            self._ask()
+            while len(self._under_way) > BUSY * self._targets:
+                self._answer(*self._under_way.popleft())
+
+    def _ask(self) -> None:
+        core, dice = self._core, self._dice
+        i = dice.randrange(len(self._sessions))
+        if len(self._sessions[i]) >= LONGEST_TOKENS:
+            self._sessions[i] = list(self._common)
+        ids = self._sessions[i] = self._sessions[i] + [dice.randrange(1 << 20) for _ in range(TURN_TOKENS)]
+        known, number, now = prompt_of(ids, BLOCK), core.desk.next_number(), self._clock.now()
+        record = Record(f"r-{number}", number, now, now, "/v1/completions", "m", True, "local", None, Stages())
+        prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=f"s-{i}")
+        began = process_time_ns()
+        core.opened(record, None)
+        ticket = core.admit(record, prompt, core.fleet.resolve("m"), known)
+        self.admit_ns += process_time_ns() - began
+        assert ticket is not None
+        self._under_way.append((ticket, known, ids))
+
+    def _answer(self, ticket: Ticket, known: Known, ids: list[int]) -> None:
+        core, target, record = self._core, ticket.target.id, ticket.record
+        cached = ticket.attempt.predicted_tokens or 0
+        cache = self._caches[target]
+        core.knowledge.heard(target, cache.batch(cache.stored(ids, cached // BLOCK)))
+        ticket.status, ticket.end = 200, "ok"
+        record.prompt_tokens, record.cached_tokens, record.output_tokens = len(ids), cached, 20
+        new = len(ids) - cached
+        now, ticket.sent_at = self._clock.now(), self._clock.now() - (10 + new * self._pace[target] / 1e3) / 1e3
+        began = process_time_ns()
+        core.first_byte(ticket)
+        core.settle(ticket)
+        core.closed(record)
+        self.rest_ns += process_time_ns() - began
+        assert self._clock.now() == now
+
+
+def placed(policy: str, targets: int, repetitions: int = 3) -> Placed:
+    """The median of several runs, each of its own."""
+    admits, rests = [], []
+    for seed in range(repetitions):
+        fleet = Conversations(policy, targets, seed)
+        fleet.run(max(REQUESTS, 4 * targets))
+        fleet.admit_ns = fleet.rest_ns = 0
+        fleet.run(REQUESTS)
+        admits.append(fleet.admit_ns / REQUESTS / 1e3)
+        rests.append(fleet.rest_ns / REQUESTS / 1e3)
+    return Placed(policy, targets, median(admits), median(rests))
+
+
+def table(rows: list[Placed]) -> Table:
+    shown = Table(title="placing one request, microseconds", box=box.SIMPLE)
+    shown.add_column("policy", no_wrap=True)
+    for name in ("targets", "admit", "first byte and settle", "requests/s"):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        shown.add_row(row.policy, f"{row.targets:,}", f"{row.admit_us:.0f}", f"{row.rest_us:.0f}", f"{row.per_s:,.0f}")
+    return shown
+
+
+def measure(repetitions: int) -> list[Placed]:
+    return [placed(policy, targets, repetitions) for policy in POLICIES for targets in FLEETS]

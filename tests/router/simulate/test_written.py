@@ -1,0 +1,50 @@
+"""Options as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import ConfigError
+from router.sim.scenario import Lags
+from router.simulate import written
+
+
+def test_lists_have_commas_and_each_value_once() -> None:
+    assert written.parts("--instances", "8, 4,8,") == ["8", "4"]
+    with pytest.raises(ConfigError, match="--instances: found nothing"):
+        written.parts("--instances", " , ")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "many", "nan", "inf"])
+def test_a_whole_number_is_wanted(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--instances: found '{text}'"):
+        written.whole("--instances", text)
+
+
+def test_numbers_may_be_written_for_people() -> None:
+    assert written.number("--rate", "1.5e2") == 150.0
+    assert written.whole("--pool", "2e6") == 2_000_000
+    assert written.whole("--pool", "150_000") == 150_000
+
+
+def test_a_pool_is_off_or_a_speed_or_a_speed_and_a_size() -> None:
+    assert written.pool("off") is None
+    assert written.pool("40000") == written.Kept(40_000.0, None)
+    assert written.pool("40000:2e6") == written.Kept(40_000.0, 2_000_000)
+
+
+@pytest.mark.parametrize("text", ["on", "0", "40000:", ":5", "40000:-1"])
+def test_no_pool(text: str) -> None:
+    with pytest.raises(ConfigError, match="--pool: found"):
+        written.pool(text)
+
+
+def test_lags_are_two_numbers_in_milliseconds() -> None:
+    assert written.lags("200:500") == Lags(0.2, 0.5)
+    assert written.lags("0:50") == Lags(0.0, 0.05)
+
+
+@pytest.mark.parametrize("text", ["50", "50:", "a:b", "-1:50", "50:0", "inf:1", "nan:1"])
+def test_no_lags(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lags: found"):
+        written.lags(text)
