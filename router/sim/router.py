@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from router.admission import Gate
 from router.blocks.events import Batch, Key, TargetId
 from router.blocks.expected import Approximate, Expected
 from router.blocks.index import Index
 from router.blocks.knowledge import Knowledge
 from router.blocks.known import Known
 from router.clock import Clock
+from router.config import door as config
 from router.config import schema
 from router.core import Core
 from router.decide.arms import Regime
 from router.decide.desk import Desk
+from router.decide.door import Door, Hold, Pass
 from router.decide.policy import build_policy
 from router.decide.record import Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
@@ -49,7 +52,7 @@ class Question(NamedTuple):
 
 
 class Router:
-    """`prefills`: whether instance number i only prefills."""
+    """The first `prefills` of `instances` only prefill. `share`: of the fleet's memory, behind this router's `door`."""
 
     def __init__(
         self,
@@ -61,21 +64,25 @@ class Router:
         *,
         seed: int,
         shared_pool: bool,
-        config: schema.Config | None = None,
+        door: config.Door | None = None,
+        share: float = 1.0,
     ) -> None:
-        config = config or schema.Config()
+        told = schema.Config()
         self._clock = clock
         self._block_tokens = block_tokens
         self._splits = prefills > 0
-        self._probes = config.fleet.health.failures
+        self._probes = told.fleet.health.failures
         regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
         knowledge = Knowledge(
-            Index(GivenNames(0), config.index.orphan_blocks),
-            Expected(config.index.expected_ttl_s),
-            Approximate(config.index.approximate_blocks, config.index.approximate_ttl_s),
+            Index(GivenNames(0), told.index.orphan_blocks),
+            Expected(told.index.expected_ttl_s),
+            Approximate(told.index.approximate_blocks, told.index.approximate_ttl_s),
             clock,
         )
-        self.core = Core(Fleet(config.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
+        self.core = Core(Fleet(told.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
+        self.gate: Gate | None = None
+        if door is not None and door.admission:
+            self.gate = Gate(MODEL, Door(door, pooled=shared_pool), self.core, clock, share)
         self.ids = [TargetId(f"{name_of(number)}/0") for number in range(instances)]
         for number in range(instances):
             self.core.fleet.join(
@@ -160,6 +167,11 @@ class Asked:
         self._pooled = pooled
         self.failed: set[str] = set()
         self.ticket: Ticket | None = None
+
+    def arrives(self, gate: Gate) -> Pass | Hold:
+        """At the door of its router."""
+        session = self._prompt.session
+        return gate.arrives(session.encode() if session else None, len(self._known.ids), self._known)
 
     def admit(self) -> Ticket | None:
         """Choose and book. None: nobody is left."""

@@ -21,6 +21,8 @@ from typing import Any
 from router.blocks.events import Batch
 from router.clock import ManualClock
 from router.config import schema
+from router.decide.door import Pass
+from router.decide.door import Turn as Inside
 from router.sim.dice import Dice
 from router.sim.outcome import End, Outcome
 from router.sim.prompts import Context
@@ -35,6 +37,8 @@ PROBE_S = 2.0  # between two probes of an instance's health
 IDLE_POLL_S = 10.0
 REPLAYABLE = 10_000  # batches that an engine keeps for replays (vLLM's default)
 DEATHS_ALLOWED = 1  # of engines that took a request, as on the live line
+SOON_S = 0.001  # the least time between two looks at a door by the clock
+AGAIN_S = 1.0  # after which a client that was turned away comes again
 TOLD_EVERY = 256  # ended requests
 
 
@@ -67,6 +71,7 @@ class _Turn:
         "context",
         "deaths",
         "first_s",
+        "inside",
         "job",
         "number",
         "prefill",
@@ -85,6 +90,7 @@ class _Turn:
         self.waited_s = 0.0
         self.first_s = 0.0
         self.deaths = 0
+        self.inside: Inside | None = None  # its place in the books of its router's door
         self.asked: Asked | None = None
         self.job: Job | None = None  # that answers
         self.prefill: Job | None = None  # that computes its prompt elsewhere
@@ -110,7 +116,9 @@ class _Run:
         self._clock = ManualClock()
         self._moments: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
-        self._users: deque[Iterator[Session]] = deque()
+        self._waiting: dict[Inside, _Turn] = {}  # all that are in the books of a door
+        self._doors_s: list[float | None] = [None] * scenario.routers  # when they must be looked at
+        self._closed = False
         self._sending = 0  # requests under way, and turns that are yet to be sent
         self.outcome = Outcome(scenario.instances)
         size = scenario.block_tokens
@@ -152,6 +160,8 @@ class _Run:
             self._clock,
             seed=self._seed * 1000 + number,
             shared_pool=scenario.store is not None,
+            door=scenario.door,
+            share=1 / scenario.routers,
         )
 
     # time
@@ -201,7 +211,7 @@ class _Run:
         if at_once is None:
             self._open(rest)
             return
-        self._rest = rest
+        self._rest, self._closed = rest, True
         for _ in range(at_once):
             if (session := next(rest, None)) is None:
                 break
@@ -245,22 +255,36 @@ class _Run:
             return
         turn = _Turn(session, number, context, session.number % len(self._routers), now)
         prompt_tokens = self._says(context, session, number)
-        # The last token of an answer is never computed, and the names are the session's: the job gets its own copy.
-        job = Job(context.names[:], prompt_tokens, session.turns[number].output_tokens, turn)
-        turn.job = job
-        self._place(turn)
+        # The names are the session's, which goes on: the job gets its own copy.
+        turn.job = Job(context.names[:], prompt_tokens, session.turns[number].output_tokens, turn)
+        self._ask(turn)
+
+    def _send_again(self, before: _Turn) -> None:
+        now, old = self._clock.now(), _job(before)
+        if now >= self._until_s:
+            self._sending -= 1
+            return
+        turn = _Turn(before.session, before.number, before.context, before.router, now)
+        turn.job = Job(old.names, old.prompt_tokens, old.output_tokens, turn)
+        self._ask(turn)
+
+    def _ask(self, turn: _Turn) -> None:
+        """A request reaches its router, which may let it wait."""
+        router, names = self._routers[turn.router], self._prompt(turn)
+        question = Question(str(turn.session.number), names, _job(turn).prompt_tokens, self._pooled(names))
+        turn.asked = router.opens(question)
+        if router.gate is None:
+            self._place(turn)
+            return
+        verdict = turn.asked.arrives(router.gate)
+        turn.inside = verdict.turn
+        self._waiting[verdict.turn] = turn
+        if isinstance(verdict, Pass):
+            self._place(turn)
+        self._look_at_door(turn.router)
 
     def _place(self, turn: _Turn) -> None:
-        job = turn.job
-        assert job is not None
-        if turn.asked is None:
-            names = job.names[: job.prompt_tokens // self._scenario.block_tokens]
-            held = (
-                None if self._pool is None or self._pool.away else self._pool.held(names) * self._scenario.block_tokens
-            )
-            question = Question(str(turn.session.number), job.names, job.prompt_tokens, held)
-            turn.asked = self._routers[turn.router].opens(question)
-        asked = turn.asked
+        asked, job = _asked(turn), _job(turn)
         began_s = self._stopwatch() if self._stopwatch is not None else 0.0
         ticket = asked.admit()
         if self._stopwatch is not None:
@@ -268,14 +292,16 @@ class _Run:
         self.outcome.decisions += 1
         if ticket is None:
             self._end(turn, End.FAILED if turn.deaths else End.SHED, -1)
-            return
-        if ticket.half is not None:
-            turn.prefill = Job(
-                job.names[: job.prompt_tokens // self._scenario.block_tokens], job.prompt_tokens, 1, turn
-            )
+        elif ticket.half is not None:
+            turn.prefill = Job(self._prompt(turn), job.prompt_tokens, 1, turn)
             self._submit(turn, turn.prefill, number_of(ticket.half.target.instance.id))
         else:
             self._submit(turn, job, number_of(ticket.target.instance.id))
+
+    def _prompt(self, turn: _Turn) -> Sequence[int]:
+        """The names of its prompt's full blocks."""
+        job = _job(turn)
+        return job.names[: job.prompt_tokens // self._scenario.block_tokens]
 
     def _pooled(self, names: Sequence[int]) -> int | None:
         """What the pool answers when it is asked for these blocks, in tokens."""
@@ -283,8 +309,7 @@ class _Run:
         return None if pool is None or pool.away else pool.held(names) * self._scenario.block_tokens
 
     def _submit(self, turn: _Turn, job: Job, number: int) -> None:
-        asked = turn.asked
-        assert asked is not None
+        asked = _asked(turn)
         if not self._alive[number]:
             self._suspect(turn.router, number)
             asked.failed_at("connect")
@@ -297,27 +322,22 @@ class _Run:
 
     def _first(self, turn: _Turn) -> None:
         turn.first_s = self._clock.now()
-        assert turn.asked is not None
-        turn.asked.first_byte()
+        _asked(turn).first_byte()
 
     def _done(self, turn: _Turn, job: Job, number: int) -> None:
-        assert turn.asked is not None
-        assert turn.job is not None
         if job is turn.prefill:  # its other half goes on
-            ticket = turn.asked.ticket
+            ticket, answering = _asked(turn).ticket, _job(turn)
             assert ticket is not None
             self._routers[turn.router].core.prefilled(ticket, "ok", 200)
-            turn.job.external = job.prompt_tokens
-            turn.job.local_tokens = 0
-            self._submit(turn, turn.job, number_of(ticket.target.instance.id))
+            answering.external, answering.local_tokens = job.prompt_tokens, 0
+            self._submit(turn, answering, number_of(ticket.target.instance.id))
             return
         source = turn.prefill or job
-        turn.asked.done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
+        _asked(turn).done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
         self._end(turn, End.OK, number, source)
 
     def _end(self, turn: _Turn, end: End, number: int, source: Job | None = None) -> None:
-        now, outcome, job = self._clock.now(), self.outcome, turn.job
-        assert job is not None
+        now, outcome, job = self._clock.now(), self.outcome, _job(turn)
         outcome.arrived_s.append(turn.sent_s)
         outcome.waited_s.append(turn.waited_s)
         outcome.ttft_s.append(turn.first_s - turn.sent_s if end is End.OK else float("nan"))
@@ -332,11 +352,51 @@ class _Run:
         outcome.end.append(end)
         if self._progress is not None and len(outcome) % TOLD_EVERY == 0:
             self._progress(now, len(outcome))
-        self._go_on(turn)
+        if turn.inside is not None:
+            self._leaves(turn, turn.inside, end, source)
+        self._go_on(turn, end)
 
-    def _go_on(self, turn: _Turn) -> None:
-        """The session's next turn comes after its pause; or in its place the next session begins."""
+    def _leaves(self, turn: _Turn, inside: Inside, end: End, source: Job | None) -> None:
+        """It gives back what it took at the door."""
+        router, job = self._routers[turn.router], _job(turn)
+        self._waiting.pop(inside, None)
+        assert router.gate is not None
+        if end is End.OK and source is not None:
+            context_tokens = job.prompt_tokens + job.output_tokens
+            router.gate.answered(inside, job.prompt_tokens, context_tokens, source.cached_tokens)
+        else:
+            router.gate.left(inside)
+        self._look_at_door(turn.router)
+
+    def _look_at_door(self, number: int) -> None:
+        gate = self._routers[number].gate
+        if gate is None:
+            return
+        called = gate.look()
+        for inside in called.passed:
+            turn = self._waiting[inside]
+            turn.waited_s = self._clock.now() - turn.sent_s
+            self._place(turn)
+        for hold in called.refused:
+            self._end(self._waiting[hold.turn], End.SHED, -1)
+        next_s = gate.next_s
+        if next_s is not None and self._doors_s[number] != next_s:
+            self._doors_s[number] = next_s
+            self._at(max(next_s, self._clock.now() + SOON_S), self._door_is_due, number, next_s)
+
+    def _door_is_due(self, number: int, next_s: float) -> None:
+        if self._doors_s[number] == next_s:
+            self._doors_s[number] = None
+            self._look_at_door(number)
+
+    def _go_on(self, turn: _Turn, end: End) -> None:
+        """The session's next turn comes after its pause; or in its place the next session begins. Who was turned away
+        in a closed loop comes again with the same.
+        """
         session, following = turn.session, turn.number + 1
+        if end is not End.OK and self._closed:
+            self._at(self._clock.now() + AGAIN_S, self._send_again, turn)
+            return
         if following < len(session.turns):
             self._at(self._clock.now() + session.turns[following].think_s, self._send, session, following, turn.context)
         elif (another := next(self._rest, None)) is not None:
@@ -454,16 +514,14 @@ class _Run:
 
     def _died(self, turn: _Turn, number: int) -> None:
         """Its engine is gone: before its first byte one more may try."""
-        assert turn.asked is not None
-        assert turn.job is not None
         turn.deaths += 1
         self._suspect(turn.router, number)
         begun = turn.first_s > 0
-        turn.asked.failed_at("broken" if begun else "died")
+        _asked(turn).failed_at("broken" if begun else "died")
         if begun or turn.deaths > DEATHS_ALLOWED:
             self._end(turn, End.FAILED, -1)
             return
-        old = turn.job
+        old = _job(turn)
         turn.job, turn.prefill = Job(old.names, old.prompt_tokens, old.output_tokens, turn), None
         self._place(turn)
 
@@ -484,6 +542,16 @@ class _Run:
             router.misses(number)
             router.meets(number)
         self._connect(number)
+
+
+def _job(turn: _Turn) -> Job:
+    assert turn.job is not None, "it was sent"
+    return turn.job
+
+
+def _asked(turn: _Turn) -> Asked:
+    assert turn.asked is not None, "a router has seen it"
+    return turn.asked
 
 
 TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})
