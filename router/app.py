@@ -54,6 +54,7 @@ from router.ledger.ring import Ring
 from router.lobby.lobby import Lobby
 from router.lobby.retries import RetryBudget
 from router.lobby.tokens import AdminTokens
+from router.lobby.waiting import Waiting
 from router.members import Membership
 from router.proxy.headers import HeaderRules
 from router.proxy.upstream import Upstreams
@@ -90,7 +91,7 @@ class App:
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = None if config.index.snapshot_file is None else snapshot.load(Path(config.index.snapshot_file))
         secret = secret_of(config, saved) if seat is None else seat.secret
-        self._seat = seat = seat or leading(config, secret, clock, self._tasks)
+        seat = seat or leading(config, secret, clock, self._tasks)
         self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
         keyring = Keyring(secret)
         memory = Budget(config.tokens.memory_bytes)
@@ -113,6 +114,14 @@ class App:
         audit = Audit(config.admin.audit_file)
         self._control = Control(core, ring, audit, clock, file)
         self._ledger = build_ledger(config, secret, run_id, clock)
+        waiting = Waiting(
+            config.door,
+            core,
+            clock,
+            lambda *told: metrics.waited(*told),  # made below, of what is known of this
+            share=1 / config.workers,
+            pooled=config.pool is not None,
+        )
         report = Report(
             core,
             self._tokens,
@@ -124,7 +133,9 @@ class App:
             self._control,
             self._ledger,
             clock,
+            run_id,
             self._leader,
+            waiting,
         )
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
         if seat is not None and isinstance(core, SharedCore):
@@ -139,6 +150,7 @@ class App:
             clock=clock,
             core=core,
             lobby=self._lobby,
+            waiting=waiting,
             retries=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokens=self._tokens,
             handing=handing,

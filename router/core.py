@@ -20,6 +20,7 @@ from router.clock import Clock
 from router.decide.arms import Regime
 from router.decide.desk import Desk
 from router.decide.pair import Choice, choose_pair
+from router.decide.policy import Orders, Policy, both_orders
 from router.decide.record import Attempt, Decision, Leg, Record
 from router.decide.trial import Trial
 from router.engines.base import Card, EventEndpoint, Gauges
@@ -30,6 +31,7 @@ from router.lessons import learn
 from router.peers import Peers
 from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
+from router.shortlist import SMALL
 from router.sight import Sight
 from router.ticket import Half, Ticket, outcome_of, verdict_of
 from scorers.contract import Overlap, PoolHit
@@ -124,8 +126,7 @@ class Core:
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """The block sizes for which a prompt of this model needs keys."""
-        sizes = (self.sight.block_tokens(target) for target in self.fleet.serving(model))
-        return frozenset(size for size in sizes if size)
+        return self.sight.block_sizes(model)
 
     def origin(self, prompt: Prompt, served: Served) -> Origin:
         """What the shared pool is asked about this prompt with."""
@@ -157,11 +158,15 @@ class Core:
         if not answering:
             return None
         feeding = [target for target in candidates if self.peers.prefills(target)] if splits and handed is None else []
+        seen = answering
+        if len(answering) > SMALL and not self.peers and (orders := self._orders(policy)) is not None:
+            few = self.sight.shortlist(orders, answering, prompt, known, pooled, record.number, now)
+            seen = answering if few is None else few
         beliefs: Mapping[TargetId, Belief] = {}
         overlaps: Mapping[TargetId, Overlap | None] = {}
         matched_at = now
         if known is not None:
-            beliefs = self.sight.beliefs(known, [*answering, *feeding])
+            beliefs = self.sight.beliefs(known, [*seen, *feeding])
             overlaps = {target: belief.overlap for target, belief in beliefs.items()}
             matched_at = self._clock.now()
             record.stages.match_ms = (matched_at - now) * 1e3
@@ -170,7 +175,8 @@ class Core:
         looks_at_caches = self.desk.regime.looks_at_caches or policy.looks_at_caches
         board = self.fleet.board
         held = self.sight.held_tokens if looks_at_caches else None
-        view = self.sight.view(record, prompt, served, known, pooled, board.rows(answering, overlaps, now, held), now)
+        rows, others = board.rows(seen, overlaps, now, held), len(answering) - len(seen)
+        view = self.sight.view(record, prompt, served, known, pooled, rows, now, others)
         if feeding:
             choice = choose_pair(
                 self.desk, policy, view, lambda id: board.rows(self.sight.peers_of(id, feeding), overlaps, now, held)
@@ -264,6 +270,8 @@ class Core:
             # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
             learn(ticket, ticket.pooled, usage, ttft_ms, now, shared_pool=self._shared_pool)
+        if ticket.end == "ok" and usage.output_tokens is not None:
+            self.fleet.answers.came(record.model, usage.output_tokens)
         if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
             duration_ms = (now - ticket.sent_at) * 1e3
             ticket.target.decoded(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)
@@ -288,6 +296,11 @@ class Core:
         return target if target is not None and self.fleet.target(target) is not None else None
 
     # parts of the above
+
+    def _orders(self, policy: Policy) -> Orders | None:
+        """What may settle this choice: shadows see the view of whoever decides, so theirs counts, too."""
+        regime = self.desk.regime
+        return both_orders(regime.orders, policy.orders)
 
     def _book(
         self,

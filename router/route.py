@@ -1,9 +1,10 @@
 """One request, from the door to its end: the first file to read.
 
 Top to bottom, one room per line: the lobby bounds what is in the house; the prompt is read once; its token ids and
-block keys are found within a budget; then choose, book and relay until one engine has begun to answer. Choosing and
-booking happen in one turn of the event loop, so no two requests decide on the same picture of the load. Whatever ends
-the line (the answer's end, a dying engine, the client's leaving) gives the booking back exactly once.
+block keys are found within a budget; where sessions are admitted, it waits until there is room for its own; then
+choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn of the event loop,
+so no two requests decide on the same picture of the load. Whatever ends the line (the answer's end, a dying engine, the
+client's leaving) gives the booking back exactly once.
 
 What may be tried again: an engine that could not be reached or is full (503) has done nothing, so another is asked,
 within the router's retry budget. One that took the request and died before its first byte may have died *of* it: one
@@ -41,6 +42,7 @@ from router.lobby.lobby import Lobby
 from router.lobby.overrides import Wanted, wanted_policy
 from router.lobby.retries import RetryBudget
 from router.lobby.tokens import AdminTokens
+from router.lobby.waiting import Seat, Waiting
 from router.pool.base import Pool
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
@@ -70,6 +72,7 @@ class Rooms:
     clock: Clock
     core: Core
     lobby: Lobby
+    waiting: Waiting
     retries: RetryBudget
     tokens: Tokens
     handing: Handing
@@ -94,6 +97,7 @@ class Request(NamedTuple):
     known: Known | Unknown
     pooled: PoolHit | None = None
     wanted: Wanted | None = None
+    seat: Seat | None = None  # where a door keeps count of sessions
 
 
 @dataclass(slots=True)
@@ -115,8 +119,9 @@ async def route(call: Call, rooms: Rooms) -> None:
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        pooled = await pooled_of(prompt, served, known, wanted, stages, rooms) if isinstance(known, Known) else None
-        await on_record(call, Request(prompt, served, known, pooled, wanted), stages, started_at, rooms)
+        with await rooms.waiting.seat(prompt, served, known) as seat:
+            pooled = await pooled_of(prompt, served, known, wanted, stages, rooms) if isinstance(known, Known) else None
+            await on_record(call, Request(prompt, served, known, pooled, wanted, seat), stages, started_at, rooms)
 
 
 async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
@@ -311,6 +316,7 @@ def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket) -> 
         rank=target.rank if target.instance.has_ranks else None,
         hides=prompt.hide_usage,
         endpoint=prompt.endpoint,
+        waited_ms=ticket.record.stages.door_ms,
     )
 
 
@@ -372,6 +378,9 @@ def open_record(call: Call, request: Request, stages: Stages, started_at: float,
         prompt_tokens_counted=len(known.ids) if isinstance(known, Known) and known.complete else None,
         stages=stages,
     )
+    if request.seat is not None:
+        request.seat.record = record
+        stages.door_ms = None if request.seat.waited_s is None else request.seat.waited_s * 1e3
     if isinstance(known, Known):
         stages.tokens_ms, stages.keys_ms = known.tokens_ms, known.keys_ms
         if rooms.ledger is not None:

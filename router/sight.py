@@ -6,19 +6,24 @@ learns by looking: a target's block size, which its events know better than its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 
 from router.blocks.events import Key, TargetId
 from router.blocks.knowledge import Belief, Knowledge
 from router.blocks.known import Known
+from router.blocks.outline import NO_OVERLAP
 from router.decide.desk import Desk
+from router.decide.policy import Orders
 from router.decide.record import Record
 from router.fleet.instances import Fleet, Served
+from router.fleet.lineup import Lineup
 from router.fleet.target import Target
 from router.peers import Peers
 from router.prompt.prompt import Prompt
-from scorers.contract import Ask, PoolHit, Row, View
+from router.shortlist import Request, all_but, shortlist
+from scorers.contract import Ask, Overlap, PoolHit, Row, View
+from scorers.streams import answer_tokens
 
 NO_MODEL = Served("", None)  # requests about a stored response name none
 
@@ -49,6 +54,76 @@ class Sight:
         own = regime.instances_of(record.arm, instances)
         return [target for target in candidates if target.instance.id in own] or candidates
 
+    def shortlist(
+        self,
+        orders: Orders,
+        candidates: Sequence[Target],
+        prompt: Prompt,
+        known: Known | None,
+        pooled: PoolHit | None,
+        number: int,
+        now: float,
+    ) -> list[Target] | None:
+        """The few of `candidates` that can win by policies that have these `orders`; None: it cannot be told."""
+        lineup = self._fleet.lineup(prompt.model, now)
+        if lineup.crowded:  # each row's price then hangs on all rows
+            return None
+        targets, others = lineup.targets, set()
+        if candidates is not targets:
+            others = set(lineup.slots.values()).difference([lineup.slots[target.id] for target in candidates])
+        groups = self._groups(lineup, others, known, prompt.model)
+        if groups is None:
+            return None
+        prompt_tokens = len(known.ids) if known is not None and known.complete else None
+        answer = answer_tokens(self._fleet.answers.tokens(prompt.model), prompt.output_tokens)
+        request = Request(number, self._desk.seed, prompt_tokens, pooled, answer)
+        return [targets[slot] for slot in shortlist(lineup, groups, orders, request)]
+
+    def _groups(
+        self, lineup: Lineup, others: Collection[int], known: Known | None, model: str | None
+    ) -> Mapping[Overlap, Sequence[int]] | None:
+        """The slots of all but `others` by what they hold, with no word of when and how that is known. None: it is
+        unknown of some, and not of all.
+        """
+        if known is None or not known.keys:
+            return {NO_OVERLAP: all_but(len(lineup.targets), others)}
+        if not self.block_sizes(model) <= known.keys.keys():
+            return None
+        outline, slots = self._knowledge.outline(known), lineup.slots
+        unsure = [target for id in outline.unsure if (target := self._fleet.target(id)) is not None and id in slots]
+        unsure = [target for target in {*unsure, *lineup.distrusted} if slots[target.id] not in others]
+        beliefs = self.beliefs(known, unsure)
+        groups: dict[Overlap, list[int]] = {}
+        named = set(others)
+        for target in unsure:
+            belief = beliefs.get(target.id)
+            if belief is None or belief.overlap is None:
+                return None
+            groups.setdefault(belief.overlap._replace(source="events", age_s=None), []).append(slots[target.id])
+            named.add(slots[target.id])
+        for overlap, ids in outline.groups:
+            members = [slot for slot in map(slots.get, ids) if slot is not None]
+            if not named.isdisjoint(members):
+                members = [slot for slot in members if slot not in named]
+            if members:
+                groups.setdefault(overlap, []).extend(members)
+                named.update(members)
+        rest = outline.rest
+        named.difference_update(groups.pop(rest, ()))
+        if len(named) < len(lineup.targets):
+            return {**groups, rest: all_but(len(lineup.targets), named)}
+        return groups
+
+    def block_sizes(self, model: str | None) -> frozenset[int]:
+        """In use by those who serve the model, as far as they told."""
+        self._resize()
+        return self._fleet.block_sizes(model)
+
+    def _resize(self) -> None:
+        for id in self._knowledge.newly_sized():
+            if (target := self._fleet.target(id)) is not None:
+                self.block_tokens(target)
+
     def block_tokens(self, target: Target) -> int | None:
         """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
         told = self._knowledge.block_tokens(target.id)
@@ -62,15 +137,10 @@ class Sight:
     def beliefs(self, known: Known | None, candidates: Sequence[Target]) -> dict[TargetId, Belief]:
         if known is None or not known.keys:
             return {}
-        told = self._knowledge.block_tokens
-        sizes, distrusted = {}, set()
-        for target in candidates:
-            if (size := told(target.id)) is not None and size != target.block_tokens:
-                target.stores_blocks_of(size)
-            sizes[target.id] = target.block_tokens
-            if not target.trust.trusted:
-                distrusted.add(target.id)
-        return self._knowledge.beliefs(known, sizes, frozenset(distrusted))
+        self._resize()
+        sizes = {target.id: target.block_tokens for target in candidates}
+        distrusted = frozenset([target.id for target in candidates if not target.trust.trusted])
+        return self._knowledge.beliefs(known, sizes, distrusted)
 
     def view(
         self,
@@ -81,8 +151,9 @@ class Sight:
         pooled: PoolHit | None,
         candidates: tuple[Row, ...],
         now: float,
+        others: int = 0,
     ) -> View:
-        """With the history of a request that is placed as a whole."""
+        """With the history of a request that is placed as a whole. `others`: candidates that have no row."""
         model, adapter = served if served is not None else NO_MODEL
         session = self._pseudonym(prompt.session, b"session")
         seed, turn, last_target = self._desk.history(model, adapter, session)
@@ -110,6 +181,8 @@ class Sight:
                 prompt.tpot_ms,
                 prompt.output_tokens,
             ),
+            others,
+            self._fleet.answers.tokens(prompt.model),
         )
 
     def _pseudonym(self, name: str | None, of: bytes) -> str | None:

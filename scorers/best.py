@@ -15,6 +15,8 @@ from scorers.contract import Picker, View
 class Best(Picker):
     """The row with the least cost; among equals one by chance, never by position."""
 
+    takes_least = True
+
     def pick(self, view: View, costs: Sequence[float]) -> int:
         least = min(costs)
         if costs.count(least) == 1:

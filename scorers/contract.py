@@ -39,6 +39,17 @@ class Needs(Flag):
     SESSION = auto()  # session, last_target
 
 
+class Measure(Enum):
+    """What settles a choice among rows that hold the same of a prompt: the least of it wins."""
+
+    REQUESTS = "load.requests"
+    QUEUE = "load.queued_ms"
+    WORK_LEFT = "load.queued_ms + the least of computing and fetching the prompt, at the row's own speed"
+    WORK_LEFT_BUT_POOL = "the same, as if there were no shared pool"
+    SERVED = "work left, some of it once more for each answer that it holds up, and the own answer (streams.py)"
+    SERVED_BUT_POOL = "served, as if there were no shared pool"
+
+
 class Overlap(NamedTuple):
     """Leading prompt tokens that a target holds, from token 0, whole blocks only.
 
@@ -176,6 +187,8 @@ class View(NamedTuple):
     nominal: Speed | None = None  # the fleet's typical instance, whatever rows are left: prices work, not waiting
     prefixes: tuple[int, ...] = ()  # like `prefix`, for the first 1, 2, 4, 8, ... blocks of the smallest size in use
     ask: Ask = Ask()
+    others: int = 0  # candidates without a row: none of them could win by any policy in use
+    answer_tokens: float | None = None  # how long answers of this model are, in the mean of the last ones
 
 
 class Outcome(NamedTuple):
@@ -206,6 +219,15 @@ class Scorer(Plugin):
         """Finite costs, one per row of `view`, in its order; lower is better. Changes nothing."""
         raise NotImplementedError
 
+    def settled_by(self) -> Measure | None:
+        """A promise that spares the router most of a large fleet: among rows whose overlaps are equal in tokens, the
+        one with the least of this measure never costs more than another, and leaving out rows that an equal one beats
+        changes no cost. None: no promise, every candidate gets a row.
+
+        It needs to hold only where all overlaps are known, or none is, and no request of others waits in an engine.
+        """
+        return None
+
     def picked(self, view: View, row: Row) -> None:
         """The live policy chose `row`: the place to learn from choices."""
 
@@ -219,9 +241,17 @@ class Filter(Plugin):
     def keep(self, view: View) -> Sequence[bool]:
         raise NotImplementedError
 
+    def settled_by(self) -> Measure | None:
+        """As a scorer's: of rows with equal overlaps it keeps all, or those that have the least of this in the whole
+        view, and looks at nothing else of them.
+        """
+        return None
+
 
 class Picker(Plugin):
     """From costs to a choice."""
+
+    takes_least: ClassVar[bool] = False  # True where it picks a row of the least cost, whatever the others are
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
         """The index of the chosen row; `costs` is never empty."""

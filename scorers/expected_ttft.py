@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Needs, Scorer, Unit, View
+from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.polled import check_stale_s
-from scorers.ttft import prompt_of, ttfts_ms
+from scorers.ttft import prompt_of, ttfts_ms, work_left
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,6 @@ class ExpectedTtft(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         return ttfts_ms(view.rows, prompt_of(view, pool=self.pool), self.stale_s)
+
+    def settled_by(self) -> Measure:
+        return work_left(pool=self.pool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Needs, Scorer, Unit, View
+from scorers.contract import Measure, Needs, Scorer, Unit, View
 
 
 @dataclass(frozen=True)
@@ -20,3 +20,6 @@ class LeastRequests(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         return [row.load.requests for row in view.rows]
+
+    def settled_by(self) -> Measure:
+        return Measure.REQUESTS

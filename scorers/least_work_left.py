@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Needs, Scorer, Unit, View
-from scorers.ttft import prompt_of, works_ms
+from scorers.contract import Measure, Needs, Scorer, Unit, View
+from scorers.ttft import prompt_of, work_left, works_ms
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,6 @@ class LeastWorkLeft(Scorer):
         prompt = prompt_of(view, pool=self.pool)
         works = works_ms(view.rows, prompt)
         return [row.load.queued_ms + work for row, work in zip(view.rows, works, strict=True)]
+
+    def settled_by(self) -> Measure:
+        return work_left(pool=self.pool)

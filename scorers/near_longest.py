@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Filter, Needs, View
+from scorers.contract import Filter, Measure, Needs, View
 from scorers.polled import check_stale_s
 from scorers.ttft import others_waiting, prompt_of
 
@@ -49,6 +49,9 @@ class NearLongest(Filter):
         waits = self._waits(view)
         least = min(waits)
         return [holds or wait == least for holds, wait in zip(near, waits, strict=True)]
+
+    def settled_by(self) -> Measure:
+        return Measure.QUEUE
 
     def _near(self, view: View) -> list[bool]:
         overlaps = [row.overlap for row in view.rows]

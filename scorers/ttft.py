@@ -18,10 +18,10 @@ some point is concave in it, and least at an end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, inf
 from typing import NamedTuple
 
-from scorers.contract import Overlap, Row, Speed, Transfer, View
+from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.polled import filled
 
 Source = tuple[Transfer | None, int, int]
@@ -39,15 +39,25 @@ class Prompt(NamedTuple):
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> Prompt:
     """`unknown` is the mean of what the others hold (`rows`, else all). `pool=False`: as if there were no pool."""
-    pooled = in_memory = 0
-    if pool and view.pool is not None:
-        pooled = in_memory = view.pool.tokens
-        if view.pool.memory_tokens is not None:
-            in_memory = min(pooled, view.pool.memory_tokens)
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
+    return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
+
+
+def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overlap]) -> Prompt:
+    """The same of a prompt of so many `tokens`, of which targets hold what is `known`."""
+    pooled = in_memory = 0
+    if pool is not None:
+        pooled = in_memory = pool.tokens
+        if pool.memory_tokens is not None:
+            in_memory = min(pooled, pool.memory_tokens)
     held = [overlap.expected_tokens for overlap in known] or [0]
-    whole = max(view.prompt_tokens or 0, pooled, max(held), max([overlap.disk_tokens for overlap in known], default=0))
+    whole = max(tokens or 0, pooled, max(held), max([overlap.disk_tokens for overlap in known], default=0))
     return Prompt(whole, in_memory, pooled, round(sum(held) / len(held)))
+
+
+def work_left(*, pool: bool) -> Measure:
+    """What `ttfts_ms` is settled by, where nobody else's requests wait."""
+    return Measure.WORK_LEFT if pool else Measure.WORK_LEFT_BUT_POOL
 
 
 def ttfts_ms(rows: Sequence[Row], prompt: Prompt, stale_s: float) -> list[float]:
@@ -105,6 +115,46 @@ def works_ms(rows: Sequence[Row], prompt: Prompt, on: Speed | None = None) -> li
             before, at, ms = held, speed, speed.prefill_ms(whole - held, held)
         works.append(ms)
     return works
+
+
+class Ahead(NamedTuple):
+    """What `alike_ms` needs of a target: ms, ms per token, ms per token pair; the pool's memory likewise."""
+
+    fixed_ms: float  # the queue, and the prefill's base
+    ms_per_token: float
+    ms_per_pair: float
+    pool_ms: float
+    pool_ms_per_token: float
+
+
+def ahead(queued_ms: float, speed: Speed) -> Ahead:
+    pool_ms, pool_us_per_token = (inf, 0.0) if speed.pool is None else speed.pool[:2]
+    return Ahead(
+        queued_ms + speed.base_ms,
+        speed.us_per_token / 1e3,
+        speed.ns_per_token_context / 1e6,
+        pool_ms,
+        pool_us_per_token / 1e3,
+    )
+
+
+def alike_ms(targets: Sequence[Ahead], overlap: Overlap, prompt: Prompt) -> list[float] | None:
+    """Queue and `least_ms`, but for rounding, of targets that all hold `overlap`. 60 ns each: in a large fleet that is
+    asked of everybody who is idle. None: there are more ways than computing and the pool's memory.
+    """
+    whole, in_memory, pooled, _ = prompt
+    held = overlap.expected_tokens
+    new, reached = whole - held, max(held, pooled)
+    pairs = new * (held + new / 2)
+    if overlap.disk_tokens > held or (reached > held and in_memory < pooled):
+        return None
+    computing = [fixed + token * new + pair * pairs for fixed, token, pair, _, _ in targets]
+    if reached == held:
+        return computing
+    fetched, new = reached - held, whole - reached
+    pairs = new * (reached + new / 2)
+    fetching = [fix + token * new + pair * pairs + base + each * fetched for fix, token, pair, base, each in targets]
+    return list(map(min, computing, fetching))
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: Prompt) -> float:

@@ -29,9 +29,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Needs, Scorer, Unit, View
+from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.polled import check_stale_s
+from scorers.streams import answer_tokens, held_up, streamed_ms_per_token
 from scorers.ttft import prompt_of, waits_ms, works_ms
+
+BEHIND = 2.0  # how much a second of work behind this request counts, beside one of its own
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,19 @@ class Warm(Scorer):
         prompt = prompt_of(view, pool=self.pool)._replace(unknown=0)
         service = works_ms(rows, prompt)
         waits = waits_ms(rows, service, self.stale_s)
-        extra = self._worth(view.busy) - 1
+        answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
+        own = [
+            wait + work * (1 + held_up(row.load)) + answer * streamed_ms_per_token(row.load, row.speed)
+            for row, wait, work in zip(rows, waits, service, strict=True)
+        ]
+        extra = BEHIND * (self._worth(view.busy) - 1)
         if not extra:
-            return [wait + own for wait, own in zip(waits, service, strict=True)]
+            return own
         work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
-        return [wait + own + extra * fleet for wait, own, fleet in zip(waits, service, work, strict=True)]
+        return [mine + extra * fleet for mine, fleet in zip(own, work, strict=True)]
+
+    def settled_by(self) -> Measure:
+        return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
     def _worth(self, busy: float | None) -> float:
         """What a second of work costs all together, in seconds."""

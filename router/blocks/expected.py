@@ -13,8 +13,8 @@ Both know keys and targets only; the caller brings the time (monotonic seconds).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from router.blocks.events import Key, TargetId
@@ -45,17 +45,22 @@ class Expected:
         self._blocks = 0  # in `_live`
         self._live: dict[Expectation, None] = {}  # as sent
         self._due: deque[tuple[float, Expectation]] = deque()  # as they run out
-        self._requests: dict[TargetId, dict[Key, int]] = {}  # how many requests bring a key
+        self._waiting: Counter[TargetId] = Counter()  # how many live ones each has
+        # Who gets a key: the only target whose only request brings it, as with most; else how many bring it to each.
+        self._bringing: dict[Key, TargetId | Counter[TargetId]] = {}
 
     def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> Expectation:
         """A request went to `target` that will bring it `keys`: those it does not hold yet."""
         self._end_due(now)
-        expectation = Expectation(target, keys)
-        requests = self._requests.setdefault(target, {})
+        expectation, bringing = Expectation(target, keys), self._bringing
         for key in keys:
-            requests[key] = requests.get(key, 0) + 1
+            if key not in bringing:
+                bringing[key] = target
+            else:
+                self._one_more(key, target)
         self._blocks += len(keys)
         self._live[expectation] = None
+        self._waiting[target] += 1
         while self._blocks > self._max_blocks:
             self._end(next(iter(self._live)))
         return expectation
@@ -70,27 +75,33 @@ class Expected:
 
     def stored(self, target: TargetId, keys: Sequence[Key]) -> None:
         """The target's events told of `keys`: from now on only events speak of them."""
-        if requests := self._requests.get(target):
-            for key in keys:
-                requests.pop(key, None)
+        if target in self._waiting:
+            self._drop(keys, target, every=True)
 
     def forget(self, target: TargetId) -> None:
         """Nothing is expected of `target` any more: it restarted or left."""
-        self._requests.pop(target, None)
+        if target in self._waiting:
+            for expectation in [live for live in self._live if live.target == target]:
+                self._end(expectation)
 
-    def bringing(self, key: Key, now: float) -> set[TargetId]:
+    def bringing(self, key: Key, now: float) -> Collection[TargetId]:
         """Targets that a request on its way will bring `key`."""
         self._end_due(now)
-        return {target for target, requests in self._requests.items() if key in requests}
+        whom = self._bringing.get(key)
+        if whom is None:
+            return ()
+        return whom.keys() if isinstance(whom, Counter) else (whom,)
 
     def run(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
         """Leading blocks of `keys` that `target` holds (`held_blocks`, from the index) or, right after, will hold."""
         self._end_due(now)
-        requests = self._requests.get(target)
-        if not requests:
+        if target not in self._waiting:
             return held_blocks
-        blocks = held_blocks
-        while blocks < len(keys) and keys[blocks] in requests:
+        blocks, bringing = held_blocks, self._bringing
+        while blocks < len(keys):
+            whom = bringing.get(keys[blocks])
+            if whom != target and not (isinstance(whom, Counter) and target in whom):
+                break
             blocks += 1
         return blocks
 
@@ -103,13 +114,33 @@ class Expected:
             return
         del self._live[expectation]
         self._blocks -= len(expectation.keys)
-        requests = self._requests.get(expectation.target, {})
-        for key in expectation.keys:
-            if (left := requests.get(key, 0) - 1) > 0:
-                requests[key] = left
-            elif left == 0:
-                del requests[key]
+        target = expectation.target
+        self._drop(expectation.keys, target, every=False)
+        if self._waiting[target] == 1:
+            del self._waiting[target]
+        else:
+            self._waiting[target] -= 1
         expectation.keys = ()  # it may still be due, or in its request's hands
+
+    def _one_more(self, key: Key, target: TargetId) -> None:
+        whom = self._bringing[key]
+        if not isinstance(whom, Counter):
+            whom = self._bringing[key] = Counter((whom,))
+        whom[target] += 1
+
+    def _drop(self, keys: Sequence[Key], target: TargetId, *, every: bool) -> None:
+        """`target` does not get `keys`, by one request or by every one."""
+        bringing = self._bringing
+        for key in keys:
+            whom = bringing.get(key)
+            if whom == target:
+                del bringing[key]
+            elif isinstance(whom, Counter) and target in whom:
+                whom[target] = 0 if every else whom[target] - 1
+                if not whom[target]:
+                    del whom[target]
+                if not whom:
+                    del bringing[key]
 
 
 class Approximate:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import compress
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from router.blocks.keys import Keyring
 from router.blocks.saved import SavedShelf, restore, save
 from router.blocks.shelf import INT_BYTES, Names, Shelf
 
+AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
 SWEEP_BLOCKS = 128  # cleaned per event: about 100 us
 
 
@@ -33,6 +35,13 @@ class Held(NamedTuple):
     gpu: int
     cpu: int
     disk: int
+
+
+class Together(NamedTuple):
+    """Targets that hold equally much of a prompt. Their bits mean something to the index only."""
+
+    bits: int
+    held: Held
 
 
 class IndexStats(NamedTuple):
@@ -56,6 +65,9 @@ class Index:
         self._shelves: dict[TargetId, Shelf] = {}
         self._asleep: dict[TargetId, Shelf] = {}  # from a snapshot: its target has not joined yet
         self._targets: dict[int, TargetId] = {}  # by bit
+        self._by_place: list[TargetId | None] | None = None  # by the bit's place; None: to be made when asked for
+        self._everybody = 0  # their bits,
+        self._whole = 0  # and of those, whose runs can be bisected
         self._holders = Holders()
         self._retired: deque[_Retired] = deque()
         self._free_bits: list[int] = []
@@ -83,6 +95,9 @@ class Index:
         """Nothing is known of `target` any more; no harm if nothing was."""
         if (shelf := self._shelves.pop(target, None)) is not None:
             del self._targets[shelf.bit]
+            self._by_place = None
+            self._everybody &= ~shelf.bit
+            self._whole &= ~shelf.bit
             self._retire(shelf)
 
     def forget(self, target: TargetId) -> None:
@@ -104,6 +119,10 @@ class Index:
     def _stand(self, target: TargetId, shelf: Shelf) -> None:
         self._targets[shelf.bit] = target
         self._shelves[target] = shelf
+        self._by_place = None
+        self._everybody |= shelf.bit
+        if shelf.whole:
+            self._whole |= shelf.bit
 
     def _retire(self, shelf: Shelf) -> None:
         for tier in Tier:
@@ -150,12 +169,16 @@ class Index:
         shelf = self._shelves[target]
         match event:
             case Stored():
-                return shelf.stored(event)
+                entered = shelf.stored(event)
             case Removed():
+                entered = []
                 shelf.removed(event)
             case Cleared():  # has no tier: the safe reading is all of them
                 self.forget(target)
-        return []
+                return []
+        if shelf.runs is None and self._whole & shelf.bit:
+            self._whole ^= shelf.bit
+        return entered
 
     # What requests ask
 
@@ -169,18 +192,51 @@ class Index:
                 else:
                     other |= shelf.bit
         found: dict[TargetId, Held] = {}
-        for bits, blocks in self._holders.bisected(keys, whole).items():
-            held = Held(blocks, blocks, blocks)
+        for bits, held in self._reach(keys, whole, other):
             for bit in single(bits):
                 found[self._targets[bit]] = held
-        if other:
-            gpu = cpu = disk = self._holders.walked(Tier.GPU, keys, other)
-            if self._holders.tables[Tier.CPU]:
-                cpu = disk = self._holders.walked(Tier.CPU, keys, other)
-            if self._holders.tables[Tier.DISK]:
-                disk = self._holders.walked(Tier.DISK, keys, other)
-            for bit, blocks in disk.items():
-                found[self._targets[bit]] = Held(gpu.get(bit, 0), cpu.get(bit, 0), blocks)
+        return found
+
+    def reach(self, keys: Sequence[Key]) -> list[Together]:
+        """The same of every target there is, without naming any: those that hold nothing are in it as well. What it
+        takes grows with how differently far they hold it, not with how many they are.
+        """
+        found = self._reach(keys, self._whole, self._everybody ^ self._whole)
+        rest = self._everybody
+        for bits, _ in found:
+            rest ^= bits
+        return [*found, Together(rest, Held(0, 0, 0))] if rest else found
+
+    @property
+    def everybody(self) -> int:
+        """All targets' bits."""
+        return self._everybody
+
+    def named(self, bits: int) -> list[TargetId]:
+        """Who goes `Together`. 0.2 us for each of a few, 20 ns for each that there is where they are many."""
+        if bits.bit_count() * 10 < bits.bit_length():
+            return [self._targets[bit] for bit in single(bits)]
+        if self._by_place is None:
+            self._by_place = [self._targets.get(1 << place) for place in range(self._everybody.bit_length())]
+        chosen = bin(bits)[:1:-1].encode().translate(AS_FLAGS)  # the lowest bit first
+        return [target for target in compress(self._by_place, chosen) if target is not None]
+
+    def _reach(self, keys: Sequence[Key], whole: int, other: int) -> list[Together]:
+        found = [
+            Together(bits, Held(blocks, blocks, blocks)) for bits, blocks in self._holders.bisected(keys, whole).items()
+        ]
+        if not other:
+            return found
+        gpu = cpu = disk = self._holders.walked(Tier.GPU, keys, other)
+        if self._holders.tables[Tier.CPU]:
+            cpu = disk = self._holders.walked(Tier.CPU, keys, other)
+        if self._holders.tables[Tier.DISK]:
+            disk = self._holders.walked(Tier.DISK, keys, other)
+        if disk is gpu:
+            return [*found, *(Together(bits, Held(blocks, blocks, blocks)) for bits, blocks in gpu.items())]
+        for on_disk, last in disk.items():
+            for bits, middle in _parted(on_disk, cpu):
+                found += [Together(both, Held(first, middle, last)) for both, first in _parted(bits, gpu)]
         return found
 
     def block_tokens(self, target: TargetId) -> int | None:
@@ -204,3 +260,13 @@ class Index:
             own += common * shelf.blocks[tier] // max(1, self._holders.blocks[tier])
         gpu, cpu, disk = shelf.blocks
         return IndexStats((gpu, cpu, disk), shelf.orphans, own, shelf.whole)
+
+
+def _parted(bits: int, runs: dict[int, int]) -> list[tuple[int, int]]:
+    """`bits` by what they hold in `runs`; who is not in it holds 0."""
+    parts = []
+    for some, blocks in runs.items():
+        if both := bits & some:
+            parts.append((both, blocks))
+            bits ^= both
+    return [*parts, (bits, 0)] if bits else parts

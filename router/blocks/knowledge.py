@@ -17,13 +17,14 @@ Knows nothing of sockets, load or health. One object for all models: keys differ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from router.blocks.events import Batch, Cleared, Event, Key, Pooled, Stored, TargetId, Tier
 from router.blocks.expected import Approximate, Expectation, Expected
 from router.blocks.index import Held, Index, IndexStats
 from router.blocks.known import Known
+from router.blocks.outline import NO_OVERLAP, Outline, outline, usable
 from router.blocks.saved import SavedTarget
 from router.blocks.stream import Apply, AskReplay, Cursor, Forget, Step, StreamBook
 from router.clock import Clock
@@ -52,7 +53,7 @@ class Sent(NamedTuple):
 
 NOTHING = Held(0, 0, 0)
 LATELY_S = 0.1
-HOLDS_NOTHING = Belief(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)
+HOLDS_NOTHING = Belief(NO_OVERLAP, 0, None, 0)
 
 
 class _Lately(NamedTuple):
@@ -84,11 +85,14 @@ class Stream(NamedTuple):
 class _Target:
     """The parts of one target's story that belong together."""
 
-    __slots__ = ("batches", "book", "capacity_blocks", "malformed", "model", "skipped", "stored_blocks")
+    __slots__ = (
+        "batches", "block_tokens", "book", "capacity_blocks", "malformed", "model", "skipped", "stored_blocks"
+    )  # fmt: skip
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.book: StreamBook | None = None
+        self.block_tokens: int | None = None
         self.capacity_blocks: int | None = None
         self.stored_blocks = 0  # on its GPU, since what is known of it began
         self.batches = 0
@@ -98,6 +102,12 @@ class _Target:
     @property
     def turned_over(self) -> bool:
         return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
+
+    @property
+    def sure(self) -> bool:
+        """What the index says of it is what there is to believe, and what it does not say, too."""
+        book = self.book
+        return book is not None and book.trusted and (not book.joined_late or self.turned_over)
 
 
 class _Saved(NamedTuple):
@@ -129,6 +139,8 @@ class Knowledge:
         self._lately: dict[TargetId, _Lately] = {}
         self._lately_since = 0.0
         self._saved: dict[TargetId, _Saved] = {}  # restored, and not joined yet
+        self._unsure: set[TargetId] = set()  # whose story is not `sure`
+        self._sized: set[TargetId] = set()  # that told another block size than before, and nobody asked since
 
     # who is there
 
@@ -137,10 +149,12 @@ class Knowledge:
         taken up again, unconfirmed."""
         self._forget_sent(target)
         self._targets[target] = story = _Target(model)
+        self._unsure.add(target)  # until its first batch
         saved = self._saved.pop(target, None)
         if stream and saved is not None and self._index.wake(target, model):
             story.book = StreamBook.resumed(replayable, saved.cursor)
             story.stored_blocks = saved.stored_blocks
+            self._look_at(target, story)
             return
         self._index.join(target, model)
         if stream:
@@ -150,12 +164,15 @@ class Knowledge:
         self._forget_sent(target)
         self._index.leave(target)
         self._targets.pop(target, None)
+        self._unsure.discard(target)
+        self._sized.discard(target)
 
     def holds_at_most(self, target: TargetId, blocks: int) -> None:
         """Its cache's size, as its metrics page tells."""
         if (story := self._targets.get(target)) is not None:
             story.capacity_blocks = blocks
             self._lately.pop(target, None)
+            self._look_at(target, story)
 
     # over a restart of the router
 
@@ -232,6 +249,17 @@ class Knowledge:
             return None if book.joined_late and not story.turned_over else 0
         return None if block_tokens is None else blocks * block_tokens
 
+    def newly_sized(self) -> Collection[TargetId]:
+        """Targets that told another block size than before; each once."""
+        if not self._sized:
+            return ()
+        sized, self._sized = self._sized, set()
+        return sized
+
+    def outline(self, known: Known) -> Outline:
+        """What everybody who joined holds of a prompt, whatever they serve."""
+        return outline(self._index, self._expected, known, self._unsure, self._clock.now())
+
     def beliefs(
         self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, Belief]:
@@ -242,13 +270,10 @@ class Knowledge:
             if its_size is None and (book := self._book(target)) is not None and book.trusted and not book.joined_late:
                 beliefs[target] = HOLDS_NOTHING  # not one block was stored there yet, or its size would be known
         for size in {size for size in block_tokens.values() if size is not None}:
-            keys = known.keys.get(size)
-            if keys is None:  # a size that appeared while the prompt was being tokenised
+            if size not in known.keys:  # it appeared while the prompt was being tokenised
                 continue
             targets = [target for target, its_size in block_tokens.items() if its_size == size]
-            if known.complete and len(known.ids) == len(keys) * size:
-                keys = keys[:-1]  # the last token is always computed: a hit ends at the block before (protocol 4.5)
-            self._add_beliefs(beliefs, keys, size, targets, distrusted, now)
+            self._add_beliefs(beliefs, usable(known, size), size, targets, distrusted, now)
         return beliefs
 
     def _add_beliefs(
@@ -265,11 +290,11 @@ class Knowledge:
             self._lately.clear()
             self._lately_since = now
         reach, lately = self._index.match(keys, targets), self._lately
-        bringing: dict[int, set[TargetId]] = {}  # by how much they hold: who gets the block after that by a request
+        bringing: dict[int, Collection[TargetId]] = {}  # by how much they hold: who gets the block after that
         for target in targets:
             held = reach.get(target, NOTHING)
             if (soon := bringing.get(held.gpu)) is None:
-                soon = self._expected.bringing(keys[held.gpu], now) if held.gpu < len(keys) else set()
+                soon = self._expected.bringing(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 bringing[held.gpu] = soon
             looked_at = target in soon or target in distrusted
             kept = lately.get(target)
@@ -331,7 +356,18 @@ class Knowledge:
                     self._targets[target].stored_blocks = 0
                 case AskReplay(start_seq):
                     replay_from = start_seq
+        self._look_at(target, self._targets[target])
         return replay_from
+
+    def _look_at(self, target: TargetId, story: _Target) -> None:
+        """After anything that changes what it is."""
+        if story.sure:
+            self._unsure.discard(target)
+        else:
+            self._unsure.add(target)
+        if (size := self._index.block_tokens(target)) != story.block_tokens:
+            story.block_tokens = size
+            self._sized.add(target)
 
     def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
         story = self._targets[target]

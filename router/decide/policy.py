@@ -18,7 +18,7 @@ from router.decide.record import Decision, Part, Term
 from router.decide.why import FALLBACK
 from router.errors import ConfigError, WarmrouteError
 from scorers.best import Best
-from scorers.contract import Filter, Needs, Picker, Plugin, Row, Scorer, Unit, View
+from scorers.contract import Filter, Measure, Needs, Picker, Plugin, Row, Scorer, Unit, View
 from scorers.least_requests import LeastRequests
 from scorers.parameters import parameters
 from scorers.registry import PluginError, Registry, installed
@@ -26,6 +26,9 @@ from scorers.registry import PluginError, Registry, installed
 K = TypeVar("K", bound=Plugin)
 
 _HALVES: tuple[Part, ...] = ("prefill", "decode")
+
+Orders = frozenset[tuple[Measure, ...]]
+"""Each the measures by which a choice among equals may be settled: the least of the first, then of the next."""
 
 POINTS = Unit.POINTS.value
 SLACK = 1e-9
@@ -90,6 +93,7 @@ class Policy:
         for part in (prefill, decode):
             self.needs |= part.needs if part is not None else Needs.NONE
         self.looks_at_caches = Needs.CACHE in self.needs
+        self.orders = _orders(self.filters, self.scorers, picker.picker) if not (prefill or decode) else None
         self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
         self._units = tuple(s.scorer.unit.value for s in scorers)
 
@@ -234,6 +238,11 @@ def same(one: Plugin, other: Plugin) -> bool:
     )
 
 
+def both_orders(one: Orders | None, other: Orders | None) -> Orders | None:
+    """What rows two policies need that look at the same view."""
+    return None if one is None or other is None else one | other
+
+
 def fallback() -> Policy:
     """What decides when a policy failed: the fewest requests of ours, whatever the engines say. Cannot fail itself."""
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
@@ -278,6 +287,21 @@ def _picked(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
     if not 0 <= chosen < len(costs):
         raise ValueError(f"picked row {chosen!r} of {len(costs)}")
     return chosen
+
+
+def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: Picker) -> Orders | None:
+    """What settles a choice among rows that hold the same: the least of what all prices hang on, or that among those
+    that have the least of what a filter goes by. None: only all rows together do.
+    """
+    prices = {s.scorer.settled_by() for s in scorers}
+    firsts = {f.filter.settled_by() for f in filters}
+    if not picker.takes_least or len(prices) != 1:
+        return None
+    (price,) = prices
+    settling = [measure for measure in firsts if measure is not None]
+    if price is None or len(settling) < len(firsts):
+        return None
+    return frozenset({(price,), *((first, price) for first in settling)})
 
 
 def _learns(scorer: Scorer) -> bool:

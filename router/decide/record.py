@@ -110,6 +110,7 @@ class Stages(msgspec.Struct, gc=False):
     match_ms: float | None = None
     decide_ms: float | None = None
     connect_ms: float | None = None
+    door_ms: float | None = None  # waited for room in the fleet's caches
 
 
 class Record(msgspec.Struct, gc=False):

@@ -29,7 +29,9 @@ def why(decision: Decision) -> str:
 def _reason(decision: Decision) -> str:
     rows, costs, chosen = decision.rows, decision.costs, decision.chosen
     if len(rows) == 1:
-        offered = len(decision.view.rows)
+        offered = len(decision.view.rows) + decision.view.others
+        if decision.view.others:
+            return f"the only one of {offered} candidates that could win"
         return "the only candidate" if offered == 1 else f"the only one of {offered} candidates that the filters left"
     least, cost = min(costs), costs[chosen]
     unit = _unit(decision.terms)

@@ -28,7 +28,9 @@ from typing import NamedTuple
 from router.blocks.events import TargetId
 from router.config import schema
 from router.engines.base import Card, Gauges
+from router.fleet.answers import Answers
 from router.fleet.breaker import Breaker
+from router.fleet.lineup import Lineup
 from router.fleet.nominal import typical
 from router.fleet.speed import Pace
 from router.fleet.target import Target
@@ -114,8 +116,10 @@ class Fleet:
         self._busy = 0.0  # the same, exactly
         self._busy_at = 0.0
         self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model name: made when, what
-        self._well: dict[str | None, tuple[Target, ...]] = {}  # by model name: whatever their breakers say
+        self._well: dict[str | None, Lineup] = {}  # by model name: whatever their breakers say
+        self._lineups: list[Lineup] = []  # each of them once
         self._not_closed: set[Breaker] = set()
+        self.answers = Answers()
         self.board = Board()
 
     # who is there
@@ -146,7 +150,7 @@ class Fleet:
         instance = self._instances.get(id)
         if instance is not None:
             instance.drained = drained
-            self._well = {}
+            self._forget_well()
         return instance is not None
 
     # what became known of it
@@ -161,7 +165,7 @@ class Fleet:
             target.renew()
         instance.life = State.READY
         instance.failures = 0
-        self._well = {}
+        self._forget_well()
 
     def serves(self, id: str, cards: Sequence[Card]) -> None:
         """Its models changed while it ran: an adapter was loaded or unloaded."""
@@ -186,7 +190,7 @@ class Fleet:
         if instance.life is State.DOWN or instance.failures < self._config.health.failures:
             return False
         instance.life = State.DOWN
-        self._well = {}
+        self._forget_well()
         for target in instance.targets.values():
             target.books.forget_gauges()
         return True
@@ -230,19 +234,47 @@ class Fleet:
 
     def candidates(self, model: str | None, excluding: Collection[str], now: float) -> Sequence[Target]:
         """Of those, the ones that may get a request now, in the order their instances joined."""
-        well = self._well.get(model)
-        if well is None:
-            well = self._find_well(model)
+        well = (self._well.get(model) or self._find_well(model)).targets
         if not excluding and not self._not_closed:
             return well
         return [target for target in well if target.id not in excluding and target.breaker.lets(now)]
 
-    def _find_well(self, model: str | None) -> tuple[Target, ...]:
+    def lineup(self, model: str | None, now: float) -> Lineup:
+        """The same whatever their breakers say, to be compared all at once."""
+        lineup = self._well.get(model) or self._find_well(model)
+        if self.board.stirred:
+            for each in self._lineups:
+                each.catch_up(self.board.stirred, now)
+            self.board.stirred.clear()
+        lineup.begin(now)
+        return lineup
+
+    def _find_well(self, model: str | None) -> Lineup:
         targets = self.serving(model)
         well = tuple([target for target in targets if target.instance.state is State.READY])
+        # Adapters are on the same targets as their base.
+        lineup = next((known for known in self._lineups if known.targets == well), None)
+        if lineup is None:
+            lineup = Lineup(well)
         if targets:  # names that nobody serves come from clients, without end
-            self._well[model] = well
-        return well
+            self._well[model] = lineup
+            if lineup not in self._lineups:
+                self._lineups.append(lineup)
+        return lineup
+
+    def _forget_well(self) -> None:
+        self._well = {}
+        self._lineups = []
+
+    def block_sizes(self, model: str | None) -> frozenset[int]:
+        """Of everybody who serves the model, as far as they told."""
+        sizes = self.board.block_sizes.get(model)
+        if sizes is None:
+            targets = self.serving(model)
+            sizes = frozenset(target.block_tokens for target in targets if target.block_tokens)
+            if targets:
+                self.board.block_sizes[model] = sizes
+        return sizes
 
     def nominal(self, model: str | None, now: float) -> Speed | None:
         """The typical instance of those that are ready to serve the model (None: any); None: there is none. As old as
@@ -315,7 +347,8 @@ class Fleet:
         """Rebuilt on every change of who serves what, which is rare, so that a request only looks up."""
         self._targets = {t.id: t for i in self._instances.values() for t in i.targets.values()}
         self._nominal = {}
-        self._well = {}
+        self.board.resized()
+        self._forget_well()
         self._by_model = {}
         self._served = {}
         for instance in self._instances.values():

@@ -18,6 +18,7 @@ the next slow poll.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add, sub
 from typing import NamedTuple
 
 from router.engines.base import Gauges
@@ -42,6 +43,12 @@ class Share(NamedTuple):
     prefill_attended: float = 0.0
     prompt_tokens: int = 0
     context_tokens: int = 0
+
+    def plus(self, other: Share) -> Share:
+        return Share(*map(add, self, other))
+
+    def minus(self, other: Share) -> Share:
+        return Share(*map(sub, self, other))
 
 
 NO_SHARE = Share()
@@ -175,26 +182,27 @@ class Books:
     @property
     def own(self) -> Share:
         """What this process has booked itself."""
-        theirs = self.siblings
+        return self._booked().minus(self.siblings)
+
+    def _booked(self) -> Share:
+        """Of the router as a whole."""
         return Share(
-            self.requests - theirs.requests,
-            self.prefilling - theirs.prefilling,
-            self.prefill_tokens - theirs.prefill_tokens,
-            self.prefill_attended - theirs.prefill_attended,
-            self.prompt_tokens - theirs.prompt_tokens,
-            self.context_tokens - theirs.context_tokens,
+            self.requests,
+            self.prefilling,
+            self.prefill_tokens,
+            self.prefill_attended,
+            self.prompt_tokens,
+            self.context_tokens,
         )
 
     def beside(self, siblings: Share) -> None:
         """All that the other workers have booked here now, in the place of what they had."""
-        before, self.siblings = self.siblings, siblings
+        total = self.own.plus(siblings)
+        self.siblings = siblings
         self.changed()
-        self.requests += siblings.requests - before.requests
-        self.prefilling += siblings.prefilling - before.prefilling
-        self.prefill_tokens += siblings.prefill_tokens - before.prefill_tokens
-        self.prefill_attended += siblings.prefill_attended - before.prefill_attended
-        self.prompt_tokens += siblings.prompt_tokens - before.prompt_tokens
-        self.context_tokens += siblings.context_tokens - before.context_tokens
+        self.requests, self.prefilling, self.prefill_tokens = total.requests, total.prefilling, total.prefill_tokens
+        self.prefill_attended = total.prefill_attended
+        self.prompt_tokens, self.context_tokens = total.prompt_tokens, total.context_tokens
         self._peak = max(self._peak, self.requests)
 
     def polling(self) -> None:
@@ -236,6 +244,10 @@ class Books:
             / 1000
         )
 
+    def rounded_queued_ms(self, speed: Speed) -> float:
+        """As in a `Load`: to the microsecond."""
+        return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # a third of `round`
+
     def load(self, speed: Speed, now: float) -> Load:
         """Times to the microsecond, ages to the millisecond: decisions are logged, and finer digits do not compress."""
         gauges = self.gauges
@@ -244,7 +256,7 @@ class Books:
             self.prefilling,
             self.prefill_tokens,
             self.context_tokens,
-            (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0,  # a third of `round`
+            self.rounded_queued_ms(speed),
             gauges.running,
             gauges.waiting,
             gauges.kv_usage,

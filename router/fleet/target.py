@@ -20,6 +20,7 @@ from scorers.contract import Row
 
 if TYPE_CHECKING:
     from router.fleet.instances import Instance
+    from router.fleet.view import Board
 
 DECODE_TOKENS = 8  # an answer must have: the first step shares its time with the prefill's end, the last with the end
 
@@ -33,6 +34,7 @@ class Loaded(NamedTuple):
 
 class Target:
     __slots__ = (
+        "_board",
         "_changed",
         "block_tokens",
         "books",
@@ -45,10 +47,11 @@ class Target:
         "trust",
     )
 
-    """`board`: where its row is kept, which goes when something changes."""
+    """`board` is told when something of it changes."""
 
-    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace, board: dict[Target, Row]) -> None:
-        self._changed = partial(board.pop, self, None)
+    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace, board: Board) -> None:
+        self._board = board
+        self._changed = partial(board.changed, self)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
@@ -83,13 +86,15 @@ class Target:
         """The event stream's word, which wins over the metrics page's."""
         if tokens != self.block_tokens:
             self.block_tokens = tokens
+            self._board.resized()
             self._changed()
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
         before = self.books.gauges.pool_loads
         self.books.polled(gauges, sent_at)
-        if self.block_tokens is None:
+        if self.block_tokens is None and gauges.block_tokens is not None:
             self.block_tokens = gauges.block_tokens
+            self._board.resized()
         if gauges.capacity_tokens is not None:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
@@ -113,6 +118,8 @@ class Target:
             self.speed.computed(new, cached_tokens, ttft_ms, now)
         else:
             self.speed.fetched(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
+        for target in self.instance.targets.values():  # they are as fast
+            target._changed()
 
     def decoded(self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float) -> None:
         """A streamed answer of one sequence has come whole, and its `booking` was released. Both times count from the
@@ -138,4 +145,5 @@ class Target:
         self.trust.reset()
         self.books.forget_gauges()
         self.block_tokens = self.capacity_tokens = None
+        self._board.resized()
         self._changed()

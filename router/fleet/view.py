@@ -23,16 +23,28 @@ ID = attrgetter("id")
 
 
 class Board(dict[Target, Row]):
-    """The rows of a fleet's targets, without overlaps. Whoever changes a target pops its row. Ages, learned speeds, and
-    what targets hold in all, are good to `ROW_KEPT_S`.
+    """The rows of a fleet's targets, without overlaps. Targets say when they change. Ages, and what targets hold in
+    all, are good to `ROW_KEPT_S`.
+
+    It remembers who changed for a fleet's lineups, too (`lineup.py`), which keep columns as this keeps rows.
     """
 
     def __init__(self) -> None:
+        self.stirred: set[Target] = set()  # who changed since the lineups heard of it
+        self.block_sizes: dict[str | None, frozenset[int]] = {}  # by model: in use there
         self._now = 0.0
         self._held: Held | None = None
         self._begun_at = 0.0
         self._lately: dict[str, tuple[Row, Overlap, Row]] = {}  # a row, an overlap, and both in one
         self._counted = False  # what targets hold in all is in the rows
+
+    def changed(self, target: Target) -> None:
+        self.pop(target, None)
+        self.stirred.add(target)
+
+    def resized(self) -> None:
+        """A target has another block size."""
+        self.block_sizes.clear()
 
     def __missing__(self, target: Target) -> Row:
         row = self[target] = target.row(self._now, self._held)

@@ -124,6 +124,7 @@ class Metrics:
         self._make_requests()
         self._make_tokens()
         self._make_arms()
+        self._make_waits()
 
     def started(self) -> None:
         """A request was decided and is being relayed: its record is open."""
@@ -175,6 +176,12 @@ class Metrics:
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
+
+    def waited(self, model: str, line: str, end: str, seconds: float) -> None:
+        """A request's waiting at the door is over. All words are the router's own, or models that engines serve."""
+        self._waits[model, line, end] += 1
+        if end == "passed":
+            self._waited[model, line].observe(seconds)
 
     def page(self) -> Page:
         """What a scrape would say now. To be called on the event loop's thread."""
@@ -264,6 +271,20 @@ class Metrics:
         )
         self._arm_delivered = self._kept(
             Counts("warmroute_arm_delivered_tokens_total", "of those, the ones that engines reported as cached", "arm")
+        )
+
+    def _make_waits(self) -> None:
+        self._waits = self._kept(
+            Counts(
+                "warmroute_door_waits_total",
+                "requests that waited at the door, by how that ended (passed, refused, client_gone)",
+                "model",
+                "line",
+                "end",
+            )
+        )
+        self._waited = self._kept(
+            Spread("warmroute_door_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "line")
         )
 
     def _count_arm(self, record: Record, arm: str, status: str) -> None:

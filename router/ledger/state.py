@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from router.ledger.admission import GateState, gate_families
 from router.ledger.handed import HandingState, handing_families
 from router.ledger.remembered import Remembered, remembered_families
 from router.ledger.steering import Steering, steering_families
@@ -96,6 +97,7 @@ class Snapshot(NamedTuple):
     steering: Steering = Steering()
     handing: HandingState = HandingState()
     remembered: Remembered | None = None  # None: nothing is told of it
+    gates: Sequence[GateState] = ()  # by model, where sessions are admitted
 
 
 class Reading(NamedTuple):
@@ -203,6 +205,7 @@ def families(now: Snapshot) -> Iterator[Metric]:
     yield from steering_families(now.steering)
     yield from handing_families(now.handing)
     yield from remembered_families(now.remembered)
+    yield from gate_families(now.gates)
 
 
 def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:

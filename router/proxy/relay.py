@@ -52,6 +52,7 @@ class Outgoing(NamedTuple):
     rank: int | None = None
     hides: bool = False
     endpoint: Endpoint = Endpoint.OTHER
+    waited_ms: float | None = None  # at the door, for the client's `x-warmroute-waited-ms`
 
 
 class Refusal(NamedTuple):
@@ -147,6 +148,8 @@ async def _shown(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayW
     stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
     resized = outgoing.hides and stream
     headers = answer_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
+    if outgoing.waited_ms is not None:
+        headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
     call.start(answer.status, headers)
     passage = _Passage(call, watch)
     while await answer.pour(passage.take):

@@ -363,7 +363,8 @@ class _Run:
         assert router.gate is not None
         if end is End.OK and source is not None:
             context_tokens = job.prompt_tokens + job.output_tokens
-            router.gate.answered(inside, job.prompt_tokens, context_tokens, source.cached_tokens)
+            # Loads from the pool count as computed: KV memory is what the door is about.
+            router.gate.answered(inside, job.prompt_tokens, context_tokens, source.local_tokens)
         else:
             router.gate.left(inside)
         self._look_at_door(turn.router)

@@ -56,6 +56,9 @@ class Operations(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """The processes that answer requests, this one first, and what decides in each."""
 
+    def door(self) -> list[dict[str, Any]]:
+        """By model: live sessions, what fits, and who waits in which place for how long; none where all may begin."""
+
     def pool(self) -> dict[str, Any] | None:
         """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
 
@@ -68,6 +71,15 @@ class InstanceShape(Shape):
 
 class PoolShape(Shape):
     configured: bool
+
+
+class GateShape(Shape):
+    model: str
+    capacity_tokens: int | None
+
+
+class GateList(BaseModel):
+    models: list[GateShape]
 
 
 class InstanceList(BaseModel):
@@ -170,6 +182,10 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
         return WorkerList.model_validate({"workers": operations.workers()})
+
+    @app.get("/admin/door", dependencies=read)
+    async def door() -> GateList:
+        return GateList.model_validate({"models": operations.door()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

@@ -11,17 +11,6 @@ from router.fleet.load import NO_SHARE, Share
 NOBODY: dict[int, Share] = {}
 
 
-def together(one: Share, other: Share) -> Share:
-    return Share(
-        one.requests + other.requests,
-        one.prefilling + other.prefilling,
-        one.prefill_tokens + other.prefill_tokens,
-        one.prefill_attended + other.prefill_attended,
-        one.prompt_tokens + other.prompt_tokens,
-        one.context_tokens + other.context_tokens,
-    )
-
-
 class Loads:
     def __init__(self) -> None:
         self._shares: dict[TargetId, dict[int, Share]] = {}  # by follower's number
@@ -41,7 +30,7 @@ class Loads:
         total = NO_SHARE
         for number, share in self._shares.get(target, NOBODY).items():
             if number != but:
-                total = share if total is NO_SHARE else together(total, share)
+                total = share if total is NO_SHARE else total.plus(share)
         return total
 
     def drop(self, follower: int) -> list[TargetId]:

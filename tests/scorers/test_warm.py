@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorers.contract import Load, Overlap, PoolHit, Row, Speed, Transfer, View
+from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.warm import Warm
 from tests.suites.scorers import check_scorer
@@ -39,10 +39,10 @@ def test_in_an_idle_fleet_it_is_the_time_to_the_first_token(busy: float | None) 
 
 
 def test_the_busier_the_fleet_the_more_each_millisecond_of_work_costs() -> None:
-    # w = 2: the work once more.  150 + 20 + 1 * 20, 110 + 1 * 110
-    assert score(HOLDER, IDLE, busy=0.5) == pytest.approx([190, 220])
-    # w = 10: 150 + 20 + 9 * 20, 110 + 9 * 110
-    assert score(HOLDER, IDLE, busy=0.9) == pytest.approx([350, 1100])
+    # w = 2: the work twice more.  150 + 20 + 2 * 20, 110 + 2 * 110
+    assert score(HOLDER, IDLE, busy=0.5) == pytest.approx([210, 330])
+    # w = 10: 150 + 20 + 18 * 20, 110 + 18 * 110
+    assert score(HOLDER, IDLE, busy=0.9) == pytest.approx([530, 2090])
 
 
 def test_so_a_busy_fleet_waits_for_its_caches_and_an_idle_one_does_not() -> None:
@@ -50,16 +50,16 @@ def test_so_a_busy_fleet_waits_for_its_caches_and_an_idle_one_does_not() -> None
         costs = score(HOLDER, IDLE, busy=busy)
         return ("holder", "idle")[costs.index(min(costs))]
 
-    # 150 + w * 20 = w * 110 at w = 5/3, a busy share of 0.4
-    assert choice(0.39) == "idle"
-    assert choice(0.41) == "holder"
+    # 170 + 2 (w - 1) * 20 = 110 + 2 (w - 1) * 110 at w = 4/3, a busy share of 0.25
+    assert choice(0.24) == "idle"
+    assert choice(0.26) == "holder"
 
 
 @pytest.mark.parametrize("busy", [0.94, 0.99, 1.0])
 def test_the_price_is_capped(busy: float) -> None:
-    # w = 16 from a busy share of 15/16 = 0.9375 on: 150 + 16 * 20, 16 * 110
-    assert score(HOLDER, IDLE, busy=busy) == pytest.approx([470, 1760])
-    assert score(HOLDER, IDLE, busy=busy, scorer=Warm(cap=2.0)) == pytest.approx([190, 220])
+    # w = 16 from a busy share of 15/16 = 0.9375 on: 150 + 31 * 20, 31 * 110
+    assert score(HOLDER, IDLE, busy=busy) == pytest.approx([770, 3410])
+    assert score(HOLDER, IDLE, busy=busy, scorer=Warm(cap=2.0)) == pytest.approx([210, 330])
 
 
 def test_a_cap_of_one_is_selfish_whatever_the_load() -> None:
@@ -67,9 +67,9 @@ def test_a_cap_of_one_is_selfish_whatever_the_load() -> None:
 
 
 def test_a_shared_block_does_not_pull_everybody_to_its_holder() -> None:
-    """Of 1000 tokens 50 are in every prompt: at any load the queue it is worth waiting for is 16 * 5 ms."""
-    shared = row("shared", an_overlap(50), a_load(queued_ms=81.0))  # 81 + 16 * (10 + 950 * 0.1) = 1761
-    assert score(shared, IDLE, busy=1.0) == pytest.approx([1761, 1760])
+    """Of 1000 tokens 50 are in every prompt: at any load the queue it is worth waiting for is 31 * 5 ms."""
+    shared = row("shared", an_overlap(50), a_load(queued_ms=156.0))  # 156 + 31 * (10 + 950 * 0.1) = 3411
+    assert score(shared, IDLE, busy=1.0) == pytest.approx([3411, 3410])
 
 
 # whose seconds
@@ -77,12 +77,12 @@ def test_a_shared_block_does_not_pull_everybody_to_its_holder() -> None:
 
 def test_work_is_priced_on_the_nominal_instance() -> None:
     # a slow machine: its own 10 + 1000 * 0.3 = 310, but the fleet loses what anybody would: 110
-    assert score(row("slow", an_overlap(0), speed=SLOW), busy=0.5) == pytest.approx([310 + 110])
+    assert score(row("slow", an_overlap(0), speed=SLOW), busy=0.5) == pytest.approx([310 + 2 * 110])
 
 
 def test_without_a_nominal_instance_at_the_row_s_own() -> None:
     slow = row("slow", an_overlap(0), speed=SLOW)
-    assert score(slow, IDLE, busy=0.5, nominal=None) == pytest.approx([310 * 2, 110 * 2])
+    assert score(slow, IDLE, busy=0.5, nominal=None) == pytest.approx([310 * 3, 110 * 3])
 
 
 def test_each_row_pays_for_what_it_does_not_hold_itself() -> None:
@@ -94,8 +94,33 @@ def test_each_row_pays_for_what_it_does_not_hold_itself() -> None:
         row("c", an_overlap(0, expected=800), speed=cpu),
         row("d", an_overlap(0), speed=cpu),
     ]
-    # a, d: 2 * 110;  b: 2 * (1 + 800 * 0.005 + 10 + 200 * 0.1) = 70;  c: 2 * (10 + 200 * 0.1) = 60
-    assert score(*rows, busy=0.5, nominal=cpu) == pytest.approx([220, 70, 60, 220])
+    # a, d: 3 * 110;  b: 3 * (1 + 800 * 0.005 + 10 + 200 * 0.1) = 105;  c: 3 * (10 + 200 * 0.1) = 90
+    assert score(*rows, busy=0.5, nominal=cpu) == pytest.approx([330, 105, 90, 330])
+
+
+# answers that stream
+
+
+def test_work_costs_more_where_it_holds_up_more_answers() -> None:
+    # 6 requests, 2 of them still without a first byte: 4 stream, 0.1 each: 110 * 1.4
+    crowded = row("crowded", an_overlap(0), a_load(requests=6, prefilling=2))
+    assert score(crowded, IDLE) == pytest.approx([154, 110])
+
+
+def test_a_hit_holds_up_nobody() -> None:
+    # 4 stream: 20 ms of work there cost 8 more; at the idle one the whole prompt costs 110
+    holder = row("holder", an_overlap(900), a_load(requests=4))
+    assert score(holder, IDLE) == pytest.approx([28, 110])
+
+
+def test_an_answer_is_sent_where_it_streams_faster() -> None:
+    # a step there: 10 + 4 * 0.05 + 50,000 * 60e-6 = 13.2 ms; idle: 10.  100 tokens of answer, at a twentieth
+    speed = FLAT._replace(decode=Decode(10.0, 50.0, 60.0, 0, None))
+    long = row("long", an_overlap(0), a_load(requests=4, prefilling=4, context_tokens=50_000), speed)
+    idle = row("idle", an_overlap(0), speed=speed)
+    assert score(long, idle, answer_tokens=100.0) == pytest.approx([110 + 66, 110 + 50])
+    assert score(long, idle, answer_tokens=100.0, ask=Ask(output_tokens=10)) == pytest.approx([110 + 6.6, 110 + 5])
+    assert score(long, idle) == pytest.approx([110, 110])  # how long it will be is unknown
 
 
 # the pool
@@ -104,18 +129,20 @@ def test_each_row_pays_for_what_it_does_not_hold_itself() -> None:
 def test_a_pool_makes_work_cheap_and_waiting_for_a_cache_needless() -> None:
     pooled = FLAT._replace(pool=Transfer(5.0, 10.0, 0, None))
     holder, idle = HOLDER._replace(speed=pooled), IDLE._replace(speed=pooled)
-    # idle: 5 + 900 * 0.01 + 10 + 100 * 0.1 = 34, twice;  holder: 150 + 2 * 20
+    # idle: 5 + 900 * 0.01 + 10 + 100 * 0.1 = 34, three times;  holder: 150 + 3 * 20
     costs = score(holder, idle, busy=0.5, nominal=pooled, pool=PoolHit(900, 0.1))
-    assert costs == pytest.approx([190, 68])
+    assert costs == pytest.approx([210, 102])
     assert score(holder, idle, busy=0.5, nominal=pooled, pool=PoolHit(900, 0.1), scorer=Warm(pool=False)) == (
-        pytest.approx([190, 220])
+        pytest.approx([210, 330])
     )
 
 
 def test_the_fleet_s_loss_is_what_the_nominal_link_takes() -> None:
     """A row with a link of its own: it fetches in 34 ms, a nominal instance without one computes in 110."""
     pooled = FLAT._replace(pool=Transfer(5.0, 10.0, 0, None))
-    assert score(row("a", an_overlap(0), speed=pooled), busy=0.5, pool=PoolHit(900, 0.1)) == pytest.approx([34 + 110])
+    assert score(row("a", an_overlap(0), speed=pooled), busy=0.5, pool=PoolHit(900, 0.1)) == pytest.approx(
+        [34 + 2 * 110]
+    )
 
 
 # others, and what is missing
@@ -130,7 +157,7 @@ def test_others_that_wait_in_the_engine_wait_ahead() -> None:
 
 def test_unknown_overlap_is_not_taken_for_that_of_the_holders_around_it() -> None:
     # the holder has 20 ms of work, the unknown all 110, not the 900 tokens that the known ones hold on average
-    assert score(row("a", an_overlap(900)), row("b"), busy=0.5) == pytest.approx([40, 220])
+    assert score(row("a", an_overlap(900)), row("b"), busy=0.5) == pytest.approx([60, 330])
 
 
 def test_but_what_the_pool_holds_counts_for_it() -> None:
@@ -140,7 +167,7 @@ def test_but_what_the_pool_holds_counts_for_it() -> None:
 
 def test_nothing_known_leaves_the_queue_to_decide() -> None:
     rows = row("a", load=a_load(queued_ms=30.0)), row("b")
-    assert score(*rows, prompt_tokens=None, busy=0.5) == pytest.approx([50, 20])  # 10 ms of work, twice
+    assert score(*rows, prompt_tokens=None, busy=0.5) == pytest.approx([60, 30])  # 10 ms of work, three times
 
 
 def test_parameters_have_bounds() -> None:
@@ -162,8 +189,9 @@ def test_it_keeps_the_contract(scorer: Warm, data: st.DataObject, view: View) ->
 
 @settings(max_examples=50, deadline=None)
 @given(views())
-def test_where_all_overlaps_are_known_and_nobody_is_busy_it_is_expected_ttft(view: View) -> None:
-    known = tuple(row if row.overlap else row._replace(overlap=an_overlap(0)) for row in view.rows)
+def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_expected_ttft(view: View) -> None:
+    still = [row._replace(load=row.load._replace(requests=row.load.prefilling)) for row in view.rows]
+    known = tuple(row if row.overlap else row._replace(overlap=an_overlap(0)) for row in still)
     idle = view._replace(rows=known, busy=0.0)
     assert Warm().score(idle) == ExpectedTtft().score(idle)
 

@@ -411,6 +411,10 @@ class Stories(RuleBasedStateMachine):
             for path in ([1, 1, 1, 1, 1], [1, 2, 1, 2, 1], [2, 1, 1, 2, 2], [2, 2, 2, 2, 1]):
                 wanted = keys(path, salt)
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
+                reach = [(who, held) for bits, held in self.index.reach(wanted) for who in self.index.named(bits)]
+                assert sorted(reach) == sorted(
+                    (who, self.naive.match(wanted, asked).get(who, Held(0, 0, 0))) for who in asked
+                )
         for target in asked:
             assert not (self.index.stats(target).whole and target in self.holed)
         assert self.index.stats(D).whole == (D not in self.holed), "bisected as long as that is right, and not longer"

@@ -49,6 +49,9 @@ class Rooms:
     def workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
 
+    def door(self) -> list[dict[str, Any]]:
+        return [{"model": "m", "capacity_tokens": None, "waiting": []}]
+
     def pool(self) -> dict[str, Any] | None:
         return {"leader": "mooncake master a:9003", "models": []}
 
@@ -214,6 +217,11 @@ def test_a_refused_method_is_told_all_that_there_are() -> None:
     answer = open_door().post("/admin/experiment")
     assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, PUT")
     assert answer.json()["error"]["message"] == "POST /admin/experiment: method not allowed"
+
+
+def test_the_door_is_shown_by_model() -> None:
+    shown = open_door().get("/admin/door").json()
+    assert shown == {"models": [{"model": "m", "capacity_tokens": None, "waiting": []}]}
 
 
 def test_the_pool_or_that_there_is_none() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.blocks.events import TargetId
 from router.fleet.load import NO_SHARE, Share
-from router.workers.loads import Loads, together
+from router.workers.loads import Loads
 
 A, B = TargetId("a/0"), TargetId("b/0")
 
@@ -46,4 +46,4 @@ def test_the_whole_is_one_and_all_the_others(shares: dict[int, Share]) -> None:
     for follower, share in shares.items():
         loads.put(follower, A, share)
     for follower, share in shares.items():
-        assert together(share, loads.of_followers(A, but=follower)) == loads.of_followers(A)
+        assert share.plus(loads.of_followers(A, but=follower)) == loads.of_followers(A)

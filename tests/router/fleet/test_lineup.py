@@ -1,0 +1,83 @@
+"""Columns say what rows would say, whatever happened since they were last looked at."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.engines.base import Card, Gauges
+from router.fleet.instances import Fleet
+from router.fleet.load import Booking
+from tests.router.fleet.test_view import fleet_of
+
+NAMES = ("a", "b", "c")
+happenings = st.sampled_from(["book", "first byte", "release", "show", "poll", "look", "down", "drain"])
+
+
+def check(fleet: Fleet, now: float) -> None:
+    lineup = fleet.lineup("m", now)
+    assert list(lineup.targets) == list(fleet.candidates("m", (), now))
+    for target in lineup.targets:
+        slot, row = lineup.slots[target.id], target.row(now)
+        assert (lineup.requests[slot], lineup.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
+        assert lineup.speeds[slot][:3] == row.speed[:3]
+        work = lineup.ahead[slot]
+        assert work.fixed_ms + work.ms_per_token * 100 + work.ms_per_pair * 5000 == pytest.approx(
+            row.load.queued_ms + row.speed.prefill_ms(100, 0)
+        )
+        assert (target in lineup.crowded) is bool(row.load.waiting and row.load.elsewhere)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), happenings), max_size=30))
+def test_columns_say_what_rows_say(story: list[tuple[str, str]]) -> None:
+    fleet, now = fleet_of(*NAMES), 1.0
+    bookings: list[Booking] = []
+    for name, what in story:
+        now += 0.3
+        (target,) = (instance := next(i for i in fleet if i.id == name)).targets.values()
+        if what == "book":
+            bookings.append(target.book(100, 400))
+        elif what in ("first byte", "release") and bookings:
+            bookings[-1].first_byte() if what == "first byte" else bookings.pop().release()
+        elif what == "show":
+            target.showed(target.book(50, 50), 50, 0, 40.0, now)
+        elif what == "poll":
+            fleet.polled(instance.id, {0: Gauges(3, 2, 0.1, 16, 1600, None, None)}, now)
+        elif what == "down":
+            fleet.probe_failed(instance.id, now)
+        elif what == "drain":
+            fleet.drain(instance.id)
+        elif what == "look":
+            check(fleet, now)
+    check(fleet, now)
+
+
+def test_what_one_rank_showed_is_told_of_all_ranks() -> None:
+    fleet = fleet_of("a")
+    fleet.learned("a", [Card("m", None, None, None)], [0, 1])
+    (instance,) = fleet
+    instance.targets[1].book(100, 400)
+    check(fleet, 1.0)
+    instance.targets[0].showed(instance.targets[0].book(50, 50), 50, 0, 40.0, 1.0)
+    check(fleet, 1.0)
+
+
+def test_models_on_the_same_targets_share_a_lineup() -> None:
+    fleet = fleet_of("a", "b")
+    assert fleet.lineup("m", 1.0) is fleet.lineup(None, 1.0)
+
+
+def test_block_sizes_are_those_in_use_now() -> None:
+    fleet = fleet_of("a", "b")
+    (a,), (b,) = (instance.targets.values() for instance in fleet)
+    assert fleet.block_sizes("m") == frozenset()
+    a.stores_blocks_of(16)
+    b.polled(Gauges(0, 0, 0.1, 128, 1600, None, None), 1.0)
+    assert fleet.block_sizes("m") == {16, 128}
+    b.stores_blocks_of(16)
+    assert fleet.block_sizes("m") == {16}
+    a.renew()
+    b.renew()
+    assert fleet.block_sizes("m") == frozenset()
+    assert fleet.block_sizes("nobody serves it") == frozenset()
