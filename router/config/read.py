@@ -120,11 +120,13 @@ class _Alone(Section):
     experiment: Experiment
 
 
-def read_any(path: Path | str) -> Config | Policy | Experiment:
-    """A main file, a policy file (it has `scorers`), or an experiment's (it has nothing else; whether its policies
-    exist is known where they are). Raises `ConfigError`.
+def read_any(path: Path | str) -> Config | Policy | Experiment | ProfileFile:
+    """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), or an experiment's (it has nothing
+    else; whether its policies exist is known where they are). Raises `ConfigError`.
     """
     text = load(Path(path))
+    if isinstance(text.data, dict) and "kv_tokens" in text.data:
+        return read_profile_file(path)
     if isinstance(text.data, dict) and "scorers" in text.data:
         return read_policy_file(path)
     if isinstance(text.data, dict) and set(text.data) == {"experiment"}:
