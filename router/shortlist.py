@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from router.fleet.lineup import Lineup
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
+from scorers.streams import per_step
 from scorers.ttft import Prompt, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
@@ -95,17 +96,22 @@ class _Columns(dict[Measure, Sequence[float]]):
         elif measure is Measure.QUEUE:
             column = of(lineup.queued_ms)
         elif measure in SERVED:
-            column = self._served(self[SERVED[measure]])
+            column = self._served(SERVED[measure])
         else:
             column = alike_ms(of(lineup.ahead), self._overlap, self._prompts[measure]) or self._searched(measure)
         self[measure] = column
         return column
 
-    def _served(self, left: Sequence[float]) -> Sequence[float]:
+    def _served(self, left: Measure) -> Sequence[float]:
         """`left` is the queue and the work: the work counts once more for those whom it holds up."""
-        lineup, of, answer = self._lineup, self._of, self._answer_tokens
-        columns = zip(left, of(lineup.queued_ms), of(lineup.held_up), of(lineup.streamed_ms), strict=True)
-        return [both + (both - queued) * held_up + answer * ms for both, queued, held_up, ms in columns]
+        lineup, of, answer, prompt = self._lineup, self._of, self._answer_tokens, self._prompts[left].whole
+        columns = zip(
+            self[left], of(lineup.queued_ms), of(lineup.held_up), of(lineup.step_ms), of(lineup.memory), strict=True
+        )
+        return [
+            both + (both - queued) * held_up + answer * step_ms * per_step(live, capacity, prompt)
+            for both, queued, held_up, step_ms, (live, capacity) in columns
+        ]
 
     def _searched(self, measure: Measure) -> Sequence[float]:
         """Where there are more ways to have the prompt's KV than `alike_ms` knows."""

@@ -1,27 +1,31 @@
-"""Warmroute's own price: what a request pays for itself at a target, and what its work there costs everybody behind it.
+"""Warmroute's own price: what a request pays for itself at a target, and what it costs everybody else there.
 
-    cost = q + s + (w - 1) * work          w = min(cap, 1 / (1 - rho))
+    cost = q + s + 2 (w - 1) work + h n s + answer step (e + lacks)          w = min(cap, 1 / (1 - rho))
 
-    q     the wait: prefill still promised at the target by our own books, plus others that wait in its engine
-    s     the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
-    work  the same least on a nominal instance, the fleet's typical one
-    rho   the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
+    q       the wait: prefill still promised at the target by our own books, plus others that wait in its engine
+    s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
+    work    the same least on a nominal instance, the fleet's typical one
+    rho     the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
+    n       answers that stream at the target; h what a second that holds one up is worth (streams.py)
+    answer  how many tokens it will have, as the last ones had, a decode step of the target each
+    e       what a second of the request's own answer is worth
+    lacks   what the prompt lacks of KV memory there, beside all that is live, as a share of it
 
 Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle fleet
 (rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been spared,
 rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the fleet 1/(1 -
-rho) seconds, of which one is the request's own, already paid as s. So cache hits become dearer to give up as the fleet
-fills: half busy one second of work counts twice, at 90 % ten times. `cap` is there because at rho 1 an uncapped price
-says "longest prefix, whatever the queue", and a block that all prompts share would pull all of them onto one target.
-Work is priced on a nominal instance because what it displaces is fleet time: priced in its own seconds, a slow
-machine's work would count double, once in s and once more against its neighbours. Own books rather than polled gauges
-in q: half a second old, those send every request of that half second to the same "idle" target.
+rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So cache hits become dearer
+to give up as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix, whatever the
+queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a nominal instance
+because what it displaces is fleet time: priced in its own seconds, a slow machine's work would count double, once in s
+and once more against its neighbours. Own books rather than polled gauges in q: half a second old, those send every
+request of that half second to the same "idle" target. And prefill is not all: it holds up those who stream beside it,
+so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a queue too.
 
-Found by search over some 70 variants on a simulated fleet (conversations, tool agents, coding agents in closed loops, 8
-and 32 instances, with and without a pool): best or near it in every cell where no admission was needed. 10-20 s of
-averaging and caps of 12-32 did the same. Tried and worse: w from queue waits or waiter counts, a rho per instance, the
-price times the waiters at the target (scatters), a price on evictions (useful caches look dear), gates of fixed
-seconds.
+The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and the
+weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running requests
+take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools, with lost and
+late events, slow instances and late starts. What was tried beside them, and what each did: `router/README.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.polled import check_stale_s
-from scorers.streams import answer_tokens, held_up, streamed_ms_per_token
+from scorers.streams import answer_tokens, held_up, per_step, step_ms
 from scorers.ttft import prompt_of, waits_ms, works_ms
 
 BEHIND = 2.0  # how much a second of work behind this request counts, beside one of its own
@@ -39,15 +43,16 @@ BEHIND = 2.0  # how much a second of work behind this request counts, beside one
 
 @dataclass(frozen=True)
 class Warm(Scorer):
-    """Milliseconds: the wait, the request's own service, and what its work costs the others in a busy fleet.
+    """Milliseconds: the wait, the request's own service, and what it costs those behind it and those who stream there.
 
     What was sent there so recently that no event can have told of it yet counts as held by the GPU: so a burst on one
     prefix stays together, and lost events do little harm. `pool: false`: as if there were no shared pool.
 
     Missing: an unknown `busy` is 0, as in an idle fleet. Without a nominal instance work is priced at the row's own
     speed. A row of unknown overlap is taken to hold nothing but what the pool has: the mean of the others would be that
-    of the best holders, since a filter such as `near_longest` leaves little else. Queues, lengths, links and pools that
-    are not known: as in `expected_ttft`.
+    of the best holders, since a filter such as `near_longest` leaves little else. Where no answer was seen yet, how it
+    streams does not count; an unknown capacity has room. Queues, lengths, links and pools that are not known: as in
+    `expected_ttft`.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -69,8 +74,10 @@ class Warm(Scorer):
         waits = waits_ms(rows, service, self.stale_s)
         answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
         own = [
-            wait + work * (1 + held_up(row.load)) + answer * streamed_ms_per_token(row.load, row.speed)
-            for row, wait, work in zip(rows, waits, service, strict=True)
+            wait
+            + work * (1 + held_up(load))
+            + answer * step_ms(load, row.speed) * per_step(load.context_tokens, row.capacity_tokens, prompt.whole)
+            for row, load, wait, work in zip(rows, [row.load for row in rows], waits, service, strict=True)
         ]
         extra = BEHIND * (self._worth(view.busy) - 1)
         if not extra:

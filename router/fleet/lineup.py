@@ -8,12 +8,22 @@ to date for the few targets that changed since the last look. They say what rows
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
 
 from router.blocks.events import TargetId
 from router.fleet.target import Target
 from scorers.contract import Speed
-from scorers.streams import held_up, streamed_ms_per_token
+from scorers.streams import held_up, step_ms
 from scorers.ttft import Ahead, ahead
+
+
+class Answering(NamedTuple):
+    """What a step of an answer costs at a target: of this, `scorers.streams.per_step`."""
+
+    step_ms: float
+    room_tokens: float  # infinite where the capacity is unknown
+    capacity_tokens: float
 
 
 class Lineup:
@@ -24,10 +34,11 @@ class Lineup:
         self.slots: dict[TargetId, int] = {}
         self.requests: list[int] = []
         self.queued_ms: list[float] = []
-        self.held_up: list[float] = []  # as `scorers.streams` prices it
-        self.streamed_ms: list[float] = []  # per token, likewise
+        self.held_up: list[float] = []  # as `scorers.streams` has it
+        self.answering: list[Answering] = []
         self.speeds: list[Speed] = []
         self.ahead: list[Ahead] = []
+        self.weighted: list[Ahead] = []  # with what the work costs those whom it holds up
         self.crowded: set[Target] = set()  # requests of others wait in their engines
         self.distrusted: set[Target] = set()  # they broke promises
 
@@ -38,9 +49,10 @@ class Lineup:
         self.requests = [0] * len(self.targets)
         self.queued_ms = [0.0] * len(self.targets)
         self.held_up = [0.0] * len(self.targets)
-        self.streamed_ms = [0.0] * len(self.targets)
+        self.answering = [Answering(0.0, inf, inf)] * len(self.targets)
         self.speeds = [target.speed.speed(now) for target in self.targets]
         self.ahead = [ahead(0.0, speed) for speed in self.speeds]
+        self.weighted = self.ahead[:]
         self.catch_up(self.targets, now)
 
     def catch_up(self, changed: Iterable[Target], now: float) -> None:
@@ -54,12 +66,30 @@ class Lineup:
             books, speed = target.books, target.speed.speed(now)
             self.requests[slot] = books.requests
             self.queued_ms[slot] = queued_ms = books.rounded_queued_ms(speed)
-            self.held_up[slot] = held_up(books)
-            self.streamed_ms[slot] = streamed_ms_per_token(books, speed)
+            self.held_up[slot] = weight = held_up(books)
+            self.answering[slot] = _answering(target, step_ms(books, speed))
             self.speeds[slot] = speed
-            self.ahead[slot] = ahead(queued_ms, speed)
+            self.ahead[slot] = bare = ahead(queued_ms, speed)
+            self.weighted[slot] = _weighted(bare, queued_ms, 1 + weight)
             _mark(self.crowded, target, there=bool(books.elsewhere and books.gauges.waiting))
             _mark(self.distrusted, target, there=not target.trust.trusted)
+
+
+def _answering(target: Target, step_ms: float) -> Answering:
+    capacity_tokens = target.capacity_tokens or inf
+    return Answering(step_ms, capacity_tokens - target.books.context_tokens, capacity_tokens)
+
+
+def _weighted(bare: Ahead, queued_ms: float, weight: float) -> Ahead:
+    """The queue counts once and the work `weight` times. All ways to do it grow alike: the least stays the least."""
+    fixed_ms, ms_per_token, ms_per_pair, pool_ms, pool_ms_per_token = bare
+    return Ahead(
+        queued_ms + (fixed_ms - queued_ms) * weight,
+        ms_per_token * weight,
+        ms_per_pair * weight,
+        pool_ms * weight,
+        pool_ms_per_token * weight,
+    )
 
 
 def _mark(marked: set[Target], target: Target, *, there: bool) -> None:

@@ -102,25 +102,35 @@ def test_each_row_pays_for_what_it_does_not_hold_itself() -> None:
 
 
 def test_work_costs_more_where_it_holds_up_more_answers() -> None:
-    # 6 requests, 2 of them still without a first byte: 4 stream, 0.1 each: 110 * 1.4
+    # 6 requests, 2 of them still without a first byte: 4 stream, 0.075 each: 110 * 1.3
     crowded = row("crowded", an_overlap(0), a_load(requests=6, prefilling=2))
-    assert score(crowded, IDLE) == pytest.approx([154, 110])
+    assert score(crowded, IDLE) == pytest.approx([143, 110])
 
 
 def test_a_hit_holds_up_nobody() -> None:
-    # 4 stream: 20 ms of work there cost 8 more; at the idle one the whole prompt costs 110
+    # 4 stream: 20 ms of work there cost 6 more; at the idle one the whole prompt costs 110
     holder = row("holder", an_overlap(900), a_load(requests=4))
-    assert score(holder, IDLE) == pytest.approx([28, 110])
+    assert score(holder, IDLE) == pytest.approx([26, 110])
 
 
 def test_an_answer_is_sent_where_it_streams_faster() -> None:
-    # a step there: 10 + 4 * 0.05 + 50,000 * 60e-6 = 13.2 ms; idle: 10.  100 tokens of answer, at a twentieth
+    # a step there: 10 + 4 * 0.05 + 50,000 * 60e-6 = 13.2 ms; idle: 10.  100 tokens of answer, at 0.03
     speed = FLAT._replace(decode=Decode(10.0, 50.0, 60.0, 0, None))
     long = row("long", an_overlap(0), a_load(requests=4, prefilling=4, context_tokens=50_000), speed)
     idle = row("idle", an_overlap(0), speed=speed)
-    assert score(long, idle, answer_tokens=100.0) == pytest.approx([110 + 66, 110 + 50])
-    assert score(long, idle, answer_tokens=100.0, ask=Ask(output_tokens=10)) == pytest.approx([110 + 6.6, 110 + 5])
+    assert score(long, idle, answer_tokens=100.0) == pytest.approx([110 + 39.6, 110 + 30])
+    assert score(long, idle, answer_tokens=100.0, ask=Ask(output_tokens=10)) == pytest.approx([110 + 3.96, 110 + 3])
     assert score(long, idle) == pytest.approx([110, 110])  # how long it will be is unknown
+
+
+def test_where_memory_is_full_a_prompt_waits_for_answers_to_end() -> None:
+    # 60,000 of 60,000 tokens are live and 1,000 more do not fit: 1/60 of an answer's 100 steps of 10 + 3.6 ms
+    speed = FLAT._replace(decode=Decode(10.0, 0.0, 60.0, 0, None))
+    full = row("full", an_overlap(900), a_load(context_tokens=60_000), speed)._replace(capacity_tokens=60_000)
+    room = full._replace(capacity_tokens=61_000)
+    streamed = 0.03 * 100 * 13.6
+    costs = score(full, room, answer_tokens=100.0)
+    assert costs == pytest.approx([20 + streamed + 100 * 13.6 / 60, 20 + streamed])
 
 
 # the pool
