@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement
+from tests.agreement import admission, agents_pool, capacity, dynamo_replay, groups, placement, stack_row
 from tests.agreement.row import Row
 
 ROWS: tuple[Row, ...] = (
@@ -11,4 +11,6 @@ ROWS: tuple[Row, ...] = (
     *agents_pool.ROWS,
     *groups.ROWS,
     *capacity.ROWS,
+    *admission.ROWS,
+    *stack_row.ROWS,
 )

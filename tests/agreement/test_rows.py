@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from router.sim.outcome import End, Outcome
-from router.sim.workloads import Arrivals, Span, Workload
-from tests.agreement import agents_pool, capacity, dynamo_replay, placement
+from router.sim.outcome import End, Outcome, figures
+from router.sim.workloads import Arrivals, Span, Workload, first
+from router.simulate import workload
+from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
+from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
 from tests.agreement.rows import ROWS
+from tests.agreement.served import figures_of, outcome_of, part_of_it
+from tests.agreement.stack import Shares
 from tests.agreement.windows import Window
 
 
@@ -17,13 +21,99 @@ def test_rows_have_names_of_their_own() -> None:
 
 def test_a_pool_behind_prefill_and_decode_multiplies_what_agents_get_done() -> None:
     # Published: 3.8 times the throughput, hits from 1.7 to 92.2 %. Fewer agents and a short window: half of that.
-    window = Window(100.0, 250.0)
-    bare, pooled = (agents_pool.figures(1, "codex", 30, window, pooled=pooled) for pooled in (False, True))
+    window = Window(100.0, 220.0)
+    bare, pooled = (
+        agents_pool.figures(agents_pool.few_agents(pooled), "codex", 30, window) for pooled in (False, True)
+    )
     assert pooled.requests_per_s > 1.9 * bare.requests_per_s
     assert bare.hit_share is not None
     assert bare.hit_share < 0.05
     assert pooled.hit_share is not None
     assert pooled.hit_share > 0.85
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Workload:
+    """The trace's first four minutes; left out where it is not."""
+    try:
+        return first(part_of_it(reduced=False, requests=0), 800)
+    except trace.NoTrace as why:
+        pytest.skip(str(why))
+
+
+def test_global_beats_local_beats_load_balancing_beats_random(conversation: Workload) -> None:
+    # Published: 1 : 1.17 : 1.72 : 6.4. In the first requests caches are filling and queues are short: less of all.
+    mean_s = {
+        name: figures_of(placement.scenario(pooled), arm, conversation).ttft_mean_s or 0.0
+        for name, (arm, pooled) in placement.ARMS.items()
+    }
+    assert mean_s["global"] < mean_s["local cache-aware"] < mean_s["load balancing"] < mean_s["random"]
+    assert mean_s["load balancing"] > 1.3 * mean_s["global"]
+    assert mean_s["random"] > 2 * mean_s["global"]
+
+
+def test_computing_prompts_elsewhere_keeps_the_time_between_tokens(conversation: Workload) -> None:
+    # Published: 498, 157, 59 % more effective requests than the best baseline; here half of that, over one of them.
+    apart, together = placement.scenario(pooled=True), capacity.alone(capacity.WHOLE)
+    ours = capacity.effective(outcome_of(apart, "mooncake_alg1", conversation), apart)
+    theirs = capacity.effective(outcome_of(together, "least_requests", conversation), together)
+    assert ours[100] > 0.95
+    gains = [ours[limit] / theirs[limit] - 1 for limit in (100, 200, 300)]
+    assert gains[0] > gains[1] > gains[2]
+    assert gains[0] > 2.0
+    assert gains[2] > 0.25
+
+
+def test_knowing_what_is_cached_beats_believing_it_beats_balancing() -> None:
+    # Published, at 10 requests a second more than load-only can take: p90 TTFT 0.5, 2.5, 88 s. A short stage.
+    served = questions(per_s=15.0, lasts_s=15.0, seed=1)
+    p90_s = {name: groups.stage(arm, served).ttft_p90_s or 0.0 for name, arm in groups.arms().items()}
+    assert p90_s["precise"] < 0.5
+    assert p90_s["approximate"] > 2 * p90_s["precise"]
+    assert p90_s["load-only"] > 3 * p90_s["approximate"]
+
+
+def test_every_question_is_asked_once_before_the_stage_and_then_again() -> None:
+    served = questions(per_s=60.0, lasts_s=5.0, seed=1)
+    asked = [tuple(span.source for span in session.turns[0].fresh) for session in served.sessions]
+    assert len(asked) == 750 + 300
+    assert len(set(asked)) == len(set(asked[:750])) == GROUPS * PER_GROUP
+    assert asked[750:] == asked[:300]
+    assert len({shared for shared, _ in asked}) == GROUPS
+    last_of_first_s = served.sessions[749].start_s
+    assert last_of_first_s == pytest.approx(50, rel=0.15)  # 750 at 15 a second
+    assert first_asked_s(served) - last_of_first_s > 70
+
+
+def test_an_arm_that_hears_nothing_falls_back_on_what_it_sent() -> None:
+    # Who knows nothing at all would find an eighth of the contexts; who believes what it sent finds far more.
+    served = questions(per_s=10.0, lasts_s=10.0, seed=1)
+    deaf = groups.Arm(groups.weighted(prefix_overlap=3, kv_usage=2, queue_depth=2), hears=False)
+    outcome = outcome_of(groups.scenario(deaf), deaf.policy, served)
+    hit = figures(outcome, since_s=first_asked_s(served)).hit_share
+    assert hit is not None
+    assert hit > 0.6
+
+
+def test_agents_scale_with_the_gpus_where_everything_is_in_the_pool() -> None:
+    # Published: hits above 95 %, nearly linear. Of some hundred turns in a short window a tenth more or less is chance.
+    window = Window(60.0, 120.0)
+    one, two = (
+        figures_of(agents_pool.scenario(units, pooled=True), "round_robin",
+                   workload.load("scaling", seed=1, sessions=60 * units), 20 * units, window)
+        for units in (1, 2)
+    )  # fmt: skip
+    assert min(one.hit_share or 0, two.hit_share or 0) > 0.92
+    assert two.output_tokens_per_s > 1.6 * one.output_tokens_per_s
+    assert (two.duration_p50_s or 0.0) < 1.15 * (one.duration_p50_s or 0.0)
+
+
+def test_shares_of_the_real_stack_are_held_within_three_points() -> None:
+    # 50 + 30 + 20 against 52 + 26 + 22: only the pool is further off.
+    lines = stack_row.of_arm("pool", Shares(0.50, 0.30), Shares(0.52, 0.26))
+    assert [(line.what, line.within) for line in lines] == [
+        ("pool: own cache", True), ("pool: pool", False), ("pool: computed", True)
+    ]  # fmt: skip
 
 
 def test_the_clock_of_dynamos_engine_is_met_at_a_full_step_and_in_decoding() -> None:
