@@ -28,11 +28,11 @@ test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real M
 bench: $(VENV)/.installed-test  ## every figure with its bar, beside peers (about 40 minutes; BENCH=--quick: 5)
 	$(BIN)/python -m tests.bench $(BENCH)
 
-bench-sim: $(VENV)/.installed-test  ## the simulator against what others measured, and all policies against each other, reduced
+bench-sim: $(VENV)/.installed-test  ## the simulator against what others measured, and all policies against each other, reduced (about half an hour)
 	$(BIN)/python -m tests.agreement rows --reduced --resume
 	$(BIN)/python -m tests.agreement grid --reduced
 
-bench-sim-full: $(VENV)/.installed-test  ## the same in full: hours, said and resumable
+bench-sim-full: $(VENV)/.installed-test  ## the same in full, resumable (about 10 hours on 2 cores)
 	$(BIN)/python -m tests.agreement rows --resume
 	$(BIN)/python -m tests.agreement grid
 

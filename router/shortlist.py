@@ -15,22 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
+from math import inf
 from operator import add, itemgetter
 from typing import Any, NamedTuple
 
 from router.fleet.lineup import Lineup
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
-from scorers.streams import per_step
+from scorers.streams import STREAMED
 from scorers.ttft import Prompt, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
 """The least of the first measure wins; of those that tie, the least of the next."""
 
+FEW = 8  # one in so many is few
 SMALL = 64  # up to so many candidates are all shown: finding the few costs as much
 EQUALS = 4
 SERVED = {Measure.SERVED: Measure.WORK_LEFT, Measure.SERVED_BUT_POOL: Measure.WORK_LEFT_BUT_POOL}
 """Of which each is made."""
+
+
+class Group(NamedTuple):
+    slots: Sequence[int]
+    without: Collection[int] = ()  # of those; they are few
 
 
 class Request(NamedTuple):
@@ -42,7 +49,7 @@ class Request(NamedTuple):
 
 
 def shortlist(
-    lineup: Lineup, groups: Mapping[Overlap, Sequence[int]], orders: Collection[Order], request: Request
+    lineup: Lineup, groups: Mapping[Overlap, Group], orders: Collection[Order], request: Request
 ) -> list[int]:
     """Slots of `lineup`, in their order. `groups`: the candidates' slots by what they hold; none is empty."""
     known = list(groups)
@@ -51,90 +58,113 @@ def shortlist(
         for measure in {SERVED.get(measure, measure) for order in orders for measure in order} & {*SERVED.values()}
     }
     kept: set[int] = set()
-    for overlap, slots in groups.items():
-        if len(slots) <= EQUALS:  # not worth comparing
-            kept.update(slots)
+    for overlap, group in groups.items():
+        if len(group.slots) <= EQUALS:  # not worth comparing
+            kept.update(group.slots)
             continue
-        columns = _Columns(lineup, slots, overlap, prompts, request.answer_tokens)
+        columns = _Columns(lineup, group, overlap, prompts, request.answer_tokens)
         for order in orders:
-            tied = _least(slots, order, columns)
+            tied = [group.slots[place] for place in _first(order, columns)]
             kept.update(tied if len(tied) <= EQUALS else _some(tied, request))
     return sorted(kept)
 
 
-def all_but(count: int, others: Collection[int]) -> Sequence[int]:
-    """0 to `count`, without `others`."""
-    if not others:
-        return range(count)
+def all_but(count: int, others: Collection[int]) -> Group:
+    """Slots 0 to `count`, without `others`. Where these are few, it is as dear to leave them out as to look at all."""
+    if len(others) * FEW <= count:
+        return Group(range(count), others)
     flags = bytearray(b"\1") * count
     for other in others:
         flags[other] = 0
-    return list(compress(range(count), flags))
+    return Group(list(compress(range(count), flags)))
 
 
 class _Columns(dict[Measure, Sequence[float]]):
-    """What each of `slots`, several that all hold `overlap`, has of a measure: made when first asked for."""
+    """What each of a group, several that all hold `overlap`, has of a measure: made when first asked for. Those that
+    are `without` have infinitely much.
+    """
 
     def __init__(
         self,
         lineup: Lineup,
-        slots: Sequence[int],
+        group: Group,
         overlap: Overlap,
         prompts: Mapping[Measure, Prompt],
         answer_tokens: float,
     ) -> None:
         self._lineup = lineup
-        self._of: Callable[[Sequence[Any]], Sequence[Any]] = itemgetter(*slots)
+        self._of: Callable[[Sequence[Any]], Sequence[Any]]
+        self._of = list if isinstance(group.slots, range) else itemgetter(*group.slots)
+        self._without = group.without
         self._overlap = overlap
         self._prompts = prompts
         self._answer_tokens = answer_tokens
+        self._least: dict[Measure, list[int]] = {}
 
     def __missing__(self, measure: Measure) -> Sequence[float]:
-        lineup, of = self._lineup, self._of
-        if measure is Measure.REQUESTS:
-            column = of(lineup.requests)
-        elif measure is Measure.QUEUE:
-            column = of(lineup.queued_ms)
-        elif measure in SERVED:
-            column = self._served(SERVED[measure])
-        else:
-            column = alike_ms(of(lineup.ahead), self._overlap, self._prompts[measure]) or self._searched(measure)
-        self[measure] = column
+        column = self[measure] = list(self._column(measure))
+        for place in self._without:
+            column[place] = inf
         return column
 
-    def _served(self, left: Measure) -> Sequence[float]:
-        """`left` is the queue and the work: the work counts once more for those whom it holds up."""
-        lineup, of, answer, prompt = self._lineup, self._of, self._answer_tokens, self._prompts[left].whole
-        columns = zip(
-            self[left], of(lineup.queued_ms), of(lineup.held_up), of(lineup.step_ms), of(lineup.memory), strict=True
-        )
+    def least(self, measure: Measure) -> list[int]:
+        """Places of those that have the least of it."""
+        if measure not in self._least:
+            self._least[measure] = places_of_least(self[measure])
+        return self._least[measure]
+
+    def _column(self, measure: Measure) -> Sequence[float]:
+        lineup, of = self._lineup, self._of
+        if measure is Measure.REQUESTS:
+            return of(lineup.requests)
+        if measure is Measure.QUEUE:
+            return of(lineup.queued_ms)
+        if measure in SERVED:
+            return self._served(SERVED[measure])
+        alike = alike_ms(of(lineup.ahead), self._overlap, self._prompts[measure])
+        return list(map(add, of(lineup.queued_ms), self._searched(measure))) if alike is None else alike
+
+    def _served(self, work: Measure) -> Sequence[float]:
+        """The queue, the work, some of it once more for those whom it holds up, and the own answer."""
+        lineup, of, answer, prompt = self._lineup, self._of, self._answer_tokens, self._prompts[work]
+        column = alike_ms(of(lineup.weighted), self._overlap, prompt)
+        if column is None:
+            parts = zip(of(lineup.queued_ms), self._searched(work), of(lineup.held_up), strict=True)
+            column = [queued + work * (1 + held_up) for queued, work, held_up in parts]
+        if not answer:
+            return column
+        whole, streamed = prompt.whole, STREAMED
         return [
-            both + (both - queued) * held_up + answer * step_ms * per_step(live, capacity, prompt)
-            for both, queued, held_up, step_ms, (live, capacity) in columns
+            both + answer * step_ms * (streamed if whole <= room else streamed + (whole - room) / capacity)
+            for both, (step_ms, room, capacity) in zip(column, of(lineup.answering), strict=True)
         ]
 
-    def _searched(self, measure: Measure) -> Sequence[float]:
-        """Where there are more ways to have the prompt's KV than `alike_ms` knows."""
-        lineup, of, prompt = self._lineup, self._of, self._prompts[measure]
-        works = (least_ms(self._overlap, speed, prompt) for speed in of(lineup.speeds))
-        return list(map(add, of(lineup.queued_ms), works))
+    def _searched(self, measure: Measure) -> list[float]:
+        """The work, where there are more ways to have the prompt's KV than `alike_ms` knows."""
+        prompt = self._prompts[measure]
+        return [least_ms(self._overlap, speed, prompt) for speed in self._of(self._lineup.speeds)]
 
 
-def _least(slots: Sequence[int], order: Order, columns: _Columns) -> Sequence[int]:
-    """Those of `slots` that come first in this order."""
-    tied: Sequence[int] = range(len(slots))
-    for measure in order:
-        if len(tied) == 1:
-            break
-        values = columns[measure]
-        if len(tied) < len(slots):
-            values = itemgetter(*tied)(values)
-        least = min(values)
-        if values.count(least) == 1:
-            tied = [tied[values.index(least)]]
-        else:
-            tied = [place for place, value in zip(tied, values, strict=True) if value == least]
-    return [slots[place] for place in tied]
+def _first(order: Order, columns: _Columns) -> list[int]:
+    """Places of those that come first in this order."""
+    first, *rest = order
+    if not rest:
+        return columns.least(first)
+    (then,) = rest
+    column = columns[first]
+    least = min(column)
+    if both := [place for place in columns.least(then) if column[place] == least]:
+        return both  # nobody has less of either: as a rule, and then nobody else need be looked at
+    tied = columns.least(first)
+    prices = columns[then]
+    return [tied[place] for place in places_of_least([prices[place] for place in tied])]
+
+
+def places_of_least(values: Sequence[float]) -> list[int]:
+    least = min(values)
+    if values.count(least) == 1:
+        return [values.index(least)]
+    return [place for place, value in enumerate(values) if value == least]
 
 
 def _some(tied: Sequence[int], request: Request) -> list[int]:

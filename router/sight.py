@@ -21,7 +21,7 @@ from router.fleet.lineup import Lineup
 from router.fleet.target import Target
 from router.peers import Peers
 from router.prompt.prompt import Prompt
-from router.shortlist import Request, all_but, shortlist
+from router.shortlist import Group, Request, all_but, shortlist
 from scorers.contract import Ask, Overlap, PoolHit, Row, View
 from scorers.streams import answer_tokens
 
@@ -81,7 +81,7 @@ class Sight:
 
     def _groups(
         self, lineup: Lineup, others: Collection[int], known: Known | None, model: str | None
-    ) -> Mapping[Overlap, Sequence[int]] | None:
+    ) -> Mapping[Overlap, Group] | None:
         """The slots of all but `others` by what they hold, with no word of when and how that is known. None: it is
         unknown of some, and not of all.
         """
@@ -110,9 +110,10 @@ class Sight:
                 named.update(members)
         rest = outline.rest
         named.difference_update(groups.pop(rest, ()))
+        all_groups = {overlap: Group(members) for overlap, members in groups.items()}
         if len(named) < len(lineup.targets):
-            return {**groups, rest: all_but(len(lineup.targets), named)}
-        return groups
+            all_groups[rest] = all_but(len(lineup.targets), named)
+        return all_groups
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """In use by those who serve the model, as far as they told."""

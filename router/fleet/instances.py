@@ -103,15 +103,21 @@ class Instance:
         return any(target.books.prefilling for target in self.targets.values())
 
 
+class _Tables(NamedTuple):
+    """Who serves what, so that a request only looks up."""
+
+    targets: dict[TargetId, Target]
+    by_model: dict[str, list[Target]]
+    served: dict[str, Served]
+
+
 class Fleet:
     """All instances. Unknown ids are ignored: a late answer may arrive after its instance has left."""
 
     def __init__(self, config: schema.Fleet) -> None:
         self._config = config
         self._instances: dict[str, Instance] = {}
-        self._targets: dict[TargetId, Target] = {}
-        self._by_model: dict[str, list[Target]] = {}
-        self._served: dict[str, Served] = {}
+        self._tables: _Tables | None = None  # None: to be made anew
         self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s, to 4 digits
         self._busy = 0.0  # the same, exactly
         self._busy_at = 0.0
@@ -137,7 +143,7 @@ class Fleet:
         if (instance := self._instances.pop(id, None)) is not None:
             for target in instance.targets.values():
                 target.breaker.leave()
-            self._arrange()
+            self._forget_tables()
 
     def drain(self, id: str) -> bool:
         """It finishes what it has and gets nothing new. False: nobody of that id."""
@@ -171,7 +177,7 @@ class Fleet:
         """Its models changed while it ran: an adapter was loaded or unloaded."""
         if (instance := self._instances.get(id)) is not None:
             self._set_cards(instance, cards)
-            self._arrange()
+            self._forget_tables()
 
     def probe_ok(self, id: str, now: float) -> bool:
         """It answered. True: it is joining and must be asked who it is."""
@@ -221,7 +227,7 @@ class Fleet:
         """What a model name means; None: no instance ever named it. One whose instances are all down is still known:
         asking for it is a 503, not a 404.
         """
-        return self._served.get(model)
+        return (self._tables or self._arrange()).served.get(model)
 
     def path(self, name: str) -> str | None:
         """Where engines say that a model or adapter lies; None: nobody said."""
@@ -230,7 +236,8 @@ class Fleet:
 
     def serving(self, model: str | None) -> list[Target]:
         """Every target that serves the model, well or not; None: every target."""
-        return list(self._targets.values()) if model is None else self._by_model.get(model, [])
+        tables = self._tables or self._arrange()
+        return list(tables.targets.values()) if model is None else tables.by_model.get(model, [])
 
     def candidates(self, model: str | None, excluding: Collection[str], now: float) -> Sequence[Target]:
         """Of those, the ones that may get a request now, in the order their instances joined."""
@@ -322,7 +329,7 @@ class Fleet:
         return self._instances.get(id)
 
     def target(self, id: TargetId) -> Target | None:
-        return self._targets.get(id)
+        return (self._tables or self._arrange()).targets.get(id)
 
     # keeping order
 
@@ -336,25 +343,28 @@ class Fleet:
         instance.targets = {rank: before.get(rank) or self._target(instance, rank) for rank in ranks}
         for rank in before.keys() - instance.targets.keys():
             before[rank].breaker.leave()
-        self._arrange()
+        self._forget_tables()
 
     def _target(self, instance: Instance, rank: int) -> Target:
         told = self._config.breaker
         breaker = Breaker(told.failures, told.open_s, self._not_closed)
         return Target(instance, rank, breaker, instance.speed, self.board)
 
-    def _arrange(self) -> None:
-        """Rebuilt on every change of who serves what, which is rare, so that a request only looks up."""
-        self._targets = {t.id: t for i in self._instances.values() for t in i.targets.values()}
+    def _forget_tables(self) -> None:
+        """After every change of who serves what."""
+        self._tables = None
         self._nominal = {}
         self.board.resized()
         self._forget_well()
-        self._by_model = {}
-        self._served = {}
+
+    def _arrange(self) -> _Tables:
+        """Changes are rare and come together, a thousand instances when the router starts."""
+        self._tables = tables = _Tables({t.id: t for i in self._instances.values() for t in i.targets.values()}, {}, {})
         for instance in self._instances.values():
             for name, served in instance.served.items():
-                self._served.setdefault(name, served)
-                self._by_model.setdefault(name, []).extend(instance.targets.values())
+                tables.served.setdefault(name, served)
+                tables.by_model.setdefault(name, []).extend(instance.targets.values())
+        return tables
 
 
 def read_cards(cards: Sequence[Card]) -> dict[str, Served]:

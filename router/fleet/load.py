@@ -17,7 +17,7 @@ the next slow poll.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import add, sub
 from typing import NamedTuple
 
@@ -122,6 +122,20 @@ class Booking:
         if self._began is None or self._ended is None:
             return None
         return Batch((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
+
+
+def grew(answers: Iterable[tuple[Booking, int]]) -> None:
+    """`progress` of many at once, for half of the CPU: whose books changed is told once, not for every answer."""
+    told: Books | None = None
+    for booking, new_tokens in answers:
+        if booking._released:
+            continue
+        books = booking._books
+        booking._context_tokens += new_tokens
+        books.context_tokens += new_tokens
+        if books is not told:
+            told = books
+            books.changed()
 
 
 class Books:

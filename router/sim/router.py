@@ -83,7 +83,8 @@ class Router:
         self.gate: Gate | None = None
         if door is not None and door.admission:
             self.gate = Gate(MODEL, Door(door, pooled=shared_pool), self.core, clock, share)
-        self.ids = [TargetId(f"{name_of(number)}/0") for number in range(instances)]
+        self._names = [name_of(number) for number in range(instances)]
+        self.ids = [TargetId(f"{name}/0") for name in self._names]
         for number in range(instances):
             self.core.fleet.join(
                 _instance(number, "prefill" if number < prefills else "decode" if prefills else "both")
@@ -94,14 +95,14 @@ class Router:
 
     def meets(self, number: int) -> None:
         """An instance answers its probes: it is asked who it is."""
-        name = name_of(number)
+        name = self._names[number]
         self.core.fleet.probe_ok(name, self._clock.now())
         self.core.joined(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
 
     def misses(self, number: int) -> None:
         """An instance does not answer its probes."""
         for _ in range(self._probes):
-            self.core.fleet.probe_failed(name_of(number), self._clock.now())
+            self.core.fleet.probe_failed(self._names[number], self._clock.now())
 
     def connected(self, number: int) -> int | None:
         """Its event stream is there. A number: replay from it, please."""
@@ -117,11 +118,11 @@ class Router:
         return self.core.knowledge.replay_ended(self.ids[number], True)
 
     def in_flight(self, number: int) -> int:
-        member = self.core.fleet.get(name_of(number))
+        member = self.core.fleet.get(self._names[number])
         return 0 if member is None else member.requests
 
     def polled(self, number: int, gauges: Gauges) -> None:
-        name, now = name_of(number), self._clock.now()
+        name, now = self._names[number], self._clock.now()
         self.core.fleet.polling(name)
         self.core.polled(name, {0: gauges}, now)
 

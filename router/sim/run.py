@@ -23,6 +23,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.decide.door import Pass
 from router.decide.door import Turn as Inside
+from router.fleet.load import Booking, grew
 from router.sim.dice import Dice
 from router.sim.outcome import End, Outcome
 from router.sim.prompts import Context
@@ -130,7 +131,10 @@ class _Run:
         keeps = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
         self._sent: list[deque[Batch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(scenario.instances)]
         self._alive = [True] * scenario.instances
-        self._polled_s = [-IDLE_POLL_S] * scenario.instances
+        every_s, instances = scenario.lags.metrics_s, scenario.instances
+        self._ticks_s = [every_s * (number + 1) / instances for number in range(instances)]  # when each may be polled
+        self._polls_s: list[float | None] = [None] * instances  # and when it will be
+        self._polled_s = [-IDLE_POLL_S] * instances
 
     # building
 
@@ -176,7 +180,7 @@ class _Run:
         self._routers = [self._router(number, first) for number in range(scenario.routers)]
         for number in range(scenario.instances):
             self._connect(number)
-            self._at(scenario.lags.metrics_s * (number + 1) / scenario.instances, self._poll, number)
+            self._poll_at(number, self._ticks_s[number])
         if late:
             self._at(trouble.router_starts_s, self._start_routers)
         for failure in trouble.failures:
@@ -293,6 +297,7 @@ class _Run:
         if ticket is None:
             self._end(turn, End.FAILED if turn.deaths else End.SHED, -1)
         elif ticket.half is not None:
+            self._poll_soon(number_of(ticket.target.instance.id))  # it is booked already
             turn.prefill = Job(self._prompt(turn), job.prompt_tokens, 1, turn)
             self._submit(turn, turn.prefill, number_of(ticket.half.target.instance.id))
         else:
@@ -310,6 +315,7 @@ class _Run:
 
     def _submit(self, turn: _Turn, job: Job, number: int) -> None:
         asked = _asked(turn)
+        self._poll_soon(number)
         if not self._alive[number]:
             self._suspect(turn.router, number)
             asked.failed_at("connect")
@@ -354,6 +360,7 @@ class _Run:
             self._progress(now, len(outcome))
         if turn.inside is not None:
             self._leaves(turn, turn.inside, end, source)
+        job.tag = None  # a circle less per request for the collector of garbage to find
         self._go_on(turn, end)
 
     def _leaves(self, turn: _Turn, inside: Inside, end: End, source: Job | None) -> None:
@@ -462,26 +469,47 @@ class _Run:
         for router in self._routers:
             self._replay(router, number, router.connected(number))
 
-    def _poll(self, number: int) -> None:
-        """Where requests are often, elsewhere seldom."""
-        now = self._clock.now()
-        self._at(now + self._scenario.lags.metrics_s, self._poll, number)
-        if not self._alive[number]:
-            return
+    def _poll_soon(self, number: int) -> None:
+        """A request goes there. Ticks that were slept through are added up as if they had not been."""
+        now, every_s = self._clock.now(), self._scenario.lags.metrics_s
+        while self._ticks_s[number] < now:
+            self._ticks_s[number] += every_s
+        self._poll_at(number, self._ticks_s[number])
+
+    def _poll_at(self, number: int, at_s: float) -> None:
+        if self._polls_s[number] != at_s:
+            self._polls_s[number] = at_s
+            self._at(at_s, self._poll_is_due, number, at_s)
+
+    def _poll_is_due(self, number: int, at_s: float) -> None:
+        """At every tick where requests are, elsewhere seldom: most of a large fleet may be idle."""
+        if self._polls_s[number] != at_s:
+            return  # it was put forward
+        every_s, alive = self._scenario.lags.metrics_s, self._alive[number]
         idle = not any(router.in_flight(number) for router in self._routers)
-        if idle and now - self._polled_s[number] < IDLE_POLL_S:
-            return
-        self._polled_s[number] = now
+        if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
+            self._polled_s[number] = at_s
+            self._poll(number)
+        self._ticks_s[number] = next_s = at_s + every_s
+        while alive and idle and next_s - self._polled_s[number] < IDLE_POLL_S:
+            next_s += every_s
+        self._poll_at(number, next_s)
+
+    def _poll(self, number: int) -> None:
         engine = self._engines[number]
         gauges = engine.gauges()
+        grew(self._grown(engine))
+        for router in self._routers:
+            router.polled(number, gauges)
+
+    def _grown(self, engine: Engine) -> Iterator[tuple[Booking, int]]:
+        """By how many tokens the answers there have grown since the last poll."""
         for job, generated in engine.decoding:
             turn = job.tag
             assert isinstance(turn, _Turn)
             if turn.asked is not None and turn.asked.ticket is not None and job is turn.job:
-                turn.asked.ticket.booking.progress(generated - job.told)
+                yield turn.asked.ticket.booking, generated - job.told
                 job.told = generated
-        for router in self._routers:
-            router.polled(number, gauges)
 
     # trouble
 

@@ -53,8 +53,8 @@ def test_global_beats_local_beats_load_balancing_beats_random(conversation: Work
 
 
 def test_computing_prompts_elsewhere_keeps_the_time_between_tokens(conversation: Workload) -> None:
-    # Published: 498, 157, 59 % more effective requests than the best baseline. With 28 ms of software per step of theirs
-    # (see the module) it is about a third of that; this is over one of them, on fewer requests.
+    # Published: 498, 157, 59 % more effective requests than the best baseline. With 28 ms of software per step of
+    # theirs (see the module) it is about a third of that; this is over one of them, on fewer requests.
     apart, together = placement.scenario(pooled=True), capacity.alone(capacity.WHOLE)
     ours = capacity.effective(outcome_of(apart, "mooncake_alg1", conversation), apart)
     theirs = capacity.effective(outcome_of(together, "least_requests", conversation), together)

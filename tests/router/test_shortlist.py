@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from router.blocks.outline import NO_OVERLAP
 from router.config import schema
 from router.core import Core
 from router.decide.arms import Regime
@@ -16,7 +17,7 @@ from router.decide.policy import Policy, build_policy
 from router.decide.record import Decision
 from router.fleet.target import Target
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.shortlist import EQUALS, SMALL, all_but
+from router.shortlist import EQUALS, SMALL, Group, Request, all_but, shortlist
 from scorers.contract import PoolHit
 from tests.fakes.caches import prompt_of
 from tests.router.test_core import IDS, KNOWN, House, page
@@ -253,8 +254,25 @@ def policy_of(name: str) -> Policy:
 
 
 def test_all_but_some() -> None:
-    assert list(all_but(5, ())) == [0, 1, 2, 3, 4]
-    assert list(all_but(5, {0, 3})) == [1, 2, 4]
+    assert all_but(20, ()) == Group(range(20), ())
+    assert all_but(20, {0, 3}) == Group(range(20), {0, 3})  # few, so they are looked at and then left out
+    assert all_but(5, {0, 3}) == Group([1, 2, 4])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_those_left_out_of_the_largest_group_never_win(name: str) -> None:
+    """70 idle targets that hold nothing, six of which may not be chosen; all others wait or compute more."""
+    house = large()
+    others = {1, 9, 18, 33, 40, 69}
+    for number in range(MANY):
+        if number not in others:
+            target(house, number).book(30, 30)
+    lineup = house.core.fleet.lineup("m", house.clock.now())
+    orders = POLICIES[name].orders
+    assert orders is not None
+    few = shortlist(lineup, {NO_OVERLAP: all_but(MANY, others)}, orders, Request(1, 7, 40, None, 100.0))
+    assert len(few) == EQUALS
+    assert not others.intersection(few)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.engines.base import Gauges
-from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs
+from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs, grew
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -39,6 +39,20 @@ def test_a_request_s_whole_life() -> None:
     assert totals(books) == (1, 0, 0, 0, 1000, 1042)
     assert booking.release()
     assert totals(books) == (0, 0, 0, 0, 0, 0)
+
+
+def test_what_grew_at_once_has_grown_as_one_by_one_and_the_released_have_not() -> None:
+    told: list[str] = []
+    here, there = Books(lambda: told.append("here")), Books(lambda: told.append("there"))
+    bookings = [here.book(0, 100), here.book(0, 200), there.book(0, 300), here.book(0, 400)]
+    bookings[3].release()
+    told.clear()
+    grew(zip(bookings, (1, 20, 300, 4000), strict=True))
+    assert (here.context_tokens, there.context_tokens) == (321, 600)
+    assert told == ["here", "there"]
+    for booking in bookings[:3]:
+        booking.release()
+    assert (totals(here), totals(there)) == ((0,) * 6, (0,) * 6)
 
 
 def test_released_before_its_first_byte_and_only_once() -> None:

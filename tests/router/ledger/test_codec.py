@@ -54,6 +54,13 @@ def test_any_view_comes_back_exactly(view: View) -> None:
     assert choice.target == POLICY.decide(view).target
 
 
+def test_what_a_view_says_of_candidates_without_a_row_and_of_answers_comes_back() -> None:
+    (choice,) = logged(a_record(view=VIEW._replace(others=936, answer_tokens=182.0))).attempts
+    assert (choice.view.others, choice.view.answer_tokens) == (936, 182.0)
+    (choice,) = logged(a_record(view=VIEW._replace(others=0, answer_tokens=None))).attempts
+    assert (choice.view.others, choice.view.answer_tokens) == (0, None)
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_finite_float_comes_back_to_the_last_bit(value: float) -> None:
     (choice,) = logged(a_record(view=VIEW._replace(now_s=value))).attempts

@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 
 from router.config import schema
+from router.config.door import Door
+from router.engines.base import Gauges
 from router.sim.outcome import End, Outcome, figures
 from router.sim.profile import Profile
+from router.sim.router import Router
 from router.sim.run import simulate
 from router.sim.scenario import Failure, Lags, Link, Scenario, Store, Trouble
 from router.sim.workloads import CODEX, Session, Span, Turn, Workload
@@ -191,3 +194,82 @@ def test_nothing_is_sent_after_the_end_and_what_runs_is_finished() -> None:
     assert max(outcome.arrived_s) < 20.0
     assert set(outcome.end) == {End.OK}
     assert outcome.took_s >= 20.0 or len(outcome) < AGENTS.workload(4).turns
+
+
+# the door: 32 agents at once, whose contexts are twice what both caches hold, and computing is dear
+
+THRASHED = replace(FLEET, profile=replace(PROFILE, kv_tokens=60_000, us_per_token=600.0), instances=2)
+MANY_AGENTS = CODEX.scaled(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
+
+
+def through(door: Door | None, policy: schema.Policy = WARM) -> Outcome:
+    return simulate(
+        replace(THRASHED, door=door), policy, MANY_AGENTS.workload(1), seed=1, at_once=32, staggered=True, until_s=300.0
+    )
+
+
+def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
+    """Measured: no hits and 84 answers without it, four fifths hit and 276 answers with it."""
+    without, behind = (figures(through(door), since_s=60.0, until_s=300.0) for door in (None, Door(admission=True)))
+    assert without.local_share is not None
+    assert without.local_share < 0.2
+    assert behind.local_share is not None
+    assert behind.local_share > 0.6
+    assert behind.output_tokens_per_s > 2 * without.output_tokens_per_s
+    assert without.waited_p90_s is None
+    assert behind.waited_p90_s is not None
+    assert behind.waited_p90_s > 10.0
+
+
+def test_the_wait_at_the_door_is_part_of_the_ttft_and_nothing_stays_booked() -> None:
+    outcome = through(Door(admission=True))
+    assert outcome.double_bookings == 0
+    assert max(outcome.waited_s) > 10.0
+    for waited_s, ttft_s in zip(outcome.waited_s, outcome.ttft_s, strict=True):
+        assert waited_s <= ttft_s
+
+
+def test_who_is_turned_away_at_the_door_comes_again_a_second_later_with_the_same() -> None:
+    outcome = through(Door(admission=True, max_wait_s=20.0))
+    sent = {
+        (outcome.session[row], round(outcome.arrived_s[row], 6)): outcome.prompt_tokens[row]
+        for row in range(len(outcome))
+    }
+    refused = [row for row, end in enumerate(outcome.end) if end == End.SHED]
+    assert refused
+    for row in refused:
+        assert outcome.duration_s[row] == pytest.approx(20.0, abs=0.1)
+        again_s = outcome.arrived_s[row] + outcome.duration_s[row] + 1.0
+        if again_s < 300.0:
+            assert sent[outcome.session[row], round(again_s, 6)] == outcome.prompt_tokens[row]
+    assert outcome.double_bookings == 0
+
+
+# polls
+
+
+def test_metrics_are_polled_at_every_tick_where_requests_are_and_every_ten_seconds_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    polls: list[tuple[int, float, int | None]] = []
+    polled = Router.polled
+
+    def noted(router: Router, number: int, gauges: Gauges) -> None:
+        polls.append((number, router.core._clock.now(), gauges.running))
+        polled(router, number, gauges)
+
+    monkeypatch.setattr(Router, "polled", noted)
+    # 8,000 tokens take 0.5 s, 100 of an answer 1.3 s; a last one keeps time going. Ticks: 0.125 and 0.25, 0.25 apart.
+    asked = alone((12.0, 1, 8000), (25.0, 2, 100), answer=100)
+    outcome = simulate(replace(FLEET, instances=2), WARM, asked)
+    busy, idle = (number := outcome.instance[0]), 1 - outcome.instance[0]
+    end_s = outcome.arrived_s[0] + outcome.duration_s[0]
+    assert 13.5 < end_s < 14.5
+    first = 0.125 * (number + 1)
+    at_busy = [at_s for of, at_s, _ in polls if of == busy and at_s < 25.0]
+    ticks = [first + 0.25 * tick for tick in range(100) if 12.0 <= first + 0.25 * tick <= end_s]
+    assert len(ticks) >= 6
+    assert at_busy == pytest.approx([first, first + 10.0, *ticks, ticks[-1] + 10.0])
+    at_idle = [at_s for of, at_s, _ in polls if of == idle and at_s < 25.0]
+    assert at_idle == pytest.approx([0.375 - first + 10.0 * times for times in range(3)])
+    assert [running for of, at_s, running in polls if of == busy and 12.2 < at_s < end_s] == [1] * (len(ticks) - 1)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
 
 from router.clock import ManualClock
 from router.sim.workloads import TOOLS
-from router.simulate.speed import Speed, of_speeds, timed
+from router.simulate import speed
+from router.simulate.asked import Asked
+from router.simulate.speed import Speed, measure, of_speeds, timed
 from tests.router.simulate.cells import a_cell
 
 
@@ -20,9 +26,9 @@ class Ticking(ManualClock):
 
 def test_every_decision_is_timed() -> None:
     workload = replace(TOOLS, requests=50, per_s=5.0).workload(1)
-    speed = timed(a_cell(instances=3), workload, Ticking())
-    assert (speed.policy, speed.instances, speed.decisions) == ("warm", 3, 50)
-    assert 0.05 - 1e-6 <= speed.deciding_s <= 0.15  # one to three looks apart per decision
+    one = timed(a_cell(instances=3), workload, Ticking().now)
+    assert (one.policy, one.instances, one.decisions) == ("warm", 3, 50)
+    assert 0.05 - 1e-6 <= one.deciding_s <= 0.15  # one to three looks apart per decision
 
 
 def test_a_row_per_size_and_a_column_per_policy() -> None:
@@ -30,3 +36,14 @@ def test_a_row_per_size_and_a_column_per_policy() -> None:
     grid = of_speeds(speeds, "tools")
     assert grid.heads == ("instances", "warm", "random")
     assert [[entry.text for entry in row] for row in grid.rows] == [["8", "12,500", "12,500"], ["1,000", "100", "100"]]
+
+
+def test_each_figure_is_told_as_soon_as_it_is_known_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "SIZES", "2,3")
+    monkeypatch.setattr(speed, "LEAST", 30)
+    out = StringIO()
+    measure(Asked(workload="tools", policies=("least_requests", "random")), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    told = [line.rpartition(":")[0] for line in lines[:4]]
+    assert told == [f"{policy}, {size} instances" for size in (2, 3) for policy in ("least_requests", "random")]
+    assert [line.split()[0] for line in lines[4:] if line.strip()[:1].isdigit()] == ["2", "3"]
