@@ -73,7 +73,7 @@ class Load(NamedTuple):
     requests: int  # our bookings in flight
     prefilling: int  # of those, without a first byte yet
     prefill_tokens: int  # uncached prompt tokens of those `prefilling`
-    context_tokens: int  # prompt and answer tokens so far of all our bookings
+    context_tokens: int  # of all our bookings, as prompts: nobody counts answers while they stream
     queued_ms: float  # prefill_tokens priced with this row's speed
     running: int | None  # the engine's own gauges, as last polled
     waiting: int | None

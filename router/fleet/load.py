@@ -17,7 +17,7 @@ the next slow poll.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import add, sub
 from typing import NamedTuple
 
@@ -61,7 +61,6 @@ class Booking:
         "_attended",
         "_began",
         "_books",
-        "_context_tokens",
         "_ended",
         "_prompt_tokens",
         "_released",
@@ -74,7 +73,6 @@ class Booking:
         self._uncached_tokens = uncached_tokens
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
         self._prompt_tokens = prompt_tokens
-        self._context_tokens = prompt_tokens
         self._began: tuple[int, int] | None = None  # requests and context tokens of the books at the first byte,
         self._ended: tuple[int, int] | None = None  # and just before the release
         self._released = False
@@ -90,13 +88,6 @@ class Booking:
             books.prefill_tokens -= self._uncached_tokens
             books.prefill_attended -= self._attended
 
-    def progress(self, new_tokens: int) -> None:
-        """The answer grew by this many tokens: they occupy cache too."""
-        if not self._released:
-            self._books.changed()
-            self._context_tokens += new_tokens
-            self._books.context_tokens += new_tokens
-
     def release(self) -> bool:
         """Give everything back. False, and counted, when it was given back before."""
         books = self._books
@@ -111,7 +102,7 @@ class Booking:
         books.changed()
         books.requests -= 1
         books.prompt_tokens -= self._prompt_tokens
-        books.context_tokens -= self._context_tokens
+        books.context_tokens -= self._prompt_tokens
         return True
 
     @property
@@ -122,20 +113,6 @@ class Booking:
         if self._began is None or self._ended is None:
             return None
         return Batch((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
-
-
-def grew(answers: Iterable[tuple[Booking, int]]) -> None:
-    """`progress` of many at once, for half of the CPU: whose books changed is told once, not for every answer."""
-    told: Books | None = None
-    for booking, new_tokens in answers:
-        if booking._released:
-            continue
-        books = booking._books
-        booking._context_tokens += new_tokens
-        books.context_tokens += new_tokens
-        if books is not told:
-            told = books
-            books.changed()
 
 
 class Books:
@@ -170,7 +147,7 @@ class Books:
         self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
         self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
         self.prompt_tokens = 0  # whole prompts of all
-        self.context_tokens = 0  # prompt and answer tokens of all
+        self.context_tokens = 0  # that fill the cache: prompts, as answers are not counted while they grow
         self.siblings = NO_SHARE  # of all that, what other workers of this router have booked
         self.double_releases = 0  # a caller's mistake; tests hold it at 0
         self.gauges = NO_GAUGES

@@ -23,7 +23,6 @@ from router.clock import ManualClock
 from router.config import schema
 from router.decide.door import Pass
 from router.decide.door import Turn as Inside
-from router.fleet.load import Booking, grew
 from router.sim.dice import Dice
 from router.sim.outcome import End, Outcome
 from router.sim.prompts import Context
@@ -496,20 +495,9 @@ class _Run:
         self._poll_at(number, next_s)
 
     def _poll(self, number: int) -> None:
-        engine = self._engines[number]
-        gauges = engine.gauges()
-        grew(self._grown(engine))
+        gauges = self._engines[number].gauges()
         for router in self._routers:
             router.polled(number, gauges)
-
-    def _grown(self, engine: Engine) -> Iterator[tuple[Booking, int]]:
-        """By how many tokens the answers there have grown since the last poll."""
-        for job, generated in engine.decoding:
-            turn = job.tag
-            assert isinstance(turn, _Turn)
-            if turn.asked is not None and turn.asked.ticket is not None and job is turn.job:
-                yield turn.asked.ticket.booking, generated - job.told
-                job.told = generated
 
     # trouble
 

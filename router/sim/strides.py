@@ -42,7 +42,6 @@ class Job:
         "pool_tokens",
         "prompt_tokens",
         "tag",
-        "told",
     )
 
     def __init__(self, names: Sequence[int], prompt_tokens: int, output_tokens: int, tag: object = None) -> None:
@@ -54,7 +53,6 @@ class Job:
         self.computed = 0  # of prompt and what was generated before
         self.held = 0  # leading blocks that it uses
         self.finish_at = 0  # the step after which it ends
-        self.told = 0  # tokens that somebody counting them was told of
         self.local_tokens: int | None = None  # where its prompt came from, when it was first admitted
         self.host_tokens = 0
         self.pool_tokens = 0
@@ -152,11 +150,6 @@ class Engine:
     def unfinished(self) -> list[Job]:
         """Whom it has in hand."""
         return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
-
-    @property
-    def decoding(self) -> list[tuple[Job, int]]:
-        """Who decodes, with how many tokens so far."""
-        return [(job, job.output_tokens - (job.finish_at - self._steps)) for job in self._decoding]
 
     def gauges(self) -> Gauges:
         """Its metrics page."""

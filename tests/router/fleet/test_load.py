@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.engines.base import Gauges
-from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs, grew
+from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -34,25 +34,8 @@ def test_a_request_s_whole_life() -> None:
     assert totals(books) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
     booking.first_byte()
     assert totals(books) == (1, 0, 0, 0, 1000, 1000)
-    booking.progress(40)
-    booking.progress(2)
-    assert totals(books) == (1, 0, 0, 0, 1000, 1042)
     assert booking.release()
     assert totals(books) == (0, 0, 0, 0, 0, 0)
-
-
-def test_what_grew_at_once_has_grown_as_one_by_one_and_the_released_have_not() -> None:
-    told: list[str] = []
-    here, there = Books(lambda: told.append("here")), Books(lambda: told.append("there"))
-    bookings = [here.book(0, 100), here.book(0, 200), there.book(0, 300), here.book(0, 400)]
-    bookings[3].release()
-    told.clear()
-    grew(zip(bookings, (1, 20, 300, 4000), strict=True))
-    assert (here.context_tokens, there.context_tokens) == (321, 600)
-    assert told == ["here", "there"]
-    for booking in bookings[:3]:
-        booking.release()
-    assert (totals(here), totals(there)) == ((0,) * 6, (0,) * 6)
 
 
 def test_released_before_its_first_byte_and_only_once() -> None:
@@ -63,7 +46,6 @@ def test_released_before_its_first_byte_and_only_once() -> None:
     assert not booking.release()
     assert books.double_releases == 1
     booking.first_byte()
-    booking.progress(5)
     assert totals(books) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
     other.first_byte()
     other.first_byte()
@@ -77,11 +59,8 @@ def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
     for _ in range(2000):
         if live and dice.random() < 0.5:
             booking = dice.choice(live)
-            step = dice.randrange(3)
-            if step == 0:
+            if dice.random() < 0.5:
                 booking.first_byte()
-            elif step == 1:
-                booking.progress(dice.randrange(50))
             else:
                 live.remove(booking)
                 assert booking.release()
@@ -201,12 +180,11 @@ def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
     booking.first_byte()
     for _ in range(2):
         books.book(0, 2000)
-    booking.progress(100)
     assert booking.batch is None, "its end is not known yet"
-    booking.release()  # 4 requests, 1000 + 500 + 4000 + 100 = 5600 tokens
-    assert booking.batch == Batch(3.0, 3550.0)
+    booking.release()  # 4 requests, 1000 + 500 + 4000 = 5500 tokens
+    assert booking.batch == Batch(3.0, 3500.0)
     booking.release()
-    assert booking.batch == Batch(3.0, 3550.0)
+    assert booking.batch == Batch(3.0, 3500.0)
     other.release()
     assert other.batch is None, "it never had a first byte"
     other.first_byte()

@@ -87,7 +87,6 @@ def released(booking: Booking) -> None:
     [
         lambda target, booking: target.book(10, 10),
         lambda target, booking: booking.first_byte(),
-        lambda target, booking: booking.progress(7),
         lambda target, booking: released(booking),
         lambda target, booking: target.polled(PAGE, 1.0),
         lambda target, booking: target.stores_blocks_of(32),
