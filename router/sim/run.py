@@ -1,41 +1,33 @@
 """A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `Outcome`.
 
-    client      sends a turn ------> router: open, admit ------> engine: submit
-                                        ^   ^                       |  steps and strides (`strides.py`)
+    client      sends a turn ------> router: door, admit ------> plant: engines
+                                        ^   ^                       |
     next turn,  <---- last token -------+   +--- events, gauges ----+
     after its pause                              as late as the lags say
 
-A heap of moments is all the machinery: what happens next happens, and puts what follows from it back on the heap. The
-routers are the live one's own core (`router.py`); nothing in here decides anything. Same arguments, same outcome, to
-the last digit: there is no other source of chance than the seed.
+Here are the clients, and what becomes of each of their requests; engines and what is told of them are `plant.py`, time
+is `moments.py`. The routers are the live one's own core (`router.py`): nothing in here decides anything. Same
+arguments, same outcome, to the last digit: there is no other source of chance than the seed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import count
-from typing import Any
 
-from router.blocks.events import Batch
-from router.clock import ManualClock
 from router.config import schema
 from router.decide.door import Pass
 from router.decide.door import Turn as Inside
 from router.sim.dice import Dice
+from router.sim.moments import Moments
 from router.sim.outcome import End, Outcome
+from router.sim.plant import Plant
 from router.sim.prompts import Context
 from router.sim.router import Asked, Question, Router, number_of
-from router.sim.scenario import Failure, Scenario
-from router.sim.store import Held, Wire
-from router.sim.strides import Around, Engine, Job
+from router.sim.scenario import Scenario
+from router.sim.strides import Job
 from router.sim.workloads import Session, Span, Workload
 
 ANSWER = -1  # sources of answers are negative; those of prompts are not
-PROBE_S = 2.0  # between two probes of an instance's health
-IDLE_POLL_S = 10.0
-REPLAYABLE = 10_000  # batches that an engine keeps for replays (vLLM's default)
 DEATHS_ALLOWED = 1  # of engines that took a request, as on the live line
 SOON_S = 0.001  # the least time between two looks at a door by the clock
 AGAIN_S = 1.0  # after which a client that was turned away comes again
@@ -113,45 +105,16 @@ class _Run:
         self._stopwatch = stopwatch
         self._progress = progress
         self._chance = Dice(seed ^ 0x5EED)
-        self._clock = ManualClock()
-        self._moments: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = count()
+        self._moments = Moments()
+        self.routers: list[Router] = []
         self._waiting: dict[Inside, _Turn] = {}  # all that are in the books of a door
         self._doors_s: list[float | None] = [None] * scenario.routers  # when they must be looked at
         self._closed = False
         self._sending = 0  # requests under way, and turns that are yet to be sent
         self.outcome = Outcome(scenario.instances)
-        size = scenario.block_tokens
-        self._pool = None if scenario.store is None else Held(scenario.store.tokens, size)
-        self._arounds = [self._around(number) for number in range(scenario.instances)]
-        self._engines = [self._engine(number) for number in range(scenario.instances)]
-        self._wakes: list[float | None] = [None] * scenario.instances
-        self._sequence = [0] * scenario.instances  # numbers of event batches
-        keeps = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
-        self._sent: list[deque[Batch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(scenario.instances)]
-        self._alive = [True] * scenario.instances
-        every_s, instances = scenario.lags.metrics_s, scenario.instances
-        self._ticks_s = [every_s * (number + 1) / instances for number in range(instances)]  # when each may be polled
-        self._polls_s: list[float | None] = [None] * instances  # and when it will be
-        self._polled_s = [-IDLE_POLL_S] * instances
+        self._plant = Plant(scenario, self._moments, self._chance, self.outcome, self)
 
     # building
-
-    def _around(self, number: int) -> Around:
-        scenario, host, host_wire, pool_wire = self._scenario, None, None, None
-        if scenario.host is not None:
-            host = Held(scenario.host.tokens, scenario.block_tokens)
-            host_wire = Wire(scenario.host.link)
-        if scenario.store is not None:
-            pool_wire = Wire(scenario.store.link)
-        decodes = 0 < scenario.prefills <= number
-        return Around(self._pool, pool_wire, host, host_wire, Wire(scenario.handover) if decodes else None)
-
-    def _engine(self, number: int) -> Engine:
-        scenario = self._scenario
-        decodes = 0 < scenario.prefills <= number
-        profile = scenario.decode_profile or scenario.profile if decodes else scenario.profile
-        return Engine(profile, scenario.block_tokens, self._arounds[number], scenario.max_queued)
 
     def _router(self, number: int, policy: schema.Policy) -> Router:
         scenario = self._scenario
@@ -160,52 +123,30 @@ class _Run:
             scenario.instances,
             scenario.prefills,
             scenario.block_tokens,
-            self._clock,
+            self._moments.clock,
             seed=self._seed * 1000 + number,
             shared_pool=scenario.store is not None,
             door=scenario.door,
             share=1 / scenario.routers,
         )
 
-    # time
-
-    def _at(self, moment_s: float, what: Callable[..., None], *of: Any) -> None:
-        heappush(self._moments, (moment_s, next(self._order), what, of))
-
     def serve(self, sessions: Sequence[Session], at_once: int | None, staggered: bool) -> Outcome:
-        scenario, trouble = self._scenario, self._scenario.trouble
-        late = trouble.router_starts_s > 0
-        first = TURNS if late else self._policy
-        self._routers = [self._router(number, first) for number in range(scenario.routers)]
-        for number in range(scenario.instances):
-            self._connect(number)
-            self._poll_at(number, self._ticks_s[number])
-        if late:
-            self._at(trouble.router_starts_s, self._start_routers)
-        for failure in trouble.failures:
-            self._at(failure.at_s, self._fail, failure)
-        for from_s, until_s in trouble.pool_away:
-            self._at(from_s, self._pool_goes, True)
-            self._at(until_s, self._pool_goes, False)
+        scenario, starts_s = self._scenario, self._scenario.trouble.router_starts_s
+        first = TURNS if starts_s > 0 else self._policy
+        self.routers = [self._router(number, first) for number in range(scenario.routers)]
+        self._plant.start()
+        if starts_s > 0:
+            self._moments.at(starts_s, self._start_routers)
+        self._plant.fail()
         self._begin(sessions, at_once, staggered)
-        moments, clock = self._moments, self._clock
-        while self._sending and moments:
-            at_s, _, what, of = heappop(moments)
-            clock.advance(at_s - clock.now())
-            what(*of)
-        return self._ended()
-
-    def _ended(self) -> Outcome:
-        outcome = self.outcome
-        outcome.took_s = self._clock.now()
-        for number, engine in enumerate(self._engines):
-            outcome.busy_s[number] += engine.busy_s
-            outcome.prefill_s[number] += engine.prefill_s
-            outcome.preemptions += engine.preemptions
-        outcome.double_bookings = sum(
-            target.books.requests for router in self._routers for target in router.core.fleet.serving(None)
+        while self._sending and self._moments.step():
+            pass
+        self._plant.end()
+        self.outcome.took_s = self._moments.now_s
+        self.outcome.double_bookings = sum(
+            target.books.requests for router in self.routers for target in router.core.fleet.serving(None)
         )
-        return outcome
+        return self.outcome
 
     # clients
 
@@ -229,7 +170,7 @@ class _Run:
         if session is None or session.start_s >= self._until_s:
             return
         self._sending += 1
-        self._at(max(session.start_s, self._clock.now()), self._opens, session, rest)
+        self._moments.at(max(session.start_s, self._moments.now_s), self._opens, session, rest)
 
     def _opens(self, session: Session, rest: Iterator[Session]) -> None:
         self._open(rest)
@@ -239,7 +180,7 @@ class _Run:
         context = Context(self._scenario.block_tokens)
         for number in range(start):  # what was said before the simulation began
             self._says(context, session, number)
-        self._at(self._clock.now() + session.turns[start].think_s, self._send, session, start, context)
+        self._moments.at(self._moments.now_s + session.turns[start].think_s, self._send, session, start, context)
 
     def _says(self, context: Context, session: Session, number: int) -> int:
         """A turn's prompt and answer are added to what was said. Returns the prompt's length."""
@@ -252,18 +193,18 @@ class _Run:
         return prompt_tokens
 
     def _send(self, session: Session, number: int, context: Context) -> None:
-        now = self._clock.now()
+        now = self._moments.now_s
         if now >= self._until_s:
             self._sending -= 1
             return
-        turn = _Turn(session, number, context, session.number % len(self._routers), now)
+        turn = _Turn(session, number, context, session.number % len(self.routers), now)
         prompt_tokens = self._says(context, session, number)
         # The names are the session's, which goes on: the job gets its own copy.
         turn.job = Job(context.names[:], prompt_tokens, session.turns[number].output_tokens, turn)
         self._ask(turn)
 
     def _send_again(self, before: _Turn) -> None:
-        now, old = self._clock.now(), _job(before)
+        now, old = self._moments.now_s, _job(before)
         if now >= self._until_s:
             self._sending -= 1
             return
@@ -273,8 +214,8 @@ class _Run:
 
     def _ask(self, turn: _Turn) -> None:
         """A request reaches its router, which may let it wait."""
-        router, names = self._routers[turn.router], self._prompt(turn)
-        question = Question(str(turn.session.number), names, _job(turn).prompt_tokens, self._pooled(names))
+        router, names = self.routers[turn.router], self._prompt(turn)
+        question = Question(str(turn.session.number), names, _job(turn).prompt_tokens, self._plant.pooled_tokens(names))
         turn.asked = router.opens(question)
         if router.gate is None:
             self._place(turn)
@@ -296,7 +237,7 @@ class _Run:
         if ticket is None:
             self._end(turn, End.FAILED if turn.deaths else End.SHED, -1)
         elif ticket.half is not None:
-            self._poll_soon(number_of(ticket.target.instance.id))  # it is booked already
+            self._plant.poll_soon(number_of(ticket.target.instance.id))  # it is booked already
             turn.prefill = Job(self._prompt(turn), job.prompt_tokens, 1, turn)
             self._submit(turn, turn.prefill, number_of(ticket.half.target.instance.id))
         else:
@@ -307,33 +248,31 @@ class _Run:
         job = _job(turn)
         return job.names[: job.prompt_tokens // self._scenario.block_tokens]
 
-    def _pooled(self, names: Sequence[int]) -> int | None:
-        """What the pool answers when it is asked for these blocks, in tokens."""
-        pool = self._pool
-        return None if pool is None or pool.away else pool.held(names) * self._scenario.block_tokens
-
     def _submit(self, turn: _Turn, job: Job, number: int) -> None:
         asked = _asked(turn)
-        self._poll_soon(number)
-        if not self._alive[number]:
+        self._plant.poll_soon(number)
+        if not self._plant.is_alive(number):
             self._suspect(turn.router, number)
             asked.failed_at("connect")
             self._place(turn)
-        elif not self._engines[number].submit(job, self._clock.now()):
+        elif not self._plant.submit(job, number):
             asked.failed_at("busy", 503)
             self._place(turn)
-        else:
-            self._wake(number)
 
-    def _first(self, turn: _Turn) -> None:
-        turn.first_s = self._clock.now()
-        _asked(turn).first_byte()
+    def first(self, job: Job) -> None:
+        """The plant: its first token. A prompt that is computed for another engine has none that counts."""
+        turn = _turn(job)
+        if job is not turn.prefill:
+            turn.first_s = self._moments.now_s
+            _asked(turn).first_byte()
 
-    def _done(self, turn: _Turn, job: Job, number: int) -> None:
+    def done(self, job: Job, number: int) -> None:
+        """The plant: its last one."""
+        turn = _turn(job)
         if job is turn.prefill:  # its other half goes on
             ticket, answering = _asked(turn).ticket, _job(turn)
             assert ticket is not None
-            self._routers[turn.router].core.prefilled(ticket, "ok", 200)
+            self.routers[turn.router].core.prefilled(ticket, "ok", 200)
             answering.external, answering.local_tokens = job.prompt_tokens, 0
             self._submit(turn, answering, number_of(ticket.target.instance.id))
             return
@@ -342,7 +281,7 @@ class _Run:
         self._end(turn, End.OK, number, source)
 
     def _end(self, turn: _Turn, end: End, number: int, source: Job | None = None) -> None:
-        now, outcome, job = self._clock.now(), self.outcome, _job(turn)
+        now, outcome, job = self._moments.now_s, self.outcome, _job(turn)
         outcome.arrived_s.append(turn.sent_s)
         outcome.waited_s.append(turn.waited_s)
         outcome.ttft_s.append(turn.first_s - turn.sent_s if end is End.OK else float("nan"))
@@ -364,7 +303,7 @@ class _Run:
 
     def _leaves(self, turn: _Turn, inside: Inside, end: End, source: Job | None) -> None:
         """It gives back what it took at the door."""
-        router, job = self._routers[turn.router], _job(turn)
+        router, job = self.routers[turn.router], _job(turn)
         self._waiting.pop(inside, None)
         assert router.gate is not None
         if end is End.OK and source is not None:
@@ -376,20 +315,20 @@ class _Run:
         self._look_at_door(turn.router)
 
     def _look_at_door(self, number: int) -> None:
-        gate = self._routers[number].gate
+        gate = self.routers[number].gate
         if gate is None:
             return
         called = gate.look()
         for inside in called.passed:
             turn = self._waiting[inside]
-            turn.waited_s = self._clock.now() - turn.sent_s
+            turn.waited_s = self._moments.now_s - turn.sent_s
             self._place(turn)
         for hold in called.refused:
             self._end(self._waiting[hold.turn], End.SHED, -1)
         next_s = gate.next_s
         if next_s is not None and self._doors_s[number] != next_s:
             self._doors_s[number] = next_s
-            self._at(max(next_s, self._clock.now() + SOON_S), self._door_is_due, number, next_s)
+            self._moments.at(max(next_s, self._moments.now_s + SOON_S), self._door_is_due, number, next_s)
 
     def _door_is_due(self, number: int, next_s: float) -> None:
         if self._doors_s[number] == next_s:
@@ -402,135 +341,27 @@ class _Run:
         """
         session, following = turn.session, turn.number + 1
         if end is not End.OK and self._closed:
-            self._at(self._clock.now() + AGAIN_S, self._send_again, turn)
+            self._moments.at(self._moments.now_s + AGAIN_S, self._send_again, turn)
             return
         if following < len(session.turns):
-            self._at(self._clock.now() + session.turns[following].think_s, self._send, session, following, turn.context)
+            comes_s = self._moments.now_s + session.turns[following].think_s
+            self._moments.at(comes_s, self._send, session, following, turn.context)
         elif (another := next(self._rest, None)) is not None:
             self._session(another, 0)
         else:
             self._sending -= 1
 
-    # engines
-
-    def _wake(self, number: int) -> None:
-        """When this engine must be looked at next."""
-        engine = self._engines[number]
-        loads_s, until_s = engine.loads_until_s, engine.until_s
-        at_s = until_s if loads_s is None else loads_s if until_s is None else min(loads_s, until_s)
-        if at_s is not None and at_s != self._wakes[number]:
-            self._wakes[number] = at_s
-            self._at(at_s, self._look, number, at_s)
-
-    def _look(self, number: int, at_s: float) -> None:
-        if self._wakes[number] != at_s:
-            return  # it was put off, or is another process now
-        self._wakes[number] = None
-        engine, now = self._engines[number], self._clock.now()
-        ended = engine.end(now)
-        if engine.loads_until_s is not None:
-            engine.loaded(now)
-        if engine.cache.events:
-            self._publish(number)
-        for job in ended.firsts:
-            turn = job.tag
-            assert isinstance(turn, _Turn)
-            if job is not turn.prefill:
-                self._first(turn)
-        for job in ended.dones:
-            assert isinstance(job.tag, _Turn)
-            self._done(job.tag, job, number)
-        self._wake(number)
-
-    def _publish(self, number: int) -> None:
-        """What its cache did, to every router, as late as events are; some of it lost."""
-        events = self._engines[number].cache.drain()
-        now = self._clock.now()
-        batch = Batch(self._sequence[number], now, 0, events, {})
-        self._sequence[number] += 1
-        self._sent[number].append(batch)
-        for router in self._routers:
-            if not self._chance.happens(self._scenario.trouble.events_lost):
-                self._at(now + self._scenario.lags.events_s, self._hear, router, number, batch)
-
-    def _hear(self, router: Router, number: int, batch: Batch) -> None:
-        self._replay(router, number, router.heard(number, batch))
-
-    def _replay(self, router: Router, number: int, start: int | None) -> None:
-        if start is not None:
-            self._at(self._clock.now() + self._scenario.lags.events_s, self._replayed, router, number, start)
-
-    def _replayed(self, router: Router, number: int, start: int) -> None:
-        batches = [batch for batch in self._sent[number] if batch.seq >= start] if self._alive[number] else []
-        self._replay(router, number, router.replayed(number, batches))
-
-    def _connect(self, number: int) -> None:
-        for router in self._routers:
-            self._replay(router, number, router.connected(number))
-
-    def _poll_soon(self, number: int) -> None:
-        """A request goes there. Ticks that were slept through are added up as if they had not been."""
-        now, every_s = self._clock.now(), self._scenario.lags.metrics_s
-        while self._ticks_s[number] < now:
-            self._ticks_s[number] += every_s
-        self._poll_at(number, self._ticks_s[number])
-
-    def _poll_at(self, number: int, at_s: float) -> None:
-        if self._polls_s[number] != at_s:
-            self._polls_s[number] = at_s
-            self._at(at_s, self._poll_is_due, number, at_s)
-
-    def _poll_is_due(self, number: int, at_s: float) -> None:
-        """At every tick where requests are, elsewhere seldom: most of a large fleet may be idle."""
-        if self._polls_s[number] != at_s:
-            return  # it was put forward
-        every_s, alive = self._scenario.lags.metrics_s, self._alive[number]
-        idle = not any(router.in_flight(number) for router in self._routers)
-        if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
-            self._polled_s[number] = at_s
-            self._poll(number)
-        self._ticks_s[number] = next_s = at_s + every_s
-        while alive and idle and next_s - self._polled_s[number] < IDLE_POLL_S:
-            next_s += every_s
-        self._poll_at(number, next_s)
-
-    def _poll(self, number: int) -> None:
-        gauges = self._engines[number].gauges()
-        for router in self._routers:
-            router.polled(number, gauges)
-
     # trouble
 
     def _start_routers(self) -> None:
         """Fresh ones take over from those that only took turns: what those began, they end."""
-        self._routers = [self._router(number, self._policy) for number in range(self._scenario.routers)]
+        self.routers = [self._router(number, self._policy) for number in range(self._scenario.routers)]
         for number in range(self._scenario.instances):
-            self._connect(number)
+            self._plant.connect(number)
 
-    def _pool_goes(self, away: bool) -> None:
-        if self._pool is not None:
-            self._pool.away = away
-
-    def _fail(self, failure: Failure) -> None:
-        number = failure.instance
-        if failure.until_s < float("inf"):
-            self._at(failure.until_s, self._recover, failure)
-        if failure.kind == "slow":
-            self._engines[number].slowdown = failure.factor
-            return
-        dead, self._engines[number] = self._engines[number], self._engine(number)
-        self.outcome.busy_s[number] += dead.busy_s
-        self.outcome.prefill_s[number] += dead.prefill_s
-        self._wakes[number] = None
-        self._alive[number] = False
-        self._sequence[number] = 0
-        self._sent[number].clear()
-        for job in dead.unfinished:
-            assert isinstance(job.tag, _Turn)
-            self._died(job.tag, number)
-
-    def _died(self, turn: _Turn, number: int) -> None:
-        """Its engine is gone: before its first byte one more may try."""
+    def died(self, job: Job, number: int) -> None:
+        """The plant: its engine is gone. Before its first byte one more may try."""
+        turn = _turn(job)
         turn.deaths += 1
         self._suspect(turn.router, number)
         begun = turn.first_s > 0
@@ -544,21 +375,12 @@ class _Run:
 
     def _suspect(self, router: int, number: int) -> None:
         """Somebody could not reach it, so it is probed at once."""
-        self._routers[router].misses(number)
+        self.routers[router].misses(number)
 
-    def _recover(self, failure: Failure) -> None:
-        number = failure.instance
-        if failure.kind == "slow":
-            self._engines[number].slowdown = 1.0
-            return
-        self._alive[number] = True
-        self._at(self._clock.now() + PROBE_S, self._meet_again, number)
 
-    def _meet_again(self, number: int) -> None:
-        for router in self._routers:
-            router.misses(number)
-            router.meets(number)
-        self._connect(number)
+def _turn(job: Job) -> _Turn:
+    assert isinstance(job.tag, _Turn), "nobody else sends jobs"
+    return job.tag
 
 
 def _job(turn: _Turn) -> Job:
