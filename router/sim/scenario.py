@@ -32,7 +32,7 @@ class Store:
 class Lags:
     """How late a router hears of its fleet, in seconds."""
 
-    events_s: float = 0.05  # from a block's storing to the index
+    events_s: float = 0.05  # from a block's storing to the index; inf: none ever comes, as without KV events
     metrics_s: float = 0.25  # between two polls of an instance
 
 

@@ -70,6 +70,7 @@ steps = st.one_of(
     st.tuples(st.just("store"), st.integers(1, 10), st.just(0)),
     st.tuples(st.just("send"), st.integers(1, 10), st.just(0)),
     st.tuples(st.just("show"), st.integers(1, 40), st.integers(1, 90)),
+    st.tuples(st.just("memory"), st.integers(1, 60), st.just(0)),
     st.tuples(st.just("distrust"), st.just(0), st.just(0)),
     st.tuples(st.just("rejoin without a stream"), st.just(0), st.just(0)),
     st.tuples(st.just("drain"), st.just(0), st.just(0)),
@@ -93,6 +94,8 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
         house.core.knowledge.sent(there.id, ids, belief)
     elif what == "show":
         there.showed(there.book(one, one), one, 0, float(other), house.clock.now())
+    elif what == "memory":  # less than a prompt takes: it must wait for answers to end
+        house.core.polled(there.instance.id, {0: page(capacity_tokens=one)}, house.clock.now())
     elif what == "distrust":
         for _ in range(3):
             there.trust.observe(40, 0, 4)
@@ -113,11 +116,19 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
     everywhere=st.integers(0, 10),
     busy=st.none() | st.floats(0, 1),
     pool=pools,
+    answer_tokens=st.none() | st.integers(1, 500),
 )
 def test_the_choice_costs_no_more_than_the_best_of_all(
-    name: str, story: list[tuple[int, tuple[str, int, int]]], everywhere: int, busy: float | None, pool: PoolHit | None
+    name: str,
+    story: list[tuple[int, tuple[str, int, int]]],
+    everywhere: int,
+    busy: float | None,
+    pool: PoolHit | None,
+    answer_tokens: int | None,
 ) -> None:
     house, policy = large(), POLICIES[name]
+    if answer_tokens is not None:
+        house.core.fleet.answers.came("m", answer_tokens)
     for number in range(MANY * (everywhere > 0)):
         house.stored(target(house, number).id, IDS[: 4 * everywhere])
     for i, (number, (what, one, other)) in enumerate(story):
