@@ -47,15 +47,16 @@ async def serve() -> None:
 
 
 def _say(message: bytes) -> None:
-    sys.stdout.buffer.write(framed(message))
-    sys.stdout.buffer.flush()
+    """To nobody, once the leader is gone: the end of the input, which ends all, may come a moment later."""
+    try:
+        sys.stdout.buffer.write(framed(message))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:
-    try:
-        uvloop.run(serve())
-    except* BrokenPipeError:  # the leader is gone; nor can what is left in the buffer be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    uvloop.run(serve())
 
 
 if __name__ == "__main__":
