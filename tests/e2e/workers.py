@@ -32,6 +32,9 @@ async def all_up(router: Doors, but: Sequence[int] = ()) -> list[Json]:
             await asyncio.sleep(LOOK_S)
 
 
+TRIES = 100  # that all of so many connections go to one of two workers has a chance of 1 in 2**99
+
+
 class Clients:
     """Clients of the public door, each with one connection that stays with its worker. `by_run`: at least one for each
     worker, by the run that its records' ids begin with.
@@ -44,11 +47,14 @@ class Clients:
 
     async def __aenter__(self) -> Clients:
         wanted = {str(one["run"]) for one in await workers(self._router)}
-        while self.by_run.keys() != wanted:
+        for _ in range(TRIES):
             client = await self._opened.enter_async_context(self._router.client(limits=httpx.Limits(max_connections=1)))
             said = await say(client, "which worker are you?")
+            assert said.status == 200, said
             self.by_run.setdefault(run_of(said), client)
-        return self
+            if self.by_run.keys() == wanted:
+                return self
+        raise AssertionError(f"{sorted(self.by_run)} answer, not {sorted(wanted)}")
 
     async def __aexit__(self, *raised: object) -> None:
         await self._opened.aclose()
