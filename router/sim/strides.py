@@ -9,8 +9,9 @@ the first step at which somebody ends, or the memory is full, or somebody new ha
                  +-- loading ---+      from host memory, the pool or a peer, beside all computing
 
 Time per step is the profile's. As there: first come, first served, a whole prompt must fit before it begins, decodes
-first, the youngest gives way when memory runs out. Simpler than there: an answer's blocks are named when it ends, and a
-request that computes what another one is just computing keeps no copy of its own. A test holds the two together.
+first, the youngest gives way when memory runs out. Simpler than there: an answer's blocks are named when it ends, a
+prompt's can be hit when they are computed (vLLM: when that is planned), and a request that computes what another one is
+just computing keeps no copy of its own. A test holds the two together.
 """
 
 from __future__ import annotations
