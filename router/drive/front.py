@@ -50,7 +50,7 @@ async def router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIt
     try:
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{admin}", timeout=2.0, trust_env=False) as http:
             ready = await until(
-                clock, READY_S, lambda: _ready(http), lambda ready: ready or process.returncode is not None
+                clock, READY_S, lambda: sends(http), lambda ready: ready or process.returncode is not None
             )
         if not ready:
             raise NotStarted(f"the router with policy {policy} is not ready: {_last_line(log)} (all of it: {log})")
@@ -75,12 +75,16 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-async def _ready(http: httpx.AsyncClient) -> bool:
+async def sends(http: httpx.AsyncClient) -> bool:
+    """Whether the router whose admin port `http` asks can send to all engines it was given. It answers there before it
+    has read whom it has.
+    """
     try:
         answer = await http.get("/admin/instances")
-        return answer.status_code == 200 and all(one["state"] == "ready" for one in answer.json()["instances"])
     except httpx.HTTPError:
         return False
+    states = {one["state"] for one in answer.json()["instances"]} if answer.status_code == 200 else set()
+    return states == {"ready"}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -329,6 +329,7 @@ async def test_a_follower_that_comes_later_knows_where_sessions_are(router_proce
                 client = clients.by_run[follower["run"]]
                 homes = {n: (await say(client, "go on", session=f"agent {n}")).target for n in range(12)}
             assert len(set(homes.values())) > 1
+            await until(lambda: nothing_under_way(r))  # the follower is asked: what it had to tell went out before
             os.kill(follower["pid"], signal.SIGKILL)
             _, again = await all_up(r, but=[follower["pid"]])
             async with Clients(r) as clients:
