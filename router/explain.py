@@ -8,6 +8,8 @@ recorded or learned, and no number, retry or breaker trial is used up. Therefore
     the pool     is not asked: it remembers and counts whoever asks. It is unknown here, and the answer says so
     the arm      of an experiment is looked up, not entered
     a pair       is not chosen: the answer is for the request as a whole, and says so
+    equals       of a large fleet are drawn from all of them; a request draws from a few (`shortlist.py`), and the
+                 answer says so
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from router.prompt.prompt import Chat, Ids, Prompt, Unknown
 from router.prompt.read import ReadOptions, read_prompt
 from router.prompt.wishes import Wishes
 from router.route import pinned, served_by
+from router.shortlist import SMALL
 from router.tokens.remote import Remote
 from router.tokens.tokens import Tokens
 from scorers.contract import Needs
@@ -93,7 +96,13 @@ class Explain:
         policy = record.policy
         assert policy is not None, "placed"
         shown = readable_decision(decision)
-        notes = [placed.note, self._about_pool(policy.needs), self._about_pairs(prompt, only), _about_pin(only)]
+        notes = [
+            placed.note,
+            self._about_pool(policy.needs),
+            self._about_pairs(prompt, only),
+            _about_pin(only),
+            _about_equals(decision, policy),
+        ]
         return {
             "target": shown["target"],
             "why": shown["why"],
@@ -211,6 +220,13 @@ def _draws_its_own(experiment: Experiment, first: str) -> str:
 
 def _about_pin(only: TargetId | None) -> str | None:
     return None if only is None else f"only {only} knows the response that it goes on from"
+
+
+def _about_equals(decision: Decision, policy: Policy) -> str | None:
+    """All of a large fleet are priced here. A request sees a few of many equals, and draws from these."""
+    if len(decision.view.rows) <= SMALL or policy.orders is None or decision.margin != 0:
+        return None
+    return f"one of {decision.costs.count(min(decision.costs))} equals, by chance; a request may draw another"
 
 
 def _about_tokens(known: Known | Unknown) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class Differences:
         self._ttft_ms = self._overlap_tokens = 0.0
         self._made, self._other = Spread(), Spread()
         self._offered: set[str] = set()
+        self._most_offered = 0  # at once: of a large fleet most have no row
         self._moves: Counter[tuple[str, str]] = Counter()
 
     def add(self, view: View, made: Row, other: Row) -> Difference:
@@ -84,19 +85,21 @@ class Differences:
         else:
             self._moves[made.target, other.target] += 1
         self._offered.update(map(TARGET, view.rows))
+        self._most_offered = max(self._most_offered, len(view.rows) + view.others)
         self._made.add(made.target)
         self._other.add(other.target)
         return found
 
     def summary(self) -> Summary:
         n = self._decisions
+        offered = max(len(self._offered), self._most_offered)
         return Summary(
             decisions=n,
             agreed=self._agreed,
             ttft_ms=self._ttft_ms / n if n else None,
             overlap_tokens=self._overlap_tokens / self._known if self._known else None,
-            uneven_made=self._made.uneven(len(self._offered)),
-            uneven_other=self._other.uneven(len(self._offered)),
+            uneven_made=self._made.uneven(offered),
+            uneven_other=self._other.uneven(offered),
             moves=dict(self._moves),
             failed=self.failed,
         )

@@ -19,6 +19,7 @@ import msgspec
 from router.config.experiment import Experiment
 from router.decide.arms import Regime
 from router.decide.differences import Differences
+from router.decide.left_out import partial
 from router.decide.policy import Policy, PolicyFault
 from router.decide.record import Record
 from router.decide.shadow import Follower
@@ -48,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]  # the most frequent ones, most frequent first
     other_moves: int  # requests that would move in other ways
     blind: int  # choices for which caches count now, recorded when they did not and nobody looked
+    partial: int  # choices where somebody might be taken whom the record of a large fleet leaves out
     failed: int  # choices that the new regime breaks on: the fallback would make them
     fault: str | None  # the first of those
 
@@ -68,6 +70,11 @@ class Plan(msgspec.Struct, frozen=True):
             said.append(f"{self.failed:,} choices fail, the fallback would make them: {self.fault}")
         if self.blind:
             said.append(f"{self.blind:,} were recorded without a look at caches, and were tried without")
+        if self.partial:
+            said.append(
+                f"{self.partial:,} were recorded with only those of a large fleet who could win then, and were tried "
+                "on these: fewer may seem to change than would"
+            )
         return said
 
     def sentence(self) -> str:
@@ -88,7 +95,7 @@ class Planner:
         self._regime = regime
         self._follower = Follower()  # one for all arms, as the desk has it
         self._differences = Differences()
-        self._records = self._blind = 0
+        self._records = self._blind = self._partial = 0
         self._fault: str | None = None
 
     def add(self, record: Record) -> None:
@@ -96,7 +103,7 @@ class Planner:
         if not record.attempts:
             return
         made = record.attempts[0].decision
-        policy, view = _asked_now(self._regime, record, made.view)
+        policy, view, shown_for = _asked_now(self._regime, record, made.view)
         try:
             other = self._follower.decide(policy, view, made.part, made.target)
         except PolicyFault as fault:
@@ -106,6 +113,7 @@ class Planner:
         self._differences.add(made.view, made.row, other.row)
         looked = record.policy is not None and Needs.CACHE in record.policy.needs
         self._blind += not looked and blind(policy, view)
+        self._partial += partial(policy, view, shown_for)
 
     def plan(self) -> Plan:
         """Of all that was added so far."""
@@ -123,6 +131,7 @@ class Planner:
             moves=moves,
             other_moves=sum(requests for _, requests in ways[NAMED_MOVES:]),
             blind=self._blind,
+            partial=self._partial,
             failed=found.failed,
             fault=self._fault,
         )
@@ -131,21 +140,23 @@ class Planner:
 class _Asked(NamedTuple):
     policy: Policy
     view: View
+    shown_for: Policy | None  # whose choice the view is whole for; None: nobody's
 
 
 def _asked_now(regime: Regime, record: Record, view: View) -> _Asked:
     """Who would decide for this request, on which rows."""
     if record.asked_by is not None and record.policy is not None:  # by name, whatever is in force
-        return _Asked(regime.policies.get(record.policy.name, record.policy), view)
+        return _Asked(regime.policies.get(record.policy.name, record.policy), view, record.policy)
     experiment = regime.experiment
     if experiment is None:
-        return _Asked(regime.policy, view)
+        return _Asked(regime.policy, view, record.policy)
     arm, policy = regime.place(record.unit or _stand_in(experiment, record, view))
     if experiment.isolate == "instances":
         own = regime.instances_of(arm, sorted({row.instance for row in view.rows}))
         rows = tuple(row for row in view.rows if row.instance in own)
-        view = view._replace(rows=rows or view.rows)
-    return _Asked(policy, view)
+        if len(rows) < len(view.rows):  # who could win in this slice alone, may have been left out
+            return _Asked(policy, view._replace(rows=rows or view.rows), None)
+    return _Asked(policy, view, record.policy)
 
 
 def _stand_in(experiment: Experiment, record: Record, view: View) -> bytes:

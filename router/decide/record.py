@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from router.decide.left_out import left_out
 from router.decide.why import why
 from scorers.contract import Row, Scorer, View
 
@@ -33,7 +34,7 @@ class Decision(NamedTuple):
     """What a policy made of a view: `costs`, the terms' costs and `chosen` are of `rows`, those that filters left."""
 
     policy: str
-    view: View  # as it was asked: with every candidate
+    view: View  # as it was asked: with every candidate, but those that a large fleet leaves out
     rows: tuple[Row, ...]
     terms: tuple[Term, ...]
     costs: tuple[float, ...]
@@ -57,8 +58,8 @@ class Decision(NamedTuple):
 
     @property
     def margin(self) -> float | None:
-        """By how much the next best row costs more than the chosen one (less than 0: the picker took a dearer one);
-        None: there is no other.
+        """By how much the next best row costs more than the chosen one (less than 0: the picker took a dearer one), at
+        most: who was left out may come closer. None: there is no other.
         """
         others = self.costs[: self.chosen] + self.costs[self.chosen + 1 :]
         return min(others) - self.costs[self.chosen] if others else None
@@ -188,7 +189,9 @@ def _readable_choice(choice: Attempt | Leg) -> dict[str, Any]:
 
 
 def readable_decision(decision: Decision) -> dict[str, Any]:
-    """One choice for people: `why` in a sentence, and every candidate that filters left with all that spoke for it."""
+    """One choice for people: `why` in a sentence, and every candidate that filters left with all that spoke for it.
+    Of those that had no row (`left_out`) nothing is known but how many they were.
+    """
     view: dict[str, Any] = plain(decision.view._replace(rows=()))
     del view["rows"]  # the candidates are below
     stayed = {row.target for row in decision.rows}
@@ -198,6 +201,7 @@ def readable_decision(decision: Decision) -> dict[str, Any]:
         "target": decision.target,
         "why": why(decision),
         "margin": decision.margin,
+        "left_out": left_out(decision.view),
         "filtered_out": [row.target for row in decision.view.rows if row.target not in stayed],
         "skipped_filters": list(decision.skipped_filters),
         "view": view,

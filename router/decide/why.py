@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router.decide.record import Decision, Term
+    from scorers.contract import View
 
 FALLBACK = "fallback"
 """Name of the policy that decides where the one in force failed."""
@@ -23,16 +24,17 @@ _FAILED = "the policy failed and the fallback chose: "
 
 def why(decision: Decision) -> str:
     """One sentence without a full stop. Amounts are weighted, in the policy's unit."""
-    return (_FAILED if decision.policy == FALLBACK else "") + f"{decision.target}: {_reason(decision)}"
+    failed = _FAILED if decision.policy == FALLBACK else ""
+    return f"{failed}{decision.target}: {_reason(decision)}{_among_whom(decision.view)}"
 
 
 def _reason(decision: Decision) -> str:
     rows, costs, chosen = decision.rows, decision.costs, decision.chosen
     if len(rows) == 1:
-        offered = len(decision.view.rows) + decision.view.others
-        if decision.view.others:
-            return f"the only one of {offered} candidates that could win"
-        return "the only candidate" if offered == 1 else f"the only one of {offered} candidates that the filters left"
+        offered = len(decision.view.rows)
+        if offered > 1:
+            return f"the only one of {offered} candidates that the filters left"
+        return "the only one that could win" if decision.view.others else "the only candidate"
     least, cost = min(costs), costs[chosen]
     unit = _unit(decision.terms)
     if cost > least:
@@ -41,6 +43,11 @@ def _reason(decision: Decision) -> str:
     if (equals := costs.count(least)) > 1:
         return f"by chance among {equals} equals"
     return _difference(decision, unit)
+
+
+def _among_whom(view: View) -> str:
+    """Where candidates were left out, there may be more equals, and a closer runner-up, than is said."""
+    return f" (priced: {len(view.rows):,} of {len(view.rows) + view.others:,} candidates)" if view.others else ""
 
 
 def _difference(decision: Decision, unit: str) -> str:

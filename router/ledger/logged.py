@@ -4,7 +4,8 @@
     {"policy": {name, digest, spec}}      before the first record that it decided: every file stands alone
     {"record": {...}}                     a request, once it is over (`Logged`)
 
-Views are arrays in the order of the contract's fields, which `fields` names; floats have their shortest exact form.
+Views are arrays in the order of the contract's fields, which `fields` names; floats have their shortest exact form. A
+view of a large fleet has rows for those who could win, and counts the `others` (`decide/left_out.py`).
 Rows and not columns: these take a sixth less, but msgspec reads and writes rows by itself, twice as fast, and what did
 not change since the record before costs next to nothing in a row, once compressed. A record is also a request of a
 Mooncake trace (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` per 512 tokens), as in

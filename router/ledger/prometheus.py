@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import astuple
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from router.decide.record import Attempt, Record, Stages
@@ -190,10 +189,6 @@ class Metrics:
     async def scrape(self) -> bytes:
         """Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait."""
         return await asyncio.to_thread(self.page().written)
-
-    def exposition(self) -> tuple[str, bytes]:
-        """Content type and text of a scrape."""
-        return CONTENT_TYPE_LATEST, self.page().written()
 
     def _kept(self, table: Table) -> Table:
         self._tables.append(table)

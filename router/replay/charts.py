@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from router.drawing import FAINT, INK, canvas, save
 from router.replay.replay import Report
-from router.replay.tables import share_of
+from router.replay.tables import marked, share_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ def draw(report: Report, file: Path) -> None:
     some = [one for one in report.contended if one.choices]
     figure = canvas(11.0, 1.9 + 0.42 * len(some))
     agree, waits, found, spread = figure.subplots(1, 4, sharey=True)
-    names = [one.policy for one in some]
+    names = [marked(one) for one in some]
 
     shares = [100 * (one.agreement or 0.0) for one in some]
     _bars(agree, names, shares, [BAR] * len(some), [share_of(one.agreed, one.choices) for one in some])
@@ -32,7 +32,7 @@ def draw(report: Report, file: Path) -> None:
     _bars(waits, names, times, [MORE if ms > 0 else LESS for ms in times], [f"{ms:+,.1f}" for ms in times])
     _title(waits, "predicted TTFT", "ms per request, against what was made")
 
-    known = [(one.policy, one.overlap_tokens) for one in some if one.overlap_tokens is not None]
+    known = [(marked(one), one.overlap_tokens) for one in some if one.overlap_tokens is not None]
     tokens = [value for _, value in known]
     colours = [LESS if value > 0 else MORE for value in tokens]
     _bars(found, [name for name, _ in known], tokens, colours, [f"{value:+,.0f}" for value in tokens])

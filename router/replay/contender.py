@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from router.decide.differences import Differences
+from router.decide.left_out import partial
 from router.decide.plan import Move, blind
 from router.decide.policy import Policy, PolicyFault
 from router.decide.record import Part
@@ -33,6 +34,7 @@ class Contended(msgspec.Struct, frozen=True):
     uneven: float | None
     moves: tuple[Move, ...]  # most frequent first
     blind: int  # choices without the knowledge of caches that it counts on: nobody had looked
+    partial: int  # choices where it might have taken a candidate that the log leaves out
     failed: int
     fault: str | None  # the first one
 
@@ -47,10 +49,11 @@ class Contender:
         self._follower = Follower(SESSIONS)
         self._differences = Differences()
         self._where_other = Quantiles()
-        self._blind = 0
+        self._blind = self._partial = 0
         self._fault: str | None = None
 
-    def add(self, view: View, part: Part, made: Row) -> None:
+    def add(self, view: View, part: Part, made: Row, shown_for: Policy | None = None) -> None:
+        """`shown_for`: who decided then, and so saw all that mattered; None: nobody knows."""
         try:
             own = self._follower.decide(self.policy, view, part, made.target)
         except PolicyFault as fault:
@@ -58,6 +61,7 @@ class Contender:
             self._fault = self._fault or str(fault)
             return
         self._blind += blind(self.policy, view)
+        self._partial += partial(self.policy, view, shown_for)
         difference = self._differences.add(view, made, own.row)
         if own.target != made.target:
             self._where_other.add(difference.ttft_ms)
@@ -78,6 +82,7 @@ class Contender:
             uneven=found.uneven_other,
             moves=tuple(Move(source, target, requests) for (source, target), requests in ways),
             blind=self._blind,
+            partial=self._partial,
             failed=found.failed,
             fault=self._fault,
         )

@@ -102,8 +102,9 @@ class Replay:
         made = next((row for row in choice.view.rows if row.target == choice.target), None)
         if made is None:  # no router writes that; the reproduction names it
             return
+        live = self._live.get((logged.policy or "", logged.digest or ""))
         for contender in self._contenders:
-            contender.add(choice.view, choice.part, made)
+            contender.add(choice.view, choice.part, made, None if live is None else live.policy)
         if logged.stream and logged.ttft_ms is not None and choice.end == "ok" and choice.prefill is None:
             self._forecasts.add(choice.view, made, logged.ttft_ms)
 

@@ -41,7 +41,7 @@ def contended_table(report: Report) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.contended:
         table.add_row(
-            escape(one.policy),
+            escape(marked(one)),
             f"{one.choices:,}",
             share_of(one.agreed, one.choices),
             _signed(one.ttft_ms, 1),
@@ -77,6 +77,13 @@ def _of_contenders(report: Report) -> list[str]:
         for one in some
         if one.blind
     ]
+    lines += [
+        f"[yellow]{escape(one.policy)}: {one.partial:,} of {one.choices:,} choices are partly seen: of a large fleet "
+        "the log has those who could win by a policy in use then, and it had to choose among these. So it may seem to "
+        "agree more, and to spread requests less evenly, than it would.[/]"
+        for one in some
+        if one.partial
+    ]
     if some:
         lines.append(
             "TTFT and cached tokens: means over all choices, by what was known when they were made, compared with the "
@@ -88,6 +95,11 @@ def _of_contenders(report: Report) -> list[str]:
             f"predicted in the mean, {report.measured_ms:.0f} ms were measured."
         )
     return lines
+
+
+def marked(one: Contended) -> str:
+    """Its name, with a word where its figures are not quite its own."""
+    return f"{one.policy} (partly seen)" if one.partial else one.policy
 
 
 def share_of(part: int, whole: int) -> str:

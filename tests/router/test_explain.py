@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -77,9 +77,15 @@ POLICIES = {
 
 
 class House:
-    """`a`, `b`, `c` serve `m` and publish events; `b` has a prompt of `IDS` cached. No tokenizer here: engines tell."""
+    """`names` serve `m` and publish events; `b` has a prompt of `IDS` cached. No tokenizer here: engines tell."""
 
-    def __init__(self, experiment: dict[str, Any] | None = None, active: str = "warm", **config: Any) -> None:
+    def __init__(
+        self,
+        experiment: dict[str, Any] | None = None,
+        active: str = "warm",
+        names: Sequence[str] = "abc",
+        **config: Any,
+    ) -> None:
         self.clock = ManualClock(1000.0, wall=5000.0)
         self.config = schema.Config(seed=1, **config)
         self.learner = Learner()
@@ -98,7 +104,7 @@ class House:
         self.ring = Ring(10)
         reading = ReadOptions()
         self.explain = Explain(self.config, self.clock, self.core, self.tokens, self.fetch, reading)
-        for name in "abc":
+        for name in names:
             self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
             self.core.joined(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])
             cache = Cache()
@@ -153,6 +159,28 @@ async def test_what_would_happen_is_what_then_happens(policy: str) -> None:
         assert but_busy(told["decision"]) == but_busy(readable_decision(attempt.decision))
         assert (told["target"], told["why"]) == (attempt.decision.target, told["decision"]["why"])
         house.clock.advance(1.0)
+
+
+LARGE = [*"abc", *(f"e{number:02}" for number in range(97))]
+
+
+async def test_of_a_large_fleet_all_are_priced_and_the_choice_is_the_requests() -> None:
+    house = House(active="pooled", names=LARGE)
+    told = await house.explain.explain(about())
+    (attempt,) = house.request(about()).attempts
+    assert told["target"] == attempt.decision.target == "b/0"  # its whole prompt is there
+    assert (len(told["decision"]["candidates"]), told["decision"]["left_out"], told["notes"]) == (100, None, [])
+    assert (len(attempt.decision.rows), attempt.decision.view.others) == (5, 95)  # b, and four of 99 equals
+
+
+async def test_which_of_a_large_fleets_equals_is_drawn_is_no_promise() -> None:
+    house = House(active="pooled", names=LARGE)
+    cold = about([1, 2, 3] * 20)
+    assert (await house.explain.explain(cold))["notes"] == ["one of 100 equals, by chance; a request may draw another"]
+    assert (await House(active="pooled").explain.explain(cold))["notes"] == []  # three: a request draws the same
+    all_shown = House(active="turns", names=LARGE)
+    assert (await all_shown.explain.explain(cold))["notes"] == []
+    assert (await all_shown.explain.explain(cold))["target"] == all_shown.request(cold).target
 
 
 async def test_the_answer_says_who_decides_what_is_held_and_where_the_ids_came_from() -> None:

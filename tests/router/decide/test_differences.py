@@ -71,6 +71,14 @@ def test_everything_on_one_of_three_is_three_times_as_uneven_as_can_be() -> None
     assert comparison.summary().uneven_other == pytest.approx(3)
 
 
+def test_targets_of_a_large_fleet_that_no_view_shows_were_offered_too() -> None:
+    comparison = Differences()
+    comparison.add(VIEW._replace(others=97), WARM, WARM)
+    comparison.add(VIEW._replace(others=95), WARM, COLD)
+    found = comparison.summary()  # 2 requests over 100 targets: 0.02 each; made: 2 on one, other: 1
+    assert (found.uneven_made, found.uneven_other) == (pytest.approx(100), pytest.approx(50))
+
+
 def test_without_a_decision_nothing_is_known() -> None:
     found = Differences().summary()
     assert (found.decisions, found.agreed, found.failed, found.moves) == (0, 0, 0, {})

@@ -336,7 +336,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEP, max_size=60))
 def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
     door, now, under_way, waiting = a_door(1000), 0.0, [], []

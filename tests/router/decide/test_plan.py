@@ -85,6 +85,7 @@ def test_where_choices_would_go_and_what_that_is_worth() -> None:
         moves=(Move("a/0", "b/0", 1),),
         other_moves=0,
         blind=0,
+        partial=0,
         failed=0,
         fault=None,
     )
@@ -205,6 +206,32 @@ def test_what_was_recorded_without_a_look_at_caches_is_told() -> None:
     assert (found.choices, found.blind) == (3, 1)
     assert found.lines()[-1] == "1 were recorded without a look at caches, and were tried without"
     assert plan(alone(named("least_requests")), [a_record(to("a/0"), unseen)]).blind == 0  # needs none
+
+
+def test_what_was_recorded_without_all_of_a_large_fleet_is_told() -> None:
+    cut = VIEW._replace(others=98)
+    shown_for = named("expected_ttft")
+    records = [a_record(shown_for, cut), a_record(shown_for, VIEW), a_record(shown_for, cut)]
+    found = plan(alone(named("least_requests")), records)
+    assert (found.choices, found.partial) == (3, 2)
+    assert found.lines()[-1] == (
+        "2 were recorded with only those of a large fleet who could win then, and were tried on these: "
+        "fewer may seem to change than would"
+    )
+    same_measure = plan(alone(named("least_work_left")), records)
+    assert (same_measure.partial, "large fleet" in same_measure.sentence()) == (0, False)
+    asked = [a_record(shown_for, cut, asked_by="ops")]  # and goes on deciding for them
+    assert plan(alone(named("least_requests")), asked).partial == 0
+
+
+def test_a_slice_of_those_who_could_win_is_not_who_could_win_in_that_slice() -> None:
+    spec = {"scorers": [{"name": "expected_ttft"}]}
+    policies = {name: build_policy(name, schema.Policy.model_validate(spec)) for name in "xy"}
+    halves = Experiment.model_validate({"seed": 3, "arms": {"x": 50, "y": 50}, "isolate": "instances"})
+    records = [a_record(policies["x"], VIEW._replace(others=98)), a_record(policies["x"], VIEW)]
+    assert plan(Regime(policies, "x", halves), records).partial == 1
+    together = halves.model_copy(update={"isolate": "none"})
+    assert plan(Regime(policies, "x", together), records).partial == 0
 
 
 def test_nothing_to_go_by() -> None:

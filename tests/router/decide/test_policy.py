@@ -95,7 +95,7 @@ def test_a_decision_worked_by_hand() -> None:
     assert (decision.policy, decision.view, decision.skipped_filters) == ("default", view, ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(views())
 def test_terms_add_up_to_the_score(view: View) -> None:
     decision = build_policy("default", LLMD).decide(view)
@@ -241,7 +241,7 @@ def test_the_name_of_the_fallback_is_taken() -> None:
         build_policy("fallback", LLMD)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(views())
 def test_the_fallback_takes_the_fewest_own_requests_whatever_the_view(view: View) -> None:
     decision = fallback().decide(view)

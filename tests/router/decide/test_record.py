@@ -122,6 +122,13 @@ def test_the_reason_stands_at_every_choice_and_the_last_one_above_all() -> None:
     assert shown["why"] == second["why"] == "b/0: the only candidate"
 
 
+def test_who_was_left_out_is_told_as_a_number_and_in_a_sentence() -> None:
+    few, all_of_them = readable(a_record(VIEW._replace(others=98), VIEW))["attempts"]
+    assert few["view"]["others"] == 98
+    assert few["left_out"].startswith("not priced: 98 of 100 candidates; ")
+    assert (all_of_them["view"]["others"], all_of_them["left_out"]) == (0, None)
+
+
 def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record(VIEW)
     record.shadows = [ShadowChoice("lmetric", "b/0", Difference(12.5, None))]
@@ -159,7 +166,7 @@ def policies(draw: st.DrawFn) -> Policy:
     return build_policy("any", schema.Policy.model_validate({"scorers": scorers, "picker": {"name": picker}}))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(policies(), views())
 def test_the_terms_add_up_to_every_candidates_cost(policy: Policy, view: View) -> None:
     """Exactly so when added in the order in which they are told. Only plain JSON types come out, whatever the view."""

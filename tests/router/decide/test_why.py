@@ -66,6 +66,22 @@ def test_who_is_alone_needs_no_reason() -> None:
     assert why(decided((2.0,), 0, offered=3)) == "engine-0/0: the only one of 3 candidates that the filters left"
 
 
+def test_of_a_large_fleet_it_says_how_many_were_compared() -> None:
+    def cut(*costs: float, offered: int | None = None) -> str:
+        decision = decided(costs, 0, offered=offered)
+        return why(decision._replace(view=decision.view._replace(others=1997)))
+
+    assert cut(2.0, 2.0, 2.0) == "engine-0/0: by chance among 3 equals (priced: 3 of 2,000 candidates)"
+    assert cut(30.5, 1500.0, 1600.0) == (
+        "engine-0/0: expected_ttft costs 1,470 ms less than at engine-1/0, the runner-up"
+        " (priced: 3 of 2,000 candidates)"
+    )
+    assert cut(2.0) == "engine-0/0: the only one that could win (priced: 1 of 1,998 candidates)"
+    assert cut(2.0, offered=3) == (
+        "engine-0/0: the only one of 3 candidates that the filters left (priced: 3 of 2,000 candidates)"
+    )
+
+
 def test_a_picker_may_take_a_dearer_one() -> None:
     assert why(decided((2.0, 2.5, 1.25), 1)) == (
         "engine-1/0: drawn by the picker, although engine-2/0 costs 1.25 ms less"
@@ -104,7 +120,7 @@ WEIGHTED = build_policy(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(views(), st.integers(0, 3))
 def test_every_decision_has_a_reason_that_speaks_for_the_choice(view: View, chosen: int) -> None:
     """Whichever row was taken, and by whatever margin: what is said to be less is never less than nothing."""

@@ -48,11 +48,9 @@ def ended(*records: Record) -> Metrics:
 
 def samples(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
     """Label values in the order of their names -> value."""
-    content_type, text = of.exposition()
-    assert content_type.startswith("text/plain")
     return {
         tuple(value for _, value in sorted(s.labels.items())): s.value
-        for family in text_string_to_metric_families(text.decode())
+        for family in text_string_to_metric_families(of.page().written().decode())
         for s in family.samples
         if s.name == name
     }

@@ -16,6 +16,8 @@ from router.ledger.codec import Encoder
 from router.ledger.logged import Line, Logged, LoggedPolicy, decode
 from scorers.best import Best
 from scorers.contract import View
+from tests.router.test_core import IDS
+from tests.router.test_shortlist import large
 from tests.suites.plugins import Fixed
 
 FOLDER = Path(__file__).parents[3] / "configs/policies"
@@ -48,6 +50,18 @@ def a_record(policy: Policy | None, number: int = 0, **known: Any) -> Record:
     for name, value in known.items():
         setattr(record, name, value)
     return record
+
+
+def of_a_large_fleet(deciding: str, requests: int, targets: int = 100) -> Iterator[Record]:
+    """Requests that a real core placed: every third target holds a part of the prompt, and all go on for ever."""
+    house = large(deciding, targets)
+    for number in range(0, targets, 3):
+        house.stored(f"e{number:02}/0", IDS[: 4 * (1 + number % 8)])
+    for _ in range(requests):
+        record = house.record()
+        house.core.opened(record, None)
+        house.admit(record=record)
+        yield record
 
 
 def decided(policy: Policy, views: Iterable[View], desk: Desk | None = None) -> Iterator[Record]:

@@ -25,7 +25,7 @@ from router.replay.command import NotReproduced, replay
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, Unit, View
-from tests.router.replay.scene import FOLDER, decided, lines, named, to
+from tests.router.replay.scene import FOLDER, decided, lines, named, of_a_large_fleet, to
 from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
@@ -88,6 +88,20 @@ def test_others_are_held_against_what_was_done(log: Path, tmp_path: Path) -> Non
     assert (report["complete"], report["choices"], report["same"], report["bad_lines"]) == (True, 40, 40, 0)
     assert report["contended"][0]["ttft_ms"] == pytest.approx(30.18 - 130.5)
     assert (out / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_policy_that_saw_a_large_fleet_in_part_is_marked_wherever_it_is_shown(tmp_path: Path) -> None:
+    log = write(tmp_path / "ledger-1.jsonl", of_a_large_fleet("expected_ttft", 10))
+    for name in ("least_work_left", "round_robin"):
+        (tmp_path / f"{name}.yaml").write_text(f"scorers: [{{name: {name}}}]\n")
+    told, out = console(), tmp_path / "r.json"
+    assert replay([log], ["least_work_left", "round_robin"], tmp_path, out, tmp_path / "r.svg", console=told)
+    assert row_of(printed(told), "round_robin (partly seen)")[3:6] == ["10", "0", "%"]
+    assert row_of(printed(told), "least_work_left")[1] == "10"
+    assert "round_robin: 10 of 10 choices are partly seen: of a large fleet the log has" in printed(told)
+    found = {one["policy"]: one["partial"] for one in json.loads(out.read_text())["contended"]}
+    assert found == {"least_work_left": 0, "round_robin": 10}
+    assert "round_robin (partly seen)" in (tmp_path / "r.svg").read_text()
 
 
 def test_a_chart_is_also_an_svg(log: Path, tmp_path: Path) -> None:

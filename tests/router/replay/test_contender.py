@@ -52,6 +52,14 @@ def test_one_that_breaks_is_counted_and_goes_on() -> None:
     assert found.fault == "policy broken: fixed: RuntimeError: boom"
 
 
+def test_where_candidates_were_left_out_whose_choice_hangs_on_them_is_counted() -> None:
+    contender = Contender(named("least_requests"))
+    for view in (VIEW, VIEW._replace(others=98), VIEW._replace(others=98)):
+        contender.add(view, "whole", WARM, named("expected_ttft"))
+    contender.add(VIEW._replace(others=98), "whole", WARM, named("least_requests"))
+    assert (contender.contended().choices, contender.contended().partial) == (4, 2)
+
+
 def test_where_nobody_looked_at_caches_one_that_counts_on_them_is_blind() -> None:
     unseen = a_view(a_row("a"), a_row("b"))
     for name, expected in (("prefix_overlap", 2), ("least_requests", 0)):

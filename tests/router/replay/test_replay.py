@@ -9,15 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy
+from router.decide.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback
 from router.decide.record import Attempt, Leg, Record
 from router.ledger.logged import LoggedPolicy
 from router.replay.replay import NO_LINE, NO_SPEC, Replay, Report
 from router.replay.reproduction import Differing
+from router.replay.tables import remarks
+from router.shortlist import SMALL
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, View
-from tests.router.replay.scene import SHIPPED, a_record, decided, desk_of, lines, named, read, shipped, to
+from tests.router.replay.scene import (
+    SHIPPED,
+    a_record,
+    decided,
+    desk_of,
+    lines,
+    named,
+    of_a_large_fleet,
+    read,
+    shipped,
+    to,
+)
 from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -37,7 +50,7 @@ def all_shipped() -> list[Policy]:
     return [shipped(name) for name in SHIPPED]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seen=st.lists(views(), min_size=1, max_size=4))
 def test_every_policy_that_we_ship_decides_again_as_it_did(all_shipped: list[Policy], seen: list[View]) -> None:
     seen = [view._replace(ask=view.ask._replace(priority=1)) for view in seen]  # JSON has no number of any size
@@ -153,6 +166,40 @@ def test_requests_that_were_never_placed_are_counted() -> None:
     report = replayed([a_record(policy), *decided(policy, [a_view(A)]), a_record(None, 5)])
     assert (report.records, report.unplaced, report.choices) == (3, 2, 1)
     assert (report.first_wall_s, report.last_wall_s) == (1_700_000_000.0, 1_700_000_005.0)
+
+
+@pytest.mark.parametrize("deciding", ["expected_ttft", "least_requests", "warm"])
+def test_choices_in_a_large_fleet_come_out_the_same_from_the_few_that_were_shown(deciding: str) -> None:
+    records = list(of_a_large_fleet(deciding, 150))
+    views = [record.attempts[0].decision.view for record in records]
+    assert all(len(view.rows) + view.others == 100 and view.others > 30 for view in views)
+    assert len({record.target for record in records}) > 30
+    (found,) = replayed(records).reproduced
+    assert (found.choices, found.same) == (150, 150)
+
+
+def test_who_might_have_chosen_somebody_left_out_is_said_to_be_partly_seen() -> None:
+    others = [named("round_robin"), named("least_work_left"), named("least_requests")]
+    report = replayed(of_a_large_fleet("expected_ttft", 20), *others)
+    assert [(one.choices, one.partial) for one in report.contended] == [(20, 20), (20, 0), (20, 20)]
+    said = [line for line in remarks(report) if "partly seen" in line]
+    assert [line.partition(" of a large")[0] for line in said] == [
+        f"[yellow]{name}: 20 of 20 choices are partly seen:" for name in ("round_robin", "least_requests")
+    ]
+
+
+def test_what_a_fallback_decided_was_shown_for_the_policy_that_failed() -> None:
+    policy, view = named("expected_ttft"), a_view(A, B, others=98)
+    record = a_record(policy, attempts=[Attempt(fallback().decide(view), None, None)])
+    known = [*decided(policy, [a_view(A, B)]), record]
+    report = replayed(known, named("least_work_left"), named("least_requests"))
+    assert [one.partial for one in report.contended] == [0, 1]
+
+
+def test_small_fleets_are_wholly_seen_by_everybody() -> None:
+    report = replayed(of_a_large_fleet("expected_ttft", 5, targets=SMALL), named("round_robin"))
+    assert [(one.choices, one.partial) for one in report.contended] == [(5, 0)]
+    assert "partly" not in " ".join(remarks(report))
 
 
 def test_an_empty_log() -> None:
