@@ -198,7 +198,6 @@ async def test_the_api_keeps_to_its_own_description(routed: Any) -> None:
 def _fuzz(operation: Any, called: set[str]) -> None:
     @settings(
         max_examples=8,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -41,7 +41,6 @@ BY_LOAD = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokeniz
 ANSWER_S = 5.0
 FUZZ = settings(
     max_examples=40,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

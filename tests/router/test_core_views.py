@@ -169,7 +169,7 @@ def test_a_whole_stream_teaches_the_time_between_tokens(
 # explaining
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.booleans(), st.sampled_from(["turns", "warm", "sticky", "calm"]), st.sampled_from("xyz"))),
     st.integers(0, 3),

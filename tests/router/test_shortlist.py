@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from router.blocks.outline import NO_OVERLAP
@@ -110,7 +110,7 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     story=st.lists(st.tuples(st.integers(0, MANY - 1), steps), max_size=60),
     everywhere=st.integers(0, 10),

@@ -77,13 +77,13 @@ def test_parameters_have_bounds(params: dict[str, float], complaint: str) -> Non
 @pytest.mark.parametrize(
     "gate", [AffinityGate(), AffinityGate(share=0.1, penalty_ms=5.0), AffinityGate(penalty_ms=0.0)]
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(gate: AffinityGate, data: st.DataObject, view: View) -> None:
     check_filter(gate, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(views())
 def test_somebody_always_stays(view: View) -> None:
     assert any(AffinityGate(share=0.01, penalty_ms=1.0).keep(view))

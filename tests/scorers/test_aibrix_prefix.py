@@ -78,7 +78,7 @@ def test_parameters_have_bounds(params: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     "scorer", [AibrixPrefix(), AibrixPrefix(imbalance=1_000_000), AibrixPrefix(imbalance=1_000_000, sigma=0.0)]
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: AibrixPrefix, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

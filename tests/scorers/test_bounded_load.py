@@ -47,7 +47,7 @@ def test_bounds() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25, 3.0])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(factor: float, data: Any, view: Any) -> None:
     check_filter(BoundedLoad(factor=factor), view, data.draw(st.permutations(range(len(view.rows)))))

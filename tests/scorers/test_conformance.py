@@ -12,7 +12,7 @@ from tests.suites.scorers import check_filter, check_picker, check_scorer
 from tests.suites.views import a_row, a_view, views
 
 REGISTRY = installed()
-some = settings(max_examples=30, deadline=None)
+some = settings(max_examples=30)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names(Scorer))

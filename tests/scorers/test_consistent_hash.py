@@ -127,7 +127,7 @@ def test_it_needs_what_its_key_needs(by: Key, needs: Needs) -> None:
     ],
     ids=lambda scorer: scorer.by,
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: ConsistentHash, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -81,7 +81,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("a_filter", [DualHash(), DualHash(blocks=1), DualHash(blocks=4, salt=-3)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(a_filter: DualHash, data: st.DataObject, view: View) -> None:
     check_filter(a_filter, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -70,7 +70,7 @@ def test_parameters_have_bounds(params: dict[str, float], name: str) -> None:
 
 
 @pytest.mark.parametrize("scorer", [Dualmap(), Dualmap(ttft_ms=0.0), Dualmap(ttft_ms=1e6, stale_s=500.0)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: Dualmap, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

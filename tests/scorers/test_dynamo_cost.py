@@ -120,7 +120,7 @@ def test_with_equal_loads_the_longest_prefix_costs_least(blocks: list[int]) -> N
     ],
     ids=["defaults", "decaying", "shared"],
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: DynamoCost, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -188,7 +188,7 @@ def test_a_stale_age_must_be_one() -> None:
 links = st.builds(link, st.floats(0, 50), st.floats(0, 300))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 5000), min_size=4, max_size=4).map(sorted),
     st.lists(st.integers(0, 6000), min_size=2, max_size=2).map(sorted),

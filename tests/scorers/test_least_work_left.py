@@ -54,13 +54,13 @@ def test_unknown_overlap_costs_what_is_usual() -> None:
 
 
 @pytest.mark.parametrize("scorer", [LeastWorkLeft(), LeastWorkLeft(pool=False)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: LeastWorkLeft, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(views())
 def test_where_nobody_else_uses_the_engines_it_is_expected_ttft(view: View) -> None:
     ours = view._replace(rows=tuple(row._replace(load=row.load._replace(elsewhere=0)) for row in view.rows))

@@ -71,7 +71,7 @@ def test_no_weight_is_negative() -> None:
     [Lmetric(), Lmetric(overlap_score_credit=2.0, shared_cache_multiplier=0.5), Lmetric(overlap_score_credit=0.0)],
     ids=["defaults", "shared", "load only"],
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: Lmetric, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

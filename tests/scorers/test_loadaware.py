@@ -64,7 +64,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("scorer", [Loadaware(), Loadaware(beta=0.0), Loadaware(beta=7.5)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: Loadaware, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -53,7 +53,7 @@ def test_an_age_is_above_zero() -> None:
 
 
 @pytest.mark.parametrize("scorer", [LoraAffinity(), LoraAffinity(stale_s=0.5), LoraAffinity(stale_s=5000.0)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: LoraAffinity, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -91,7 +91,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 20.0])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(threshold: float, data: st.DataObject, view: View) -> None:
     order = data.draw(st.permutations(range(len(view.rows))))

@@ -44,7 +44,7 @@ def test_bounds() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(k: int, data: Any, view: Any) -> None:
     count = len(view.rows)

@@ -82,7 +82,7 @@ def test_bounds() -> None:
     [RayPrefixAffinity(), RayPrefixAffinity(10, 0.5), RayPrefixAffinity(imbalanced_threshold=0.0)],
     ids=["defaults", "documented", "always drawn"],
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: RayPrefixAffinity, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

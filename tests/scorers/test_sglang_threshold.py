@@ -90,7 +90,7 @@ def test_bounds() -> None:
     ],
     ids=["defaults", "trees", "eager"],
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: SglangThreshold, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -133,7 +133,7 @@ def test_parameters_have_bounds(params: dict[str, Any], complaint: str) -> None:
         SloHeadroom(ttft_ms=900.0, ttft_weight=0.0),
     ],
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: SloHeadroom, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

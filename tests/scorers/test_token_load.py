@@ -27,7 +27,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("scorer", [TokenLoad(), TokenLoad(full_tokens=1), TokenLoad(full_tokens=50_000)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: TokenLoad, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -91,7 +91,7 @@ def test_no_token_is_credited_twice(overlap: Overlap, pooled: int) -> None:
     [VllmRouterKvAware(), VllmRouterKvAware(overlap_credit=2.0, decode_active_request_weight=5.0, kv_penalty_disk=0.0)],
     ids=["defaults", "others"],
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), views())
 def test_contract(scorer: VllmRouterKvAware, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -191,13 +191,13 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("scorer", [Warm(), Warm(cap=1.0), Warm(cap=64.0, pool=False), Warm(stale_s=500.0)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: Warm, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(views())
 def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_expected_ttft(view: View) -> None:
     still = [row._replace(load=row.load._replace(requests=row.load.prefilling)) for row in view.rows]
@@ -206,7 +206,7 @@ def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_e
     assert Warm().score(idle) == ExpectedTtft().score(idle)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(views(), st.floats(0, 1), st.floats(0, 1))
 def test_no_price_falls_when_the_fleet_gets_busier(view: View, one: float, other: float) -> None:
     less, more = sorted((one, other))

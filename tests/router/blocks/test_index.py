@@ -426,4 +426,4 @@ class Stories(RuleBasedStateMachine):
 
 
 TestStories = Stories.TestCase
-TestStories.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestStories.settings = settings(max_examples=80, stateful_step_count=40)

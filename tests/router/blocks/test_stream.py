@@ -442,7 +442,7 @@ def test_ages_and_lag() -> None:
     assert book.lag_s == 0.25
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.data())
 def test_whatever_is_lost_on_the_way_the_end_is_exact(data: st.DataObject) -> None:
     """Live batches drop, repeat, and the engine restarts; replays break off or lose their middle. As long as the

@@ -37,14 +37,14 @@ def regime_of(said: Said) -> Regime:
     return proposals.regime(policies, said.active, said.experiment)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(saids(), saids())
 def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: Said, second: Said) -> None:
     after = proposals.from_files(regime_of(first), first, second, REGISTRY).regime
     assert proposals.said_by(after) == second
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(saids(), saids())
 def test_files_that_stay_as_they_are_change_nothing(seen: Said, in_force: Said) -> None:
     before = regime_of(in_force)

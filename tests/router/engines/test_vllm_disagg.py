@@ -172,7 +172,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(names, values, max_size=5), st.sampled_from(list(Endpoint)[:4]))
 def test_whatever_a_body_holds_both_halves_are_json_and_hold_it_too(fields: dict[str, Any], endpoint: Endpoint) -> None:
     fields.pop("kv_transfer_params", None)

@@ -418,7 +418,7 @@ wire = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(wire | st.fixed_dictionaries({}, optional=dict.fromkeys(stored(), wire)), max_size=4), st.data())
 def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> None:
     broken = stored(**{data.draw(st.sampled_from([*stored(), "extra_keys", "group_idx"])): data.draw(wire)})
@@ -428,7 +428,7 @@ def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> No
     assert batch.events[-1] == Cleared()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_no_bytes_are_ever_an_error(frames: list[bytes]) -> None:
     assert isinstance(decode(frames), (Batch, Malformed))

@@ -142,7 +142,7 @@ def test_a_page_that_says_nothing(page: bytes) -> None:
     assert scan(page) == {}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_page_raises(data: st.DataObject) -> None:
     whole = b"\n".join(line for line in RECORDED.splitlines() if b"vllm:num_req" in line or b"cache_" in line) + LORA

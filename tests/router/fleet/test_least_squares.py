@@ -38,7 +38,7 @@ def test_a_rest_is_as_noisy_as_the_time_it_is_left_of() -> None:
     assert 10 < rest.theta[0] < 10.1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(-1e6, 1e6), st.floats(0, 1e6)),

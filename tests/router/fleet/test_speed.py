@@ -88,7 +88,7 @@ def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
     assert speed.prefill_ms(20_000, 0) == pytest.approx(TRUTH.prefill_ms(20_000, 0), rel=0.5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(st.integers(-5, 200_000), st.integers(-5, 200_000), st.floats(allow_nan=True, allow_infinity=True)),
@@ -214,7 +214,7 @@ def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
     assert load_ms(learned(pace), 10_000) < 15
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(
@@ -339,7 +339,7 @@ def test_what_decoding_took_says_nothing_of_prefills() -> None:
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
 def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
     pace = Pace(PRIOR)

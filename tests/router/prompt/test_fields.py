@@ -66,7 +66,7 @@ def test_given_and_starts() -> None:
 
 
 @given_(VALUES, st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_whatever_is_read_is_what_python_reads(thing: Any, ascii_: bool) -> None:
     text = written(thing, ascii_)
     try:

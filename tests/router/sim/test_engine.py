@@ -317,7 +317,7 @@ def test_gauges_count_tokens() -> None:
 # -- whatever happens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -237,7 +237,7 @@ def test_an_answer_that_ended_otherwise_keeps_nothing() -> None:
 # -- whatever happens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -201,7 +201,7 @@ WAVE_S = 60.0  # by then all have ended
 waves = st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(0, 400), st.integers(1, 500), st.integers(1, 60))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(waves, min_size=1, max_size=12, unique_by=lambda drawn: drawn[:2]))
 def test_strides_and_steps_tell_the_same_story(drawn: list[tuple[int, int, int, int, int]]) -> None:
     """Where memory suffices (who gives way when it does not is the same rule, but blocks round differently), and no two

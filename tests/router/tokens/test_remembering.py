@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -119,7 +119,7 @@ def room() -> Iterator[Room]:
     memory_bytes=st.sampled_from([0, 2_000, 6_000, 1 << 30]),
     special=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_any_chat_in_any_order_of_its_turns(
     name: str, turns: list[Message], tools: list[Any] | None, order: list[int], memory_bytes: int, special: bool
 ) -> None:
@@ -131,7 +131,7 @@ def test_any_chat_in_any_order_of_its_turns(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(parts=st.lists(texts, max_size=5), special=st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_any_text(name: str, parts: list[str], special: bool) -> None:
     room, local = Room(), family(name)
     for end in (*range(len(parts) + 1), len(parts)):
@@ -279,5 +279,5 @@ class Conversations(RuleBasedStateMachine):
             self.room.threads.close()
 
 
-Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestConversations = Conversations.TestCase

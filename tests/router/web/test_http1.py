@@ -514,7 +514,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PIECES | st.binary(max_size=40), max_size=8))
 @example([b"POST / HTTP/1.1\r\n", b"Expect: 100-continue\r\n", b"Content-Length: 3\r\n", b"\r\n", b"abc", GET])
 def test_no_bytes_crash_the_listener(fuzzed, pieces):

@@ -81,7 +81,7 @@ class Worker:
         other.told.targets.clear()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["admit", "byte", "settle", "tell"])), max_size=40))
 def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: list[tuple[int, str]]) -> None:
     workers = Worker(0), Worker(1)
