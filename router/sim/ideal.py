@@ -13,9 +13,8 @@ from itertools import chain, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
+from router.sim.rho import requests_per_s
 from router.sim.workloads import Session, Span, Workload
-
-ANSWER = -1  # sources of answers are negative; those of prompts are not
 
 
 class Statistics(NamedTuple):
@@ -50,26 +49,19 @@ def statistics(workload: Workload, block_tokens: int) -> Statistics:
     """Turns are taken session by session, in the sessions' order of start. Raises ValueError for an empty workload."""
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
-    cache, alone = InfiniteCache(), InfiniteCache()
-    hit = common = 0
+    hit, common = _found(workload, block_tokens)
     prompts: list[list[int]] = []
-    outputs, pauses_s, starts_s = array("q"), array("d"), array("d")
-    for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
-        for prompt, answered in (seen := contexts(session)):
-            hit += _whole(cache.matched(prompt), prompt, block_tokens)
-            common += alone.matched(prompt)
-            cache.add(answered)
-        alone.add(seen[-1][1])
+    outputs, pauses_s = array("q"), array("d")
+    for session in workload.sessions:
         prompts.append([turn.prompt_tokens for turn in session.turns])
         outputs.extend(turn.output_tokens for turn in session.turns)
         pauses_s.extend(turn.think_s for turn in session.turns)
-        starts_s.append(session.start_s)
     inputs = array("q", chain.from_iterable(prompts))
     given = sum(inputs)
     return Statistics(
         sessions=len(prompts),
         turns=len(inputs),
-        per_s=None if workload.is_closed else _rate(starts_s),
+        per_s=requests_per_s(workload) or None,
         median_turns=median(map(len, prompts)),
         mean_first_tokens=fmean(own[0] for own in prompts),
         mean_growth_tokens=fmean([b - a for own in prompts for a, b in pairwise(own)] or [0]),
@@ -89,14 +81,21 @@ def statistics(workload: Workload, block_tokens: int) -> Statistics:
     )
 
 
+def _found(workload: Workload, block_tokens: int) -> tuple[int, int]:
+    """Tokens of all prompts that an infinite cache finds, and those that turns of different sessions have in common."""
+    cache, alone = InfiniteCache(), InfiniteCache()
+    hit = common = 0
+    for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
+        for prompt, answered in (seen := contexts(session)):
+            hit += _whole(cache.matched(prompt), prompt, block_tokens)
+            common += alone.matched(prompt)
+            cache.add(answered)
+        alone.add(seen[-1][1])
+    return hit, common
+
+
 def _start_s(session: Session) -> float:
     return session.start_s
-
-
-def _rate(starts_s: Sequence[float]) -> float | None:
-    """Requests per second between the first and the last."""
-    took_s = starts_s[-1] - starts_s[0]
-    return (len(starts_s) - 1) / took_s if took_s > 0 else None
 
 
 def _p90(values: Sequence[int]) -> int:
@@ -113,9 +112,9 @@ def contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
     context: list[Span] = []
     for number, turn in enumerate(session.turns):
         prompt = cut(context, turn.kept_tokens) + list(turn.fresh)
-        answer = ANSWER - (session.number << 20 | number)
-        context = [*prompt, Span(answer, turn.output_tokens)]
-        seen.append((prompt, [*prompt, Span(answer, turn.output_tokens - 1)]))
+        answer = session.answer(number)
+        context = [*prompt, answer]
+        seen.append((prompt, [*prompt, Span(answer.source, answer.tokens - 1)]))
     return seen
 
 

@@ -7,6 +7,7 @@ which the requests ended. NaN stands for a moment that never came.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -97,65 +98,70 @@ def figures(outcome: Outcome, limits: Limits = LIMITS, since_s: float = 0.0, unt
     """Requests are counted where they ended, latencies where they were sent: both within [since_s, until_s)."""
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)
-    ok = shed = failed = ended = given = made = good = 0
-    ttfts: list[float] = []
-    tpots: list[float] = []
-    durations: list[float] = []
-    waits: list[float] = []
-    asked = local = host = pool = 0
-    computed = [0] * outcome.instances
-    for row, (at, end) in enumerate(zip(outcome.arrived_s, outcome.end, strict=True)):
-        if end != End.OK:
-            if since_s <= at < until_s:
-                shed += end == End.SHED
-                failed += end == End.FAILED
-            continue
-        ttft, duration = outcome.ttft_s[row], outcome.duration_s[row]
-        prompt, output = outcome.prompt_tokens[row], outcome.output_tokens[row]
-        tpot = (duration - ttft) / (output - 1) if output > 1 else None
-        if since_s <= at + duration < until_s or at + duration == until_s:
-            ended += 1
-            given += prompt
-            made += output
-            good += ttft <= limits.ttft_s and (tpot is None or tpot <= limits.tpot_s)
-        if not since_s <= at < until_s:
-            continue
-        ok += 1
-        ttfts.append(ttft)
-        durations.append(duration)
-        if tpot is not None:
-            tpots.append(tpot)
-        if outcome.waited_s[row] > 0:
-            waits.append(outcome.waited_s[row])
-        asked += prompt
-        local += outcome.local_tokens[row]
-        host += outcome.host_tokens[row]
-        pool += outcome.pool_tokens[row]
-        cached = outcome.local_tokens[row] + outcome.host_tokens[row] + outcome.pool_tokens[row]
-        if outcome.instance[row] >= 0:
-            computed[outcome.instance[row]] += prompt - cached
-    for values in (ttfts, tpots, durations, waits):
-        values.sort()
-    mean = sum(computed) / len(computed)
+    sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]
+    ends = Counter(outcome.end[row] for row in sent)
+    ok = [row for row in sent if outcome.end[row] == End.OK]
+    ended = _ended(outcome, since_s, until_s)
+    ttfts = sorted(outcome.ttft_s[row] for row in ok)
+    tpots = sorted(tpot for row in ok if (tpot := _tpot_s(outcome, row)) is not None)
+    waits = sorted(outcome.waited_s[row] for row in ok if outcome.waited_s[row] > 0)
     return Figures(
-        requests=ok,
-        shed=shed,
-        failed=failed,
-        requests_per_s=ended / window_s,
-        input_tokens_per_s=given / window_s,
-        output_tokens_per_s=made / window_s,
-        ttft_mean_s=sum(ttfts) / len(ttfts) if ttfts else None,
+        requests=len(ok),
+        shed=ends[End.SHED],
+        failed=ends[End.FAILED],
+        requests_per_s=len(ended) / window_s,
+        input_tokens_per_s=_sum(outcome.prompt_tokens, ended) / window_s,
+        output_tokens_per_s=_sum(outcome.output_tokens, ended) / window_s,
+        ttft_mean_s=_mean(ttfts),
         ttft_p50_s=quantile(ttfts, 0.5),
         ttft_p90_s=quantile(ttfts, 0.9),
         ttft_p99_s=quantile(ttfts, 0.99),
-        tpot_mean_s=sum(tpots) / len(tpots) if tpots else None,
+        tpot_mean_s=_mean(tpots),
         tpot_p90_s=quantile(tpots, 0.9),
-        duration_p50_s=quantile(durations, 0.5),
-        local_share=local / asked if asked else None,
-        host_share=host / asked if asked else None,
-        pool_share=pool / asked if asked else None,
-        imbalance=max(computed) / mean if mean else None,
-        good_per_s=good / window_s,
+        duration_p50_s=quantile(sorted(outcome.duration_s[row] for row in ok), 0.5),
+        local_share=_share(outcome, outcome.local_tokens, ok),
+        host_share=_share(outcome, outcome.host_tokens, ok),
+        pool_share=_share(outcome, outcome.pool_tokens, ok),
+        imbalance=_imbalance(outcome, ok),
+        good_per_s=sum(_is_good(outcome, row, limits) for row in ended) / window_s,
         waited_p50_s=quantile(waits, 0.5),
         waited_p90_s=quantile(waits, 0.9),
     )
+
+
+def _ended(outcome: Outcome, since_s: float, until_s: float) -> list[int]:
+    """Those that ended well in the window, its last moment included."""
+    rows = enumerate(zip(outcome.end, outcome.arrived_s, outcome.duration_s, strict=True))
+    return [row for row, (end, at_s, took_s) in rows if end == End.OK and since_s <= at_s + took_s <= until_s]
+
+
+def _tpot_s(outcome: Outcome, row: int) -> float | None:
+    more = outcome.output_tokens[row] - 1
+    return (outcome.duration_s[row] - outcome.ttft_s[row]) / more if more > 0 else None
+
+
+def _is_good(outcome: Outcome, row: int, limits: Limits) -> bool:
+    tpot_s = _tpot_s(outcome, row)
+    return outcome.ttft_s[row] <= limits.ttft_s and (tpot_s is None or tpot_s <= limits.tpot_s)
+
+
+def _share(outcome: Outcome, tokens: Sequence[int], rows: Sequence[int]) -> float | None:
+    prompts = _sum(outcome.prompt_tokens, rows)
+    return _sum(tokens, rows) / prompts if prompts else None
+
+
+def _imbalance(outcome: Outcome, rows: Sequence[int]) -> float | None:
+    computed = [0] * outcome.instances
+    for row in rows:
+        cached = outcome.local_tokens[row] + outcome.host_tokens[row] + outcome.pool_tokens[row]
+        computed[outcome.instance[row]] += outcome.prompt_tokens[row] - cached
+    mean = sum(computed) / len(computed)
+    return max(computed) / mean if mean else None
+
+
+def _sum(column: Sequence[int], rows: Sequence[int]) -> int:
+    return sum(column[row] for row in rows)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -54,7 +54,6 @@ class Plant:
         self._front = front
         size, instances, every_s = scenario.block_tokens, scenario.instances, scenario.lags.metrics_s
         self._pool = None if scenario.store is None else Held(scenario.store.tokens, size)
-        self._arounds = [self._around(number) for number in range(instances)]
         self._engines = [self._engine(number) for number in range(instances)]
         self._wakes: list[float | None] = [None] * instances
         self._sequence = [0] * instances  # numbers of event batches
@@ -65,21 +64,17 @@ class Plant:
         self._polls_s: list[float | None] = [None] * instances  # and when it will be
         self._polled_s = [-IDLE_POLL_S] * instances
 
-    def _around(self, number: int) -> Around:
-        scenario, host, host_wire, pool_wire = self._scenario, None, None, None
-        if scenario.host is not None:
-            host = Held(scenario.host.tokens, scenario.block_tokens)
-            host_wire = Wire(scenario.host.link)
-        if scenario.store is not None:
-            pool_wire = Wire(scenario.store.link)
-        decodes = 0 < scenario.prefills <= number
-        return Around(self._pool, pool_wire, host, host_wire, Wire(scenario.handover) if decodes else None)
-
     def _engine(self, number: int) -> Engine:
-        scenario = self._scenario
-        decodes = 0 < scenario.prefills <= number
-        profile = scenario.decode_profile or scenario.profile if decodes else scenario.profile
-        return Engine(profile, scenario.block_tokens, self._arounds[number], scenario.max_queued)
+        """A new process, with nothing in its GPUs or its host memory."""
+        scenario, profile, peer_wire = self._scenario, self._scenario.profile, None
+        if scenario.role(number) == "decode":
+            profile, peer_wire = scenario.decode_profile or profile, Wire(scenario.handover)
+        pool_wire = None if scenario.store is None else Wire(scenario.store.link)
+        host = host_wire = None
+        if scenario.host is not None:
+            host, host_wire = Held(scenario.host.tokens, scenario.block_tokens), Wire(scenario.host.link)
+        around = Around(self._pool, pool_wire, host, host_wire, peer_wire)
+        return Engine(profile, scenario.block_tokens, around, scenario.max_queued)
 
     def start(self) -> None:
         """The routers are there, and time begins."""
@@ -173,6 +168,7 @@ class Plant:
         self._replay(router, number, router.replayed(number, batches))
 
     def connect(self, number: int) -> None:
+        """Every router follows its events from now on."""
         for router in self._front.routers:
             self._replay(router, number, router.connected(number))
 
@@ -238,6 +234,8 @@ class Plant:
         self._moments.at(self._moments.now_s + PROBE_S, self._meet_again, number)
 
     def _meet_again(self, number: int) -> None:
+        if not self._alive[number]:
+            return  # it has died again before anybody looked
         for router in self._front.routers:
             router.misses(number)
             router.meets(number)

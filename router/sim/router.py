@@ -17,7 +17,6 @@ from router.blocks.index import Index
 from router.blocks.knowledge import Knowledge
 from router.blocks.known import Known
 from router.clock import Clock
-from router.config import door as config
 from router.config import schema
 from router.core import Core
 from router.decide.arms import Regime
@@ -27,8 +26,10 @@ from router.decide.policy import build_policy
 from router.decide.record import Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.instances import Fleet, Served
+from router.fleet.target import Target
 from router.prompt.prompt import Endpoint, Prompt, Unknown
 from router.sim.prompts import GivenNames, Tokens
+from router.sim.scenario import Scenario
 from router.ticket import Ticket
 from scorers.contract import PoolHit
 
@@ -40,6 +41,7 @@ SERVED = Served(MODEL, None)
 CARDS = (Card(MODEL, MODEL, None, None),)
 NO_SOURCE = Unknown("simulated")
 KEPT = 1  # stored responses: there are none
+PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split, as on the live line
 
 
 class Question(NamedTuple):
@@ -52,25 +54,13 @@ class Question(NamedTuple):
 
 
 class Router:
-    """The first `prefills` of `instances` only prefill. `share`: of the fleet's memory, behind this router's `door`."""
+    """One of the scenario's: behind its door is its share of the fleet's memory."""
 
-    def __init__(
-        self,
-        policy: schema.Policy,
-        instances: int,
-        prefills: int,
-        block_tokens: int,
-        clock: Clock,
-        *,
-        seed: int,
-        shared_pool: bool,
-        door: config.Door | None = None,
-        share: float = 1.0,
-    ) -> None:
-        told = schema.Config()
+    def __init__(self, policy: schema.Policy, scenario: Scenario, clock: Clock, *, seed: int) -> None:
+        told, shared_pool = schema.Config(), scenario.store is not None
+        self.splits = scenario.prefills > 0
         self._clock = clock
-        self._block_tokens = block_tokens
-        self._splits = prefills > 0
+        self._block_tokens = scenario.block_tokens
         self._probes = told.fleet.health.failures
         regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
         knowledge = Knowledge(
@@ -81,15 +71,18 @@ class Router:
         )
         self.core = Core(Fleet(told.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
         self.gate: Gate | None = None
-        if door is not None and door.admission:
-            self.gate = Gate(MODEL, Door(door, pooled=shared_pool), self.core, clock, share)
-        self._names = [name_of(number) for number in range(instances)]
-        self.ids = [TargetId(f"{name}/0") for name in self._names]
-        for number in range(instances):
-            self.core.fleet.join(
-                _instance(number, "prefill" if number < prefills else "decode" if prefills else "both")
-            )
+        if scenario.door is not None and scenario.door.admission:
+            self.gate = Gate(MODEL, Door(scenario.door, pooled=shared_pool), self.core, clock, 1 / scenario.routers)
+        self._names = [name_of(number) for number in range(scenario.instances)]
+        self._ids = [TargetId(f"{name}/0") for name in self._names]
+        for number in range(scenario.instances):
+            self.core.fleet.join(_instance(number, scenario.role(number)))
             self.meets(number)
+
+    @property
+    def booked(self) -> int:
+        """Requests that its books hold, all instances together."""
+        return sum(target.books.requests for target in self.core.fleet.serving(None))
 
     # engines
 
@@ -105,19 +98,20 @@ class Router:
             self.core.fleet.probe_failed(self._names[number], self._clock.now())
 
     def connected(self, number: int) -> int | None:
-        """Its event stream is there. A number: replay from it, please."""
-        return self.core.knowledge.stream_connected(self.ids[number])
+        """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
+        return self.core.knowledge.stream_connected(self._ids[number])
 
     def heard(self, number: int, batch: Batch) -> int | None:
-        return self.core.knowledge.heard(self.ids[number], batch)
+        return self.core.knowledge.heard(self._ids[number], batch)
 
     def replayed(self, number: int, batches: Sequence[Batch]) -> int | None:
         """The answer to a question for a replay, all of it."""
         for batch in batches:
-            self.core.knowledge.replayed(self.ids[number], batch)
-        return self.core.knowledge.replay_ended(self.ids[number], True)
+            self.core.knowledge.replayed(self._ids[number], batch)
+        return self.core.knowledge.replay_ended(self._ids[number], True)
 
     def in_flight(self, number: int) -> int:
+        """Requests that this router has there."""
         member = self.core.fleet.get(self._names[number])
         return 0 if member is None else member.requests
 
@@ -158,16 +152,17 @@ class Router:
 class Asked:
     """One request on its way through a router: where it goes, and what becomes of it."""
 
-    __slots__ = ("_known", "_pooled", "_prompt", "_router", "failed", "record", "ticket")
+    __slots__ = ("_failed", "_failed_prefills", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
 
     def __init__(self, router: Router, record: Record, prompt: Prompt, known: Known, pooled: PoolHit | None) -> None:
-        self._router = router
-        self.record = record
+        self.router = router
+        self._record = record
         self._prompt = prompt
         self._known = known
         self._pooled = pooled
-        self.failed: set[str] = set()
-        self.ticket: Ticket | None = None
+        self._failed: set[str] = set()
+        self._failed_prefills = 0
+        self._ticket: Ticket | None = None
 
     def arrives(self, gate: Gate) -> Pass | Hold:
         """At the door of its router."""
@@ -176,38 +171,50 @@ class Asked:
 
     def admit(self) -> Ticket | None:
         """Choose and book. None: nobody is left."""
-        router = self._router
-        self.ticket = router.core.admit(
-            self.record,
+        router = self.router
+        self._ticket = router.core.admit(
+            self._record,
             self._prompt,
             SERVED,
             self._known,
             self._pooled,
-            excluding=self.failed,
-            splits=router._splits,
+            excluding=self._failed,
+            splits=router.splits and self._failed_prefills < PREFILLS_ALLOWED,
         )
-        return self.ticket
+        return self._ticket
+
+    def prefilled(self) -> Target:
+        """A pair's prompt is computed. Returns who answers."""
+        assert self._ticket is not None
+        self.router.core.prefilled(self._ticket, "ok", 200)
+        return self._ticket.target
 
     def first_byte(self) -> None:
-        assert self.ticket is not None
-        self.ticket.status = 200
-        self._router.core.first_byte(self.ticket)
+        assert self._ticket is not None
+        self._ticket.status = 200
+        self.router.core.first_byte(self._ticket)
 
     def done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
-        assert self.ticket is not None
-        record = self.record
+        assert self._ticket is not None
+        record = self._record
         record.status, record.done = 200, True
         record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
-        self.ticket.end = "ok"
-        self._router.core.settle(self.ticket)
-        self._router.core.closed(record)
+        self._ticket.end = "ok"
+        self.router.core.settle(self._ticket)
+        self.router.core.closed(record)
 
     def failed_at(self, end: str, status: int | None = None) -> None:
-        """This attempt is over without an answer; `end` is a word of `Attempt.end`."""
-        assert self.ticket is not None
-        self.ticket.end, self.ticket.status = end, status
-        self.failed.add(self.ticket.target.id)
-        self._router.core.settle(self.ticket)
+        """This attempt is over without an answer; `end` is a word of `Attempt.end`, or of `Leg.end` where that runs."""
+        ticket, core = self._ticket, self.router.core
+        assert ticket is not None
+        culprit = ticket.target
+        if ticket.half is not None and ticket.half.leg.end == "running":
+            core.prefilled(ticket, end, status)
+            self._failed_prefills += 1
+            culprit, end, status = ticket.half.target, "prefill", None
+        ticket.end, ticket.status = end, status
+        self._failed.add(culprit.id)
+        core.settle(ticket)
 
 
 def name_of(number: int) -> str:

@@ -70,3 +70,9 @@ class Scenario:
     decode_profile: Profile | None = None  # of those others; None: the same
     handover: Link = Link(250_000.0, 10.0)  # from a prefill instance to a decode instance
     door: Door | None = None  # who may begin; None: everybody, at once
+
+    def role(self, number: int) -> Literal["both", "prefill", "decode"]:
+        """Of that instance."""
+        if not self.prefills:
+            return "both"
+        return "prefill" if number < self.prefills else "decode"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """The first `tokens` tokens of a source; one source is one endless text."""
+    """The first `tokens` tokens of a source; one source is one endless text. Those of answers are negative."""
 
     source: int
     tokens: int
@@ -41,6 +41,10 @@ class Session(NamedTuple):
     number: int
     start_s: float
     turns: tuple[Turn, ...]
+
+    def answer(self, turn: int) -> Span:
+        """To that turn. No two answers of a workload are alike: a session has fewer than 2^20 turns."""
+        return Span(-1 - (self.number << 20 | turn), self.turns[turn].output_tokens)
 
 
 class Workload(NamedTuple):

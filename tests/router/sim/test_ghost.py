@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.ghost import Counts, Ghost, Run, within
@@ -33,7 +33,6 @@ def histories(draw: st.DrawFn) -> list[list[int]]:
     return [[int("".join(map(str, path[: depth + 1]))) for depth in range(len(path))] for path in choices]
 
 
-@settings(deadline=None)
 @given(histories())
 def test_it_equals_a_plain_lru_of_every_capacity(history: list[list[int]]) -> None:
     ghost = Ghost()
@@ -60,7 +59,6 @@ def plain(history: list[list[int]], capacity: int) -> list[int]:
     return found
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(-3, 9)), max_size=60))
 def test_counts_equal_a_plain_list(plan: list[tuple[bool, int, int]]) -> None:
     counts, known = Counts(), list[int]()

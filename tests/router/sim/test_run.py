@@ -5,8 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from router.admission import Gate
+from router.blocks.known import Known
 from router.config import schema
 from router.config.door import Door
+from router.decide.door import Hold, Pass
+from router.decide.door import Turn as Place
 from router.engines.base import Gauges
 from router.sim.outcome import End, Outcome, figures
 from router.sim.profile import Profile
@@ -99,6 +103,17 @@ def test_host_memory_keeps_what_the_gpu_evicts() -> None:
     assert simulate(hosted, WARM, asked).host_tokens[-1] > 40_000
 
 
+def test_an_instance_that_comes_back_has_lost_its_host_memory() -> None:
+    """Five texts of 50,000 tokens, of which its GPUs hold four; the first again after it was away for a second."""
+    asked = alone(*((10.0 * at, source, 50_000) for at, source in enumerate([1, 2, 3, 4, 5, 1])))
+    hosted = replace(FLEET, instances=1, host=Store(1_000_000, Link(500_000.0, 1.0)))
+    died = replace(hosted, trouble=Trouble(failures=(Failure("down", 0, 46.0, 47.0),)))
+    assert simulate(hosted, WARM, asked).host_tokens[-1] > 40_000
+    outcome = simulate(died, WARM, asked)
+    assert set(outcome.end) == {End.OK}
+    assert (outcome.host_tokens[-1], outcome.local_tokens[-1]) == (0, 0)
+
+
 def test_a_pool_that_is_away_costs_its_hits_and_nothing_else() -> None:
     asked = alone(*((5.0 * at, 1, 8000) for at in range(6)))
     trouble = Trouble(pool_away=((7.0, 18.0),))
@@ -135,6 +150,17 @@ def test_an_instance_that_dies_loses_only_streams_that_had_begun_and_is_used_aga
     assert [at for at in at_0 if at >= 27.5]
 
 
+def test_an_instance_that_dies_again_before_it_was_probed_is_not_met() -> None:
+    asked = alone(*((at + 0.5, at, 3000) for at in range(30)))
+    down = (Failure("down", 0, 5.0, 10.0), Failure("down", 0, 11.0, 25.0))
+    outcome = simulate(replace(FLEET, instances=2, trouble=Trouble(failures=down)), TURNS, asked)
+    assert set(outcome.end) == {End.OK}
+    at_0 = [outcome.arrived_s[row] for row in range(30) if outcome.instance[row] == 0]
+    assert not [at for at in at_0 if 5.0 <= at < 27.0]  # probes are 2 s apart
+    assert [at for at in at_0 if at >= 27.0]
+    assert outcome.decisions == 30 + 1  # one was sent there in vain, and nobody at 12 s
+
+
 def test_a_slow_instance_is_given_less_by_a_policy_that_sees_queues() -> None:
     asked = alone(*((at / 6, at, 6000) for at in range(300)))
     trouble = Trouble(failures=(Failure("slow", 2, 0.0, factor=4.0),))
@@ -148,11 +174,39 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
     late = replace(FLEET, trouble=Trouble(router_starts_s=30.0))
     outcome = simulate(late, WARM, workload, at_once=8)
     assert len(outcome) == workload.turns
+    assert outcome.double_bookings == 0  # at those that only took turns, too
     after = figures(outcome, since_s=45.0).local_share
     before = figures(outcome, until_s=30.0).local_share
     assert after is not None
     assert before is not None
     assert after > before + 0.1
+
+
+def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    came, ended = dict[Place, Gate](), dict[Place, Gate]()
+    arrives, answered = Gate.arrives, Gate.answered
+
+    def noted(gate: Gate, session: bytes | None, tokens: int | None, known: Known | None) -> Pass | Hold:
+        verdict = arrives(gate, session, tokens, known)
+        came[verdict.turn] = gate
+        return verdict
+
+    def noted_end(gate: Gate, turn: Place, prompt: int, context: int, local: int | None = None) -> None:
+        ended[turn] = gate
+        answered(gate, turn, prompt, context, local)
+
+    monkeypatch.setattr(Gate, "arrives", noted)
+    monkeypatch.setattr(Gate, "answered", noted_end)
+    # A prompt of 5 s and an answer of 4: it is under way when the router starts, at 6 s. The other comes after that.
+    asked = alone((1.0, 1, 50_000), (7.0, 2, 8000), answer=300)
+    late = replace(FLEET, door=Door(admission=True), trouble=Trouble(router_starts_s=6.0))
+    outcome = simulate(late, WARM, asked)
+    long = list(outcome.session).index(0)
+    assert outcome.arrived_s[long] + outcome.duration_s[long] > 6.0
+    assert len(came) == 2
+    assert ended == came
+    assert len(set(came.values())) == 2
+    assert outcome.double_bookings == 0
 
 
 def test_several_routers_share_a_fleet() -> None:
@@ -171,6 +225,22 @@ def test_a_prompt_is_computed_by_one_half_of_the_fleet_and_answered_by_the_other
     assert outcome.ttft_s[0] == pytest.approx(PROFILE.prefill_s(5000, 0) + handed)
     assert outcome.local_tokens[1] == 4608
     assert outcome.double_bookings == 0
+
+
+def test_who_decodes_computes_the_prompt_where_the_only_one_that_prefills_has_died() -> None:
+    """The prefill instance is to blame, so the other one is not passed over."""
+    died = Trouble(failures=(Failure("down", 0, 1.1),))  # amid a prompt of 0.3 s
+    outcome = simulate(replace(FLEET, instances=2, prefills=1, trouble=died), WARM, alone((1.0, 1, 5000)))
+    assert list(outcome.end) == [End.OK]
+    assert list(outcome.instance) == [1]
+    assert outcome.ttft_s[0] == pytest.approx(0.1 + PROFILE.prefill_s(5000, 0))
+    assert outcome.double_bookings == 0
+
+
+def test_a_request_may_be_refused_by_a_fleet_of_any_size() -> None:
+    outcome = simulate(replace(FLEET, instances=600, max_queued=0), TURNS, alone((0.0, 1, 100)))
+    assert list(outcome.end) == [End.SHED]
+    assert outcome.decisions == 601  # each refused it, then nobody was left
 
 
 def test_full_queues_shed_what_nobody_takes() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decide.record import Stages
@@ -94,7 +94,6 @@ def test_an_empty_trace_is_empty() -> None:
 tree = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=25)
 
 
-@settings(deadline=None)
 @given(tree)
 def test_spans_share_exactly_the_blocks_that_ids_share(paths: list[list[int]]) -> None:
     """Each path of choices is a prompt; a block's id is the path so far. Names over spans agree wherever ids do."""

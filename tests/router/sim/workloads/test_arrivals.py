@@ -6,7 +6,7 @@ import pickle
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.workloads import CODEX, GROUPS, Arrivals, Session, Span, Turn, Workload, first, sped, window
@@ -28,7 +28,6 @@ def starts(workload: Workload) -> list[float]:
     return [session.start_s for session in workload.sessions]
 
 
-@settings(deadline=None)
 @given(sessions, st.slices(8))
 def test_it_is_a_sequence_of_what_was_put_in(given: list[Session], part: slice) -> None:
     arrivals = Arrivals.of(given)
@@ -40,7 +39,6 @@ def test_it_is_a_sequence_of_what_was_put_in(given: list[Session], part: slice) 
     assert pickle.loads(pickle.dumps(arrivals)) == arrivals
 
 
-@settings(deadline=None)
 @given(sessions)
 def test_in_order_is_by_time_and_stable(given: list[Session]) -> None:
     assert list(Arrivals.of(given).in_order()) == sorted(given, key=lambda session: session.start_s)
