@@ -282,7 +282,7 @@ def replay(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
-    """Check a main configuration, a policy, an experiment or a profile, and print it with every default written out."""
+    """Check a main configuration, a policy, an experiment, a profile or a trouble; print it with all defaults."""
     from router.config.read import effective, load_policies, read_any
     from router.config.schema import Config, Policy
     from router.decide.policy import build_policies, build_policy

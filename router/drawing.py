@@ -1,4 +1,4 @@
-"""What all charts share: their ink, their canvas, and saying in time that they cannot be drawn.
+"""What all charts share: ink, canvas and axes without ornament, and saying in time that they cannot be drawn.
 
 matplotlib is an extra (`pip install 'warmroute[bench]'`), so it is imported only where something is drawn, and without
 pyplot: nothing global, no display.
@@ -7,15 +7,17 @@ pyplot: nothing global, no display.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-INK, FAINT, LINE = "#22272e", "#6b7280", "#e5e7eb"
+INK, FAINT, EDGE, LINE = "#22272e", "#6b7280", "#d1d5db", "#e5e7eb"
 
 
 class NoCharts(WarmrouteError):
@@ -51,6 +53,25 @@ def canvas(width: float, height: float) -> Figure:
     figure.set_layout_engine(layout)
     FigureCanvasAgg(figure)
     return figure
+
+
+def bare(axes: Axes, labels: float, grid: Literal["x", "y", "both"] | None = None) -> None:
+    """No frame and no ticks, labels of this size, and where wanted lines behind what is drawn."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(EDGE)
+    axes.tick_params(length=0, which="both", colors=INK, labelsize=labels)
+    axes.set_axisbelow(True)
+    if grid is not None:
+        axes.grid(axis=grid, color=LINE, lw=0.7)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """1, 2, 5, 10 and so on along a logarithmic axis, and no powers of ten."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def save(figure: Figure, file: Path) -> None:

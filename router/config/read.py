@@ -26,6 +26,7 @@ from router.config.profile import ProfileFile
 from router.config.references import broken_instances, broken_references
 from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
 from router.config.section import Section
+from router.config.trouble import TroubleFile
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -93,6 +94,11 @@ def read_profile_file(path: Path | str) -> ProfileFile:
     return _checked(load(Path(path)), ProfileFile)
 
 
+def read_trouble_file(path: Path | str) -> TroubleFile:
+    """What goes wrong in a simulation. Raises `ConfigError`; whether a fleet has such instances is seen there."""
+    return _checked(load(Path(path)), TroubleFile)
+
+
 def policy_from(text: str, name: str) -> Policy:
     """As `read_policy_file`, of a text that somebody sent."""
     return _checked(parse(text, f"policy {name}"), Policy)
@@ -120,13 +126,15 @@ class _Alone(Section):
     experiment: Experiment
 
 
-def read_any(path: Path | str) -> Config | Policy | Experiment | ProfileFile:
-    """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), or an experiment's (it has nothing
-    else; whether its policies exist is known where they are). Raises `ConfigError`.
+def read_any(path: Path | str) -> Config | Policy | Experiment | ProfileFile | TroubleFile:
+    """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), a trouble's (any of its keys), or an
+    experiment's (it has nothing else; whether its policies exist is known where they are). Raises `ConfigError`.
     """
     text = load(Path(path))
     if isinstance(text.data, dict) and "kv_tokens" in text.data:
         return read_profile_file(path)
+    if isinstance(text.data, dict) and not TroubleFile.model_fields.keys().isdisjoint(text.data):
+        return read_trouble_file(path)
     if isinstance(text.data, dict) and "scorers" in text.data:
         return read_policy_file(path)
     if isinstance(text.data, dict) and set(text.data) == {"experiment"}:

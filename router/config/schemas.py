@@ -2,9 +2,9 @@
 
     python -m router.config.schemas configs
 
-writes `warmroute.schema.json`, `policy.schema.json` and `profile.schema.json` (for editors and other checkers) and the
-table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs` fails when a file is not
-current.
+writes `warmroute.schema.json`, `policy.schema.json`, `profile.schema.json` and `trouble.schema.json` (for editors and
+other checkers) and the table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs`
+fails when a file is not current.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from router.config.profile import ProfileFile
 from router.config.schema import Config, Plugin, Policy
+from router.config.trouble import TroubleFile
 
 BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,7 +37,7 @@ class Key(NamedTuple):
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON Schema of `Config`, `Policy` or `ProfileFile`, as the text of its file."""
+    """The JSON Schema of `Config`, `Policy`, `ProfileFile` or `TroubleFile`, as the text of its file."""
     return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
 
 
@@ -74,6 +75,7 @@ def files(folder: Path) -> dict[Path, str]:
         folder / "warmroute.schema.json": json_schema(Config),
         folder / "policy.schema.json": json_schema(Policy),
         folder / "profile.schema.json": json_schema(ProfileFile),
+        folder / "trouble.schema.json": json_schema(TroubleFile),
         readme: with_reference(readme.read_text(encoding="utf-8")),
     }
 

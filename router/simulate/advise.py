@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from router.simulate.workload_command import (
     AtOnceOption,
@@ -20,8 +19,6 @@ from router.simulate.workload_command import (
     SessionsOption,
     read,
 )
-
-NARROWEST = 120
 
 
 def advise(
@@ -45,6 +42,7 @@ def advise(
     An estimate on the bright side: nobody waits, and running requests take no room. `warmroute simulate` knows better.
     """
     from router.drawing import require
+    from router.shown import readable_console, write_json
     from router.sim.advice import advise as advise_on
     from router.sim.scenario import Link
     from router.sim.timeline import Pace, laid_out
@@ -58,7 +56,7 @@ def advise(
     sizes = counsel.sizes_gb(pool_gb)
     pools = [round(gb * 1e9 / chosen.kv_bytes_per_token) for gb in sizes]
     workload = read(given, seed, requests=requests, sessions=sessions, tokens=scale)
-    console = _console()
+    console = readable_console()
     with counsel.progress(console, workload.turns) as counted:
         found = advise_on(counted(laid_out(workload, Pace(at_once))), chosen, fleets, pools, link, seed)
     told = counsel.Counsel(given, chosen, link, found, whole_ladder=pool_gb is not None)
@@ -68,15 +66,9 @@ def advise(
     console.print("\n".join(told.sentences()), soft_wrap=True, markup=False)
     if out is None:
         return
-    counsel.write(told, out / "advice.json")
-    console.print(f"written: {out / 'advice.json'}", soft_wrap=True, markup=False)
+    write_json(console, out / "advice.json", told.as_json())
     if chart:
         from router.simulate.counsel_chart import draw
 
         draw(told, out / "advice.png")
         console.print(f"written: {out / 'advice.png'}", soft_wrap=True, markup=False)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=NARROWEST)

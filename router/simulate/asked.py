@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from router.config.door import Door
 from router.errors import ConfigError
 from router.sim.outcome import Limits
 from router.sim.profile import Profile
-from router.sim.scenario import Link, Scenario, Store
-from router.simulate import policies, profiles, written
+from router.sim.scenario import Scenario
+from router.simulate import policies, profiles, troubles, written
 from router.simulate.cells import Cell, Load, Source
+from router.simulate.fleets import Fleet
 from router.simulate.workload import Asked as Size
 
 T = TypeVar("T")
@@ -25,7 +26,6 @@ POLICIES = ("warm", "least_requests", "round_robin")
 WORKLOAD = "codex"
 PROFILE = "qwen3-32b-2xh100"
 RHO, SESSIONS = 0.9, 8.0  # the load of an open workload, and sessions per instance of a closed loop, if none is given
-POOL_SHARE = 4  # a pool whose size is not said holds so many times what the fleet's GPUs hold
 LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
     "rate": "--rate",
     "rho": "--rho",
@@ -49,6 +49,7 @@ class Asked:
     profile: str = PROFILE
     kv_tokens: int | None = None
     pool: str = written.OFF
+    host_memory: str = written.OFF
     rate: str | None = None
     rho: str | None = None
     sessions_per_instance: str | None = None
@@ -56,6 +57,7 @@ class Asked:
     door: bool = False
     lags: str = "50:250"
     routers: int = 1
+    trouble: str = written.OFF
     seeds: int = 1
     first_seed: int = 1
     warmup_s: float = 0.0
@@ -93,8 +95,8 @@ def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
         Cell(
             policy=policy,
             rules=own,
-            scenario=fleet,
-            pool=pool,
+            fleet=fleet,
+            scenario=scenario,
             source=source,
             load=load,
             seed=seed,
@@ -104,14 +106,13 @@ def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
             until_s=asked.until_s,
         )
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds)
-        for pool, fleet in fleets
+        for fleet, scenario in fleets
         for load in loads
         for policy, own in rules.items()
     ]
 
 
-def _fleets(asked: Asked) -> list[tuple[str, Scenario]]:
-    """With the pool as it was asked for."""
+def _fleets(asked: Asked) -> list[tuple[Fleet, Scenario]]:
     sizes = [written.whole("--instances", text) for text in written.parts("--instances", asked.instances)]
     if asked.prefills and asked.prefills >= min(sizes):
         raise ConfigError(
@@ -120,31 +121,24 @@ def _fleets(asked: Asked) -> list[tuple[str, Scenario]]:
         )
     if asked.routers > min(sizes):
         raise ConfigError(f"--routers: {asked.routers} routers for {min(sizes)} instances; give at most {min(sizes)}")
-    bare = Scenario(
-        profile=_profile(asked),
-        lags=written.lags(asked.lags),
-        routers=asked.routers,
-        prefills=asked.prefills,
-        door=Door(admission=True) if asked.door else None,
-    )
-    pools = {text: written.pool(text) for text in written.parts("--pool", asked.pool)}
-    return [
-        (text, replace(bare, instances=size, store=_store(kept, bare.profile, size)))
-        for size in sizes
-        for text, kept in pools.items()
+    pools = written.parts("--pool", asked.pool)
+    memories = written.parts("--host-memory", asked.host_memory)
+    suffered = troubles.load(asked.trouble)
+    for name, trouble in suffered.items():
+        troubles.demand_possible(
+            name, trouble, instances=min(sizes), prefills=asked.prefills, pooled=pools != [written.OFF]
+        )
+    profile, lags = _profile(asked), written.lags(asked.lags)
+    fleets = [
+        Fleet(size, asked.prefills, pool, memory, asked.door, asked.routers, trouble)
+        for size, pool, memory, trouble in product(sizes, pools, memories, suffered)
     ]
+    return [(fleet, fleet.scenario(profile, lags, suffered[fleet.trouble])) for fleet in fleets]
 
 
 def _profile(asked: Asked) -> Profile:
     read = profiles.load(asked.profile)
     return read if asked.kv_tokens is None else replace(read, kv_tokens=asked.kv_tokens)
-
-
-def _store(kept: written.Kept | None, profile: Profile, instances: int) -> Store | None:
-    if kept is None:
-        return None
-    tokens = POOL_SHARE * instances * profile.kv_tokens if kept.tokens is None else kept.tokens
-    return Store(tokens, Link(kept.tokens_per_s))
 
 
 def _loads(asked: Asked, closed: bool) -> list[Load]:

@@ -14,7 +14,7 @@ from router.config.schema import Policy
 from router.sim.outcome import Figures, Limits, Outcome, figures
 from router.sim.scenario import Scenario
 from router.sim.workloads import Workload
-from router.simulate import written
+from router.simulate.fleets import Fleet
 from router.simulate.workload import Asked as Size
 from router.simulate.workload import load
 
@@ -50,8 +50,8 @@ class Load(NamedTuple):
 class Cell:
     policy: str
     rules: Policy
-    scenario: Scenario
-    pool: str  # as `--pool` has it: of fleets of several sizes the same
+    fleet: Fleet
+    scenario: Scenario  # what follows from it
     source: Source
     load: Load
     seed: int
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.policy}, {fleet_name(self.scenario.instances, self.pool)}, {self.load}, seed {self.seed}"
+        return f"{self.policy}, {self.fleet}, {self.load}, seed {self.seed}"
 
 
 class Measured(NamedTuple):
@@ -80,19 +80,6 @@ class Measured(NamedTuple):
 class Failed(NamedTuple):
     what: str
     reason: str
-
-
-def fleet_name(instances: int, pool: str) -> str:
-    """`pool` as `--pool` has it."""
-    return f"{instances:,} instance{'' if instances == 1 else 's'}, {pool_name(pool)}"
-
-
-def pool_name(pool: str) -> str:
-    kept = written.pool(pool)
-    if kept is None:
-        return "no pool"
-    room = "" if kept.tokens is None else f" of {kept.tokens:,} tokens"
-    return f"pool{room} at {kept.tokens_per_s:,.0f} tokens/s"
 
 
 def measured(cell: Cell, outcome: Outcome, requests_per_s: float | None, last_s: float | None) -> Measured:

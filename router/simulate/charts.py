@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from router.sim.outcome import Figures
-from router.simulate.cells import fleet_name, pool_name
 from router.simulate.columns import Value, over_seeds, percent
 from router.simulate.comparison import Capacity, Table
 from router.simulate.plots import Bar, Bars, Line, Lines, bar_chart, line_chart
@@ -50,8 +49,8 @@ def _hits(tables: Sequence[Table]) -> Figure:
     def hit(own: Figures) -> float | None:
         return percent(own.hit_share)
 
-    if len({table.situation.instances for table in tables}) > 1:
-        lines = _lines(tables, _pool_and_load, lambda table: float(table.situation.instances), hit)
+    if len({table.situation.fleet.instances for table in tables}) > 1:
+        lines = _lines(tables, _all_but_size, lambda table: float(table.situation.fleet.instances), hit)
         return line_chart("Hits over the fleet's size", HITS, "instances", lines)
     return bar_chart("Hits", HITS, _bars(tables, lambda table: str(table.situation), hit, 1))
 
@@ -77,7 +76,7 @@ def _capacities(capacities: Sequence[Capacity]) -> Figure:
     bars: dict[str, list[Bar]] = {}
     for one in capacities:
         said = "none" if one.load is None else f"{'' if one.bounded else 'at least '}{one.load.shown(2)}"
-        bars.setdefault(fleet_name(one.instances, one.pool), []).append(Bar(one.policy, one.load, said))
+        bars.setdefault(str(one.fleet), []).append(Bar(one.policy, one.load, said))
     return bar_chart("Capacity: the highest load that is served well", SHORT[capacities[0].kind], bars)
 
 
@@ -108,8 +107,8 @@ def _mean(bar: Bar) -> float:
 
 
 def _fleet(table: Table) -> str:
-    return fleet_name(table.situation.instances, table.situation.pool)
+    return str(table.situation.fleet)
 
 
-def _pool_and_load(table: Table) -> str:
-    return f"{pool_name(table.situation.pool)}, {table.situation.load}"
+def _all_but_size(table: Table) -> str:
+    return f"{table.situation.fleet.beside}, {table.situation.load}"

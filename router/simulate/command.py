@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from router import drawing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
-from router.simulate import charts, grids, page, plots, results
+from router.simulate import charts, grids, page, plots, results, troubled
 from router.simulate.asked import Asked, cells
 from router.simulate.capacity import Found, Search
 from router.simulate.cells import Cell, Failed, Measured
@@ -70,7 +70,7 @@ def simulate(asked: Asked, wanted: Wanted = TABLES, console: Console | None = No
     tasks = asked_for if wanted.capacity_share is None else _searches(asked_for, wanted.capacity_share)
     done = _run(tasks, wanted.jobs or os.cpu_count() or 1, notes)
     told = results.told(asked, asked_for, done.measured, done.found, done.failed, complete=not done.interrupted)
-    report = _report(wanted.said, asked, done)
+    report = _report(wanted.said, asked, asked_for, done)
     if wanted.json:
         console.out(told.decode(), end="", highlight=False)
     else:
@@ -82,12 +82,15 @@ def simulate(asked: Asked, wanted: Wanted = TABLES, console: Console | None = No
     return not done.interrupted
 
 
-def _report(said: str, asked: Asked, done: Done) -> page.Page:
+def _report(said: str, asked: Asked, asked_for: Sequence[Cell], done: Done) -> page.Page:
     return page.Page(
         said,
         tuple(grids.of_comparison(table) for table in compared(done.measured)),
         tuple(grids.of_capacities(capacities(done.found))),
-        tuple(grids.remarks(done.failed, done.interrupted, asked.seeds)),
+        (
+            *troubled.remarks(asked_for, done.measured),
+            *grids.remarks(done.failed, done.interrupted, asked.seeds),
+        ),
     )
 
 

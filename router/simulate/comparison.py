@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 from router.sim.outcome import Figures
 from router.simulate.capacity import Found
-from router.simulate.cells import Load, Measured, fleet_name
+from router.simulate.cells import Load, Measured
 from router.simulate.columns import Value, over_seeds
+from router.simulate.fleets import Fleet
 
 
 class Situation(NamedTuple):
-    instances: int
-    pool: str
+    fleet: Fleet
     load: Load
     requests_per_s: float | None  # that come, in the mean over seeds; None: a closed loop
 
     def __str__(self) -> str:
         rate = "" if self.requests_per_s is None else f" ({self.requests_per_s:,.4g} requests/s)"
         coming = str(self.load) if self.load.kind == "rate" else f"{self.load}{rate}"
-        return f"{fleet_name(self.instances, self.pool)}, {coming}"
+        return f"{self.fleet}, {coming}"
 
 
 class Row(NamedTuple):
@@ -40,8 +40,7 @@ class Capacity(NamedTuple):
     """One policy on one fleet. `load`: requests per second or sessions per instance; None: of some seed not found."""
 
     policy: str
-    instances: int
-    pool: str
+    fleet: Fleet
     kind: str
     load: Value | None
     requests_per_s: Value | None  # that ended well at that load
@@ -51,34 +50,33 @@ class Capacity(NamedTuple):
 
 def compared(cells: Iterable[Measured]) -> list[Table]:
     """Situations, and policies in each, in the order in which they first occur."""
-    found: dict[tuple[int, str, Load], dict[str, list[Measured]]] = {}
+    found: dict[tuple[Fleet, Load], dict[str, list[Measured]]] = {}
     for one in cells:
         cell = one.cell
-        situation = found.setdefault((cell.scenario.instances, cell.pool, cell.load), {})
+        situation = found.setdefault((cell.fleet, cell.load), {})
         situation.setdefault(cell.policy, []).append(one)
     return [
         Table(
-            Situation(instances, pool, load, _rate([one for own in policies.values() for one in own])),
+            Situation(fleet, load, _rate([one for own in policies.values() for one in own])),
             tuple(Row(policy, tuple(one.figures for one in own)) for policy, own in policies.items()),
         )
-        for (instances, pool, load), policies in found.items()
+        for (fleet, load), policies in found.items()
     ]
 
 
 def capacities(searches: Iterable[Found]) -> list[Capacity]:
-    found: dict[tuple[int, str, str], list[Found]] = {}
+    found: dict[tuple[Fleet, str], list[Found]] = {}
     for one in searches:
         cell = one.search.cell
-        found.setdefault((cell.scenario.instances, cell.pool, cell.policy), []).append(one)
+        found.setdefault((cell.fleet, cell.policy), []).append(one)
     return [_capacity(*key, seeds) for key, seeds in found.items()]
 
 
-def _capacity(instances: int, pool: str, policy: str, seeds: Sequence[Found]) -> Capacity:
+def _capacity(fleet: Fleet, policy: str, seeds: Sequence[Found]) -> Capacity:
     bests = [one.best for one in seeds]
     return Capacity(
         policy,
-        instances,
-        pool,
+        fleet,
         seeds[0].search.cell.load.kind,
         over_seeds([None if best is None else best.load for best in bests]),
         over_seeds([None if best is None else best.requests_per_s for best in bests]),

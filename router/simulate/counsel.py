@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.errors import WarmrouteError
 from router.sim.advice import Advice, Cell, Placement
 from router.sim.profile import Profile
 from router.sim.scenario import Link
@@ -132,15 +129,6 @@ class Counsel:
             ],
             "sentences": self.sentences(),
         }
-
-
-def write(counsel: Counsel, file: Path) -> None:
-    """Raises WarmrouteError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(counsel.as_json()), indent=1) + b"\n")
-    except OSError as failure:
-        raise WarmrouteError(f"--out: {file}: {(failure.strerror or str(failure)).lower()}") from failure
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.drawing import FAINT, INK, LINE, canvas, save
+from router.drawing import FAINT, INK, bare, canvas, save
 from router.sim.advice import Cell
 from router.simulate.counsel import Counsel, in_gb
 
@@ -57,8 +57,4 @@ def _lines(axes: Axes, counsel: Counsel, of: Callable[[Cell], float]) -> None:
     axes.set_xticks(range(len(sizes)), ["none" if not size else in_gb(size) for size in sizes], rotation=40)
     axes.set_xlabel("pool, GB", color=FAINT)
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#d1d5db")
-    axes.tick_params(length=0, colors=INK, labelsize=8.5)
-    axes.grid(axis="y", color=LINE, lw=0.7)
-    axes.set_axisbelow(True)
+    bare(axes, 8.5, "y")

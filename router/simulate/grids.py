@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from router.simulate.cells import Failed, fleet_name
+from router.simulate.cells import Failed
 from router.simulate.columns import MISSING, Column, Value, best_of, over_seeds, shown_columns
 from router.simulate.comparison import Capacity, Table
 
@@ -37,7 +37,7 @@ def of_comparison(table: Table) -> Grid:
 def of_capacities(found: Sequence[Capacity]) -> list[Grid]:
     """A grid per fleet."""
     grids = []
-    for (instances, pool), group in groupby(found, lambda one: (one.instances, one.pool)):
+    for fleet, group in groupby(found, lambda one: one.fleet):
         some = list(group)
         loads = [one.load for one in some]
         most = max((value.mean for value in loads if value is not None), default=0.0)
@@ -49,11 +49,12 @@ def of_capacities(found: Sequence[Capacity]) -> list[Grid]:
         shares = [Entry(MISSING if one.share is None else f"{one.share.mean:.1%}") for one in some]
         heads = ["policy", LOAD[some[0].kind], "requests/s end", "within limits"]
         columns = [[Entry(one.policy) for one in some], told, ended, shares]
-        grids.append(_grid(f"Capacity of {fleet_name(instances, pool)}", heads, columns))
+        grids.append(_grid(f"Capacity of {fleet}", heads, columns))
     return grids
 
 
 def remarks(failed: Sequence[Failed], interrupted: bool, seeds: int) -> list[str]:
+    """Of the run as a whole."""
     lines = [f"{one.what} failed: {one.reason}" for one in failed]
     if seeds > 1:
         lines.append(f"Means over {seeds} seeds; ±: half of what lies between the lowest and the highest.")

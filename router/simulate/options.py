@@ -37,6 +37,9 @@ def simulate(
     profile: Annotated[str, typer.Option(help="model and GPUs of an instance: a name or a file")] = "qwen3-32b-2xh100",
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV tokens of an instance, not the profile's")] = None,
     pool: Annotated[str, typer.Option(help="off or TOKENS_PER_S[:TOKENS] of a shared pool, as off,150000")] = "off",
+    host_memory: Annotated[
+        str, typer.Option(help="off or TOKENS_PER_S[:TOKENS] of each instance's host memory, as off,150000")
+    ] = "off",
     rate: Annotated[str | None, typer.Option(help="open loop: requests per second, as 4,8")] = None,
     rho: Annotated[
         str | None, typer.Option(help="open loop: load, 1 is what the fleet could do without caches  [default: 0.9]")
@@ -50,6 +53,7 @@ def simulate(
     door: Annotated[bool, typer.Option("--door", help="new sessions wait until the caches have room")] = False,
     lags: Annotated[str, typer.Option(help="ms from a block to the index, and between two polls")] = "50:250",
     routers: Annotated[int, typer.Option(min=1, help="that share the fleet, each with its share of requests")] = 1,
+    trouble: Annotated[str, typer.Option(help="off, or what goes wrong: a name or a file, as off,slow,dies")] = "off",
     seeds: Annotated[int, typer.Option(min=1, help="runs of each cell, from one seed each")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="the others follow it")] = 1,
     warmup: Annotated[float, typer.Option(min=0, help="virtual seconds of which nothing is counted")] = 0.0,
@@ -90,6 +94,7 @@ def simulate(
         profile=profile,
         kv_tokens=kv_tokens,
         pool=pool,
+        host_memory=host_memory,
         rate=rate,
         rho=rho,
         sessions_per_instance=sessions_per_instance,
@@ -97,6 +102,7 @@ def simulate(
         door=door,
         lags=lags,
         routers=routers,
+        trouble=trouble,
         seeds=seeds,
         first_seed=first_seed,
         warmup_s=warmup,

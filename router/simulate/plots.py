@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, StringIO
 from math import ceil
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
-from router.drawing import FAINT, INK, LINE, canvas
+from router.drawing import FAINT, INK, LINE, bare, canvas, plain_numbers
 from router.simulate.columns import Value
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ COLOURS = ("#2f6f9f", "#e8963a", "#2f8f5b", "#c0392b", "#7d5ba6", "#8c6d46", "#d
 MARKS = "osD^vP*X"
 OTHER = ("#b6bcc6", ".")  # for as many policies as there are beyond the colours
 ACROSS = 3  # panels side by side
+TITLE = 64  # characters that a panel's width has room for
 
 
 class Line(NamedTuple):
@@ -49,7 +51,8 @@ def line_chart(title: str, unit: str, across: str, panels: Lines, *, logarithmic
             _draw(axes, line, looks[line.policy])
         _ticks(axes, sorted({at for line in lines for at, _ in line.points}))
         if logarithmic:
-            _logarithmic(axes)
+            axes.set_yscale("log")
+            plain_numbers(axes.yaxis)
         else:
             axes.set_ylim(bottom=0)
         axes.set_xlabel(across, color=FAINT, fontsize=8.5)
@@ -110,11 +113,8 @@ def _panels(
         if place >= len(names):
             axes.set_visible(False)
             continue
-        axes.set_title(names[place], color=INK, loc="left", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color("#d1d5db")
-        axes.tick_params(length=0, which="both", colors=INK, labelsize=8)
-        axes.set_axisbelow(True)
+        axes.set_title(fill(names[place], TITLE, break_on_hyphens=False), color=INK, loc="left", fontsize=9)
+        bare(axes, 8)
         all_axes.append(axes)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=11, fontweight="bold")
     return figure, all_axes
@@ -147,12 +147,3 @@ def _ticks(axes: Axes, at: Sequence[float]) -> None:
     if len(at) <= 8:
         axes.set_xticks(at, [f"{value:,.4g}" for value in at])
         axes.set_xticks([], minor=True)
-
-
-def _logarithmic(axes: Axes) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")

@@ -16,6 +16,7 @@ from router.decide.policy import digest_of
 from router.simulate.asked import Asked
 from router.simulate.capacity import Found
 from router.simulate.cells import Cell, Failed, Measured
+from router.simulate.written import OFF
 
 
 def told(
@@ -27,13 +28,16 @@ def told(
     *,
     complete: bool,
 ) -> bytes:
-    """`cells`: all that were wanted. Of them the policies' digests and the profile's numbers: names say little."""
+    """`cells`: all that were wanted. Of them the policies' digests, the profile's numbers and what the troubles are:
+    names say little. None: a failure's end that never comes.
+    """
     whole = {
         "warmroute": version("warmroute"),
         "complete": complete,
         "asked": asdict(asked),
         "policies": {cell.policy: digest_of(cell.rules) for cell in cells},
         "profile": asdict(cells[0].scenario.profile),
+        "troubles": {cell.fleet.trouble: asdict(cell.scenario.trouble) for cell in cells if cell.fleet.trouble != OFF},
         "cells": [_cell(one) for one in measured],
         "capacities": [_found(one) for one in found],
         "failed": [one._asdict() for one in failed],
@@ -45,8 +49,7 @@ def _which(cell: Cell) -> dict[str, Any]:
     return {
         "policy": cell.policy,
         "workload": cell.source.name,
-        "instances": cell.scenario.instances,
-        "pool": cell.pool,
+        **cell.fleet._asdict(),
         "load": cell.load._asdict(),
         "seed": cell.seed,
     }

@@ -14,7 +14,7 @@ OFF = "off"
 
 
 class Kept(NamedTuple):
-    """A pool as it is written."""
+    """A pool or a host's memory as it is written."""
 
     tokens_per_s: float  # of one instance's link
     tokens: int | None  # room in it; None: not said
@@ -46,12 +46,12 @@ def number(option: str, text: str) -> float:
     return value
 
 
-def pool(text: str) -> Kept | None:
+def kept(option: str, text: str) -> Kept | None:
     """`off`, or `TOKENS_PER_S`, or `TOKENS_PER_S:TOKENS`."""
     if text == OFF:
         return None
     rate, colon, room = text.partition(":")
-    return Kept(number("--pool", rate), whole("--pool", room) if colon else None)
+    return Kept(number(option, rate), whole(option, room) if colon else None)
 
 
 def lags(text: str) -> Lags:

@@ -43,7 +43,10 @@ def test_policy_files_can_be_built(file: Path) -> None:
     assert built.name == file.stem
 
 
-@pytest.mark.parametrize("name", ["warmroute.schema.json", "policy.schema.json", "profile.schema.json", "README.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["warmroute.schema.json", "policy.schema.json", "profile.schema.json", "trouble.schema.json", "README.md"],
+)
 def test_generated_files_are_current(name: str) -> None:
     """Not so: run `make schema`."""
     assert (CONFIGS / name).read_text(encoding="utf-8") == files(CONFIGS)[CONFIGS / name]

@@ -10,12 +10,13 @@ import jsonschema
 import pytest
 
 from router.config.document import load as document
+from router.config.named import files
 from router.config.read import read_profile_file
 from router.sim.profile import Profile
-from router.simulate.profiles import load, names
+from router.simulate.profiles import FOLDER, load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PROFILES = names()
+PROFILES = files(FOLDER)
 DENSE = ["llama-3.1-8b-h100", "qwen3-32b-2xh100", "llama-3-70b-8xa800", "llama-3-70b-8xh100"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.drawing import NoCharts, canvas, require, require_for, save
+from router.drawing import NoCharts, bare, canvas, plain_numbers, require, require_for, save
 from router.errors import ConfigError, WarmrouteError
 
 
@@ -36,3 +36,16 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WarmrouteError, match=r"--chart: .*a\.png: "):
         save(canvas(1.0, 1.0), tmp_path / "file" / "a.png")
+
+
+def test_numbers_along_a_logarithmic_axis_are_plain() -> None:
+    axes = canvas(6.0, 1.0).add_subplot()
+    bare(axes, 8, "x")
+    axes.set_xscale("log")
+    axes.set_xlim(0.4, 30)
+    plain_numbers(axes.xaxis)
+    axes.figure.draw_without_rendering()
+    shown = [label.get_text() for label in axes.get_xticklabels() if 0.4 <= label.get_position()[0] <= 30]
+    assert shown == ["0.5", "1", "2", "5", "10", "20"]
+    assert not any(axes.spines[side].get_visible() for side in ("top", "right"))
+    assert all(tick.tick1line.get_markersize() == 0 for tick in (*axes.xaxis.majorTicks, *axes.xaxis.minorTicks))

@@ -22,6 +22,7 @@ from router.config.read import (
     read_policy_file,
 )
 from router.config.schema import Config, Policy
+from router.config.trouble import TroubleFile
 from router.errors import ConfigError
 
 POLICY = "policies: {warm: {scorers: [{name: random}]}}\n"
@@ -311,9 +312,10 @@ def test_a_policy_file_alone(folder: Path) -> None:
         read_policy_file(put(folder, "scorers: [{name: random, weight: -1}]"))
 
 
-def test_main_and_policy_files_are_told_apart(folder: Path) -> None:
+def test_main_files_and_others_are_told_apart(folder: Path) -> None:
     assert isinstance(read_any(put(folder, MINIMAL)), Config)
     assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), Policy)
+    assert isinstance(read_any(put(folder, "events_lost: 0.1")), TroubleFile)
     with pytest.raises(ConfigError, match="wanted a mapping"):
         read_any(put(folder, "[]"))
 

@@ -66,6 +66,6 @@ def test_the_schemas_accept_and_refuse() -> None:
 def test_main_writes_them(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"x {BEGIN}{END}", encoding="utf-8")
     main(tmp_path)
-    schemas = {f"{name}.schema.json" for name in ("warmroute", "policy", "profile")}
+    schemas = {f"{name}.schema.json" for name in ("warmroute", "policy", "profile", "trouble")}
     assert {file.name for file in tmp_path.iterdir()} == {"README.md", *schemas}
     assert all(file.read_text(encoding="utf-8") == text for file, text in files(tmp_path).items())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from router.config.schema import Plugin, Policy, WeightedPlugin
 from router.sim.outcome import Figures, Limits
 from router.sim.profile import Profile
-from router.sim.scenario import Link, Scenario, Store
+from router.sim.scenario import Lags, Trouble
 from router.simulate.cells import Cell, Load, Measured, Source
+from router.simulate.fleets import Fleet
 
 PROFILE = Profile(
     name="small",
@@ -23,13 +24,21 @@ BUSY = Load("rho", 0.9)
 RULES = Policy(scorers=[WeightedPlugin(name="least_requests")], picker=Plugin(name="best"))
 
 
-def a_cell(policy: str = "warm", *, instances: int = 8, pool: str = "off", load: Load = BUSY, seed: int = 1) -> Cell:
-    store = None if pool == "off" else Store(1_000_000, Link(float(pool)))
+def a_cell(
+    policy: str = "warm",
+    *,
+    instances: int = 8,
+    pool: str = "off",
+    trouble: tuple[str, Trouble] = ("off", Trouble()),
+    load: Load = BUSY,
+    seed: int = 1,
+) -> Cell:
+    fleet = Fleet(instances, pool=pool, trouble=trouble[0])
     return Cell(
         policy=policy,
         rules=RULES,
-        scenario=Scenario(profile=PROFILE, instances=instances, store=store),
-        pool=pool,
+        fleet=fleet,
+        scenario=fleet.scenario(PROFILE, Lags(), trouble[1]),
         source=Source("tools"),
         load=load,
         seed=seed,

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.sim.scenario import Lags, Link, Store
-from router.simulate.asked import POOL_SHARE, Asked, cells
+from router.sim.scenario import Lags, Trouble
+from router.simulate.asked import Asked, cells
 from router.simulate.cells import Cell, Load
+from router.simulate.fleets import Fleet
 
 HEARD: list[str] = []
 
@@ -33,12 +34,14 @@ def test_every_combination_is_a_cell_policies_side_by_side() -> None:
     assert [cell.seed for cell in made] == [1] * 16 + [2] * 16
 
 
-def test_a_pool_without_a_size_grows_with_the_fleet() -> None:
-    small, large = asked(policies=["warm"], instances="4,8", pool="40000", kv_tokens=100_000)
-    assert small.scenario.store == Store(POOL_SHARE * 400_000, Link(40_000.0))
-    assert large.scenario.store == Store(POOL_SHARE * 800_000, Link(40_000.0))
-    (said,) = asked(policies=["warm"], pool="40000:5000")
-    assert said.scenario.store == Store(5000, Link(40_000.0))
+def test_what_a_fleet_has_beside_its_gpus_and_what_it_suffers_multiply() -> None:
+    made = asked(policies=["warm"], pool="off,40000", host_memory="off,90000", trouble="off,slow,dies")
+    assert len({cell.fleet for cell in made}) == len(made) == 2 * 2 * 3
+    assert [cell.fleet.trouble for cell in made[:3]] == ["off", "slow", "dies"]
+    for cell in made:
+        kinds = [failure.kind for failure in cell.scenario.trouble.failures]
+        assert kinds == {"off": [], "slow": ["slow"], "dies": ["down"]}[cell.fleet.trouble]
+        assert (cell.scenario.host is None) == (cell.fleet.host_memory == "off")
 
 
 def test_what_is_not_said_is_as_stated() -> None:
@@ -47,7 +50,9 @@ def test_what_is_not_said_is_as_stated() -> None:
     assert cell.load == Load("sessions", 8)
     assert cell.scenario.profile.name == "qwen3-32b-2xh100"
     assert cell.scenario.instances == 8
-    assert cell.scenario.store is cell.scenario.door is None
+    assert cell.fleet == Fleet(8)
+    assert cell.scenario.store is cell.scenario.host is cell.scenario.door is None
+    assert cell.scenario.trouble == Trouble()
     assert cell.scenario.lags == Lags(0.05, 0.25)
     assert asked()[0].load == Load("rho", 0.9)
 
@@ -86,6 +91,9 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         ({"instances": "four"}, "--instances: found 'four'"),
         ({"pool": "fast"}, "--pool: found 'fast'"),
         ({"lags": "50"}, "--lags: found '50'"),
+        ({"host_memory": "fast"}, "--host-memory: found 'fast'"),
+        ({"trouble": "slwo"}, '--trouble: unknown trouble "slwo": did you mean "slow"?'),
+        ({"trouble": "bad-day", "instances": "8,2"}, "--trouble: bad-day: there is no instance 3 among 2"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, Any], said: str) -> None:

@@ -6,11 +6,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from router.sim.scenario import Trouble
 from router.simulate.cells import Load
 from router.simulate.charts import all_of
 from router.simulate.columns import Value
 from router.simulate.comparison import Capacity, Table, compared
-from router.simulate.plots import COLOURS, OTHER, Line, line_chart, png, svg
+from router.simulate.fleets import Fleet
+from router.simulate.plots import COLOURS, OTHER, TITLE, Line, line_chart, png, svg
 from tests.router.simulate.cells import a_cell, a_result
 
 
@@ -57,6 +59,14 @@ def test_hits_over_fleet_sizes_a_panel_per_load() -> None:
     assert points(panels[0])["warm"] == [(4.0, 4.0), (8.0, 8.0)]
 
 
+def test_what_a_panel_is_of_stays_above_it() -> None:
+    cell = a_cell(pool="40000", trouble=("a-trouble-with-quite-a-long-name", Trouble()))
+    (panel,) = shown(all_of(compared([a_result(cell)]), [])["hits"])
+    lines = panel.get_title(loc="left").split("\n")
+    assert " ".join(lines) == f"{cell.fleet}, rho 0.9 (4 requests/s)"
+    assert max(map(len, lines)) <= TITLE
+
+
 def test_one_point_is_a_bar() -> None:
     drawn = all_of(tables((0.9,), (8,)), [])
     (ttft,), (hits,) = shown(drawn["ttft"]), shown(drawn["hits"])
@@ -71,8 +81,8 @@ def test_served_well_at_the_best_load() -> None:
 
 def test_capacities_that_were_searched() -> None:
     found = [
-        Capacity("a", 4, "off", "sessions", Value(12.0, None), None, None, bounded=False),
-        Capacity("b", 4, "off", "sessions", None, None, None, bounded=True),
+        Capacity("a", Fleet(4), "sessions", Value(12.0, None), None, None, bounded=False),
+        Capacity("b", Fleet(4), "sessions", None, None, None, bounded=True),
     ]
     drawn = all_of([], found)
     assert list(drawn) == ["capacity"]

@@ -57,6 +57,36 @@ def test_a_capacity(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["simulate.json"]
 
 
+def test_trouble_shows_in_the_figures_the_words_and_the_json(tmp_path: Path) -> None:
+    asked = Asked(
+        policies=["warm"], workload="codex", sessions=8, scale=0.2, think=0.2, instances="2", sessions_per_instance="4",
+        trouble=f"off,{tmp_path / 'dead.yaml'},{tmp_path / 'deaf.yaml'},{tmp_path / 'slow.yaml'}", host_memory="90000",
+    )  # fmt: skip
+    deaths = [{"instance": number % 2, "from_s": 10 + 8 * number, "until_s": 11 + 8 * number} for number in range(9)]
+    (tmp_path / "dead.yaml").write_text(json.dumps({"down": deaths}))
+    (tmp_path / "deaf.yaml").write_text("events_lost: 1\nrouter_starts_s: 30\n")
+    (tmp_path / "slow.yaml").write_text("slow: [{instance: 0, factor: 8}]\n")
+    _, told = run(asked, Wanted(jobs=2, out=tmp_path / "out"))
+    page = (tmp_path / "out" / "simulate.html").read_text()
+    for said in (
+        "host memory at 90,000 tokens/s, trouble dead,",
+        "Trouble dead: instance 0 is down from 10 s to 11 s; ",
+    ):
+        assert said in told
+        assert said in page
+    written = json.loads((tmp_path / "out" / "simulate.json").read_text())
+    assert list(written["troubles"]) == ["dead", "deaf", "slow"]
+    assert written["troubles"]["dead"]["failures"][1]["at_s"] == 18
+    by = {cell["trouble"]: cell for cell in written["cells"]}
+    clean = by["off"]
+    assert clean["failed"] == 0
+    assert by["dead"]["failed"] > 0
+    assert by["dead"]["decisions"] > clean["decisions"]  # some went twice
+    assert by["deaf"]["local_share"] < clean["local_share"]
+    assert by["slow"]["requests_per_s"] < clean["requests_per_s"]
+    assert all(cell["double_bookings"] == 0 and cell["host_memory"] == "90000" for cell in written["cells"])
+
+
 def test_a_closed_loop() -> None:
     asked = Asked(policies=["warm"], workload="codex", sessions=4, scale=0.2, instances="2", sessions_per_instance="2")
     whole, told = run(asked, Wanted(jobs=1))
@@ -66,7 +96,7 @@ def test_a_closed_loop() -> None:
 
 def said_by(hash_seed: str, jobs: str) -> bytes:
     command = [sys.executable, "-m", "router", "simulate", "--json", "-p", "warm,prefix_softmax", "-w", "tools"]
-    command += ["--requests", "60", "-n", "2,3", "--pool", "40000", "--jobs", jobs]
+    command += ["--requests", "60", "-n", "2,3", "--pool", "40000", "--trouble", "off,dies,lossy", "--jobs", jobs]
     return subprocess.run(
         command, capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed}
     ).stdout
@@ -74,7 +104,7 @@ def said_by(hash_seed: str, jobs: str) -> bytes:
 
 def test_the_same_bytes_by_any_number_of_processes_and_any_hash_seed() -> None:
     first = said_by("1", "1")
-    assert len(json.loads(first)["cells"]) == 4
+    assert len(json.loads(first)["cells"]) == 2 * 2 * 3
     assert said_by("2", "2") == first
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from router.sim.scenario import Trouble
 from router.simulate.capacity import Found, Search, Tried
 from router.simulate.cells import Load
 from router.simulate.columns import Value
 from router.simulate.comparison import Situation, capacities, compared
+from router.simulate.fleets import Fleet
 from tests.router.simulate.cells import a_cell, a_result
 
 
@@ -19,14 +21,19 @@ def test_policies_meet_where_all_else_is_alike() -> None:
         for policy in ("b", "a")
     ]
     tables = compared(results)
-    assert [table.situation.instances for table in tables] == [4, 8]
+    assert [table.situation.fleet.instances for table in tables] == [4, 8]
     assert [[row.policy for row in table.rows] for table in tables] == [["b", "a"], ["b", "a"]]
     assert [figures.requests for figures in tables[1].rows[0].seeds] == [81, 82]
 
 
-def test_loads_and_pools_are_situations_of_their_own() -> None:
-    cells = [a_cell(load=Load("rho", rho), pool=pool) for rho in (0.6, 0.9) for pool in ("off", "40000")]
-    assert len(compared(a_result(cell) for cell in cells)) == 4
+def test_loads_pools_and_troubles_are_situations_of_their_own() -> None:
+    cells = [
+        a_cell(load=Load("rho", rho), pool=pool, trouble=(trouble, Trouble()))
+        for rho in (0.6, 0.9)
+        for pool in ("off", "40000")
+        for trouble in ("off", "slow")
+    ]
+    assert len(compared(a_result(cell) for cell in cells)) == 8
 
 
 def test_a_situation_says_what_comes() -> None:
@@ -34,7 +41,7 @@ def test_a_situation_says_what_comes() -> None:
     assert str(open_loop.situation) == "8 instances, no pool, rho 0.9 (4.5 requests/s)"
     (closed,) = compared([a_result(a_cell(load=Load("sessions", 16), pool="40000", instances=1), rate=None)])
     assert str(closed.situation) == "1 instance, pool at 40,000 tokens/s, 16 sessions per instance"
-    assert str(Situation(2, "off", Load("rate", 7.5), 7.5)) == "2 instances, no pool, 7.5 requests/s"
+    assert str(Situation(Fleet(2), Load("rate", 7.5), 7.5)) == "2 instances, no pool, 7.5 requests/s"
 
 
 def found(best: Tried | None, seed: int = 1, bounded: bool = True) -> Found:

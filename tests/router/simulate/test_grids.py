@@ -11,6 +11,7 @@ from router.simulate import grids, page
 from router.simulate.cells import Failed, Load
 from router.simulate.columns import Value
 from router.simulate.comparison import Capacity, compared
+from router.simulate.fleets import Fleet
 from router.simulate.grids import Entry, Grid
 from router.simulate.tables import printed
 from tests.router.simulate.cells import a_cell, a_result
@@ -43,9 +44,9 @@ def test_seeds_bring_their_spread_to_the_headline_figures_only() -> None:
 def test_capacities_a_grid_per_fleet() -> None:
     most, less = Value(6.0, 0.5), Value(4.0, None)
     found = [
-        Capacity("a", 4, "off", "rate", most, Value(5.5, 0.1), Value(0.91, 0.0), bounded=False),
-        Capacity("b", 4, "off", "rate", less, Value(3.9, None), Value(0.905, None), bounded=True),
-        Capacity("a", 8, "off", "rate", None, None, None, bounded=True),
+        Capacity("a", Fleet(4), "rate", most, Value(5.5, 0.1), Value(0.91, 0.0), bounded=False),
+        Capacity("b", Fleet(4), "rate", less, Value(3.9, None), Value(0.905, None), bounded=True),
+        Capacity("a", Fleet(8), "rate", None, None, None, bounded=True),
     ]
     small, large = grids.of_capacities(found)
     assert small.title == "Capacity of 4 instances, no pool"

@@ -29,6 +29,10 @@ def test_options_reach_the_cells_and_the_page_quotes_them(tmp_path: Path) -> Non
         "40000",
         "--lags",
         "10:100",
+        "--host-memory",
+        "80000:1e6",
+        "--trouble",
+        "slow",
         "--until",
         "9",
         "--jobs",
@@ -40,6 +44,7 @@ def test_options_reach_the_cells_and_the_page_quotes_them(tmp_path: Path) -> Non
     asked = written["asked"]
     assert (asked["policies"], asked["rate"], asked["lags"], asked["until_s"]) == (["warm"], "3", "10:100", 9.0)
     (cell,) = written["cells"]
+    assert (cell["host_memory"], cell["trouble"]) == ("80000:1e6", "slow")
     assert cell["requests"] < 30
     assert f"warmroute simulate {' '.join(given)}" in (tmp_path / "simulate.html").read_text()
 

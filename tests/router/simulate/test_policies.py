@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from router.config.named import files
 from router.errors import ConfigError
-from router.simulate.policies import FOLDER, load, names
+from router.simulate.policies import FOLDER, load
 
 
 def test_names_are_those_of_the_projects_folder() -> None:
@@ -15,7 +16,7 @@ def test_names_are_those_of_the_projects_folder() -> None:
 
 
 def test_all_of_them() -> None:
-    assert set(load(["all"])) == set(names(FOLDER)) >= {"warm", "llmd_weighted"}
+    assert set(load(["all"])) == set(files(FOLDER)) >= {"warm", "llmd_weighted"}
 
 
 def test_a_file_and_a_folder_of_ones_own(tmp_path: Path) -> None:

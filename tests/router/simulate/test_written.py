@@ -27,16 +27,16 @@ def test_numbers_may_be_written_for_people() -> None:
     assert written.whole("--pool", "150_000") == 150_000
 
 
-def test_a_pool_is_off_or_a_speed_or_a_speed_and_a_size() -> None:
-    assert written.pool("off") is None
-    assert written.pool("40000") == written.Kept(40_000.0, None)
-    assert written.pool("40000:2e6") == written.Kept(40_000.0, 2_000_000)
+def test_what_keeps_kv_is_off_or_a_speed_or_a_speed_and_a_size() -> None:
+    assert written.kept("--pool", "off") is None
+    assert written.kept("--pool", "40000") == written.Kept(40_000.0, None)
+    assert written.kept("--pool", "40000:2e6") == written.Kept(40_000.0, 2_000_000)
 
 
 @pytest.mark.parametrize("text", ["on", "0", "40000:", ":5", "40000:-1"])
-def test_no_pool(text: str) -> None:
-    with pytest.raises(ConfigError, match="--pool: found"):
-        written.pool(text)
+def test_nothing_that_could_keep_kv(text: str) -> None:
+    with pytest.raises(ConfigError, match="--host-memory: found"):
+        written.kept("--host-memory", text)
 
 
 def test_lags_are_two_numbers_in_milliseconds() -> None:

@@ -1,4 +1,4 @@
-"""What the commands of this room have in common where they show something: console, progress, versions, a JSON file."""
+"""What commands share that show what they found: a console, progress, versions, and all figures as a JSON file."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ def write_json(console: Console, file: Path, report: object) -> None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     except OSError as failure:
         raise WarmrouteError(f"{file}: {(failure.strerror or str(failure)).lower()}") from failure
-    console.print(f"written: {file}", soft_wrap=True)
+    console.print(f"written: {file}", soft_wrap=True, markup=False)

@@ -1,0 +1,44 @@
+"""The troubles that come with the project: right by both schemas, and one of them shows all that there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from router.config.document import load as document
+from router.config.named import files
+from router.config.read import read_trouble_file
+from router.config.trouble import TroubleFile
+from router.simulate.troubles import FOLDER, demand_possible, load
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TROUBLES = files(FOLDER)
+
+
+def test_there_are_those_that_are_promised() -> None:
+    assert set(TROUBLES) == {"bad-day", "dies", "late", "lossy", "slow"}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_each_is_what_its_schema_says_and_a_fleet_of_eight_can_suffer_it(name: str) -> None:
+    schema = json.loads((CONFIGS / "trouble.schema.json").read_text(encoding="utf-8"))
+    data = document(TROUBLES[name]).data
+    jsonschema.validate(data, schema)
+    with pytest.raises(jsonschema.ValidationError, match="at_s"):
+        jsonschema.validate(data | {"pool_away": [{"at_s": 1}]}, schema)
+    demand_possible(name, load(name)[name], instances=8, prefills=0, pooled=True)
+
+
+def test_the_one_to_copy_from_has_every_key() -> None:
+    whole = read_trouble_file(TROUBLES["bad-day"])
+    assert whole.model_fields_set == set(TroubleFile.model_fields)
+
+
+def test_the_readme_has_every_key() -> None:
+    readme = (CONFIGS / "README.md").read_text(encoding="utf-8")
+    _, _, section = readme.partition("## A trouble")
+    told = section.partition("\n## ")[0]
+    assert [name for name in TroubleFile.model_fields if f"`{name}`" not in told] == []
