@@ -8,6 +8,7 @@ from router.sim.outcome import End, Outcome, figures
 from router.sim.workloads import Arrivals, Span, Workload, first
 from router.simulate import workload
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
+from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
 from tests.agreement.rows import ROWS
 from tests.agreement.served import figures_of, outcome_of, part_of_it
@@ -53,9 +54,9 @@ def test_global_beats_local_beats_load_balancing_beats_random(conversation: Work
 
 
 def test_computing_prompts_elsewhere_keeps_the_time_between_tokens(conversation: Workload) -> None:
-    # Published: 498, 157, 59 % more effective requests than the best baseline. With 28 ms of software per step of
-    # theirs (see the module) it is about a third of that; this is over one of them, on fewer requests.
-    apart, together = placement.scenario(pooled=True), capacity.alone(capacity.WHOLE)
+    # Published: 498, 157, 59 % more effective requests than the best baseline. The row gives about half of that; this
+    # is over one of them, on fewer requests.
+    apart, together = capacity.apart(), capacity.alone(capacity.WHOLE)
     ours = capacity.effective(outcome_of(apart, "mooncake_alg1", conversation), apart)
     theirs = capacity.effective(outcome_of(together, "least_requests", conversation), together)
     assert ours[100] > 0.95
@@ -123,6 +124,11 @@ def test_the_clock_of_dynamos_engine_is_met_at_a_full_step_and_in_decoding() -> 
     used = 0.1
     theirs_ms = 5.74 + 54.01 * used - 25.74 * used**2  # 10.9
     assert 1e3 * dynamo_replay.PROFILE.step_s(0, 0, 8, used * 2**20) == pytest.approx(theirs_ms, rel=0.05)
+
+
+def test_whole_prompts_come_before_decodes_and_chunks_beside_them() -> None:
+    scenarios = capacity.apart(), capacity.alone(capacity.WHOLE), capacity.alone(capacity.CHUNK)
+    assert [capacity.prompts(scenario) for scenario in scenarios] == [Prompts.ELSEWHERE, Prompts.FIRST, Prompts.BESIDE]
 
 
 def test_without_reuse_no_two_prompts_begin_alike() -> None:
