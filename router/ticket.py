@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from router.blocks.knowledge import Belief, Sent
+from router.blocks.belief import Belief
+from router.blocks.knowledge import Sent
 from router.decide.record import Attempt, Leg, Record
 from router.fleet.breaker import Verdict, verdict
 from router.fleet.load import Booking

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from scorers.adapter_room import AdapterRoom
 from scorers.affinity_gate import AffinityGate
@@ -18,7 +18,7 @@ from scorers.aibrix_prefix import AibrixPrefix
 from scorers.best import Best
 from scorers.bounded_load import BoundedLoad
 from scorers.consistent_hash import ConsistentHash
-from scorers.contract import Filter, Needs, Picker, Plugin, Scorer, Unit
+from scorers.contract import Filter, Picker, Plugin, Scorer, Unit
 from scorers.dual_hash import DualHash
 from scorers.dualmap import Dualmap
 from scorers.dynamo_cost import DynamoCost
@@ -32,7 +32,7 @@ from scorers.lora_affinity import LoraAffinity
 from scorers.max_waiting import MaxWaiting
 from scorers.mooncake_alg1 import MooncakeAlg1
 from scorers.near_longest import NearLongest
-from scorers.parameters import Parameter, checked, nearest, parameters
+from scorers.parameters import checked, nearest, parameters
 from scorers.power_of_k import PowerOfK
 from scorers.prefix_overlap import PrefixOverlap
 from scorers.queue_depth import QueueDepth
@@ -102,17 +102,6 @@ class PluginError(ValueError):
     """A plug-in cannot be had: unknown, twice there, not importable, or not with these parameters. `str()` says all."""
 
 
-class Description(NamedTuple):
-    """What people and checks want to know of a plug-in."""
-
-    name: str
-    kind: str  # scorer | filter | picker
-    unit: Unit | None  # scorers only
-    needs: Needs
-    parameters: tuple[Parameter, ...]
-    summary: str
-
-
 @dataclass(frozen=True)
 class Registry:
     """All plug-ins that can be named. Make one with `installed()`; `outside` is for tests."""
@@ -138,15 +127,6 @@ class Registry:
             return _must_be(kind, name, _imported(kind, self.outside[kind][name]))
         known = self.names(kind)
         raise PluginError(f"unknown {_word(kind)} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
-
-    def describe(self, kind: type[Plugin], name: str) -> Description:
-        plugin = self.find(kind, name)
-        unit = plugin.unit if issubclass(plugin, Scorer) else None
-        summary = (plugin.__doc__ or "").strip().partition("\n")[0]
-        return Description(name, _word(kind), unit, plugin.needs, tuple(parameters(plugin).values()), summary)
-
-    def describe_all(self) -> list[Description]:
-        return [self.describe(kind, name) for kind in BUILTINS for name in self.names(kind)]
 
 
 def installed() -> Registry:

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is judged by how fast the machine is just now (speed is measured in `tests/bench`)."""
+"""What holds for every test: none is judged by how fast the machine is just now. Speed is measured in `tests/bench`."""
 
 from hypothesis import HealthCheck, settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router.console.tables import SHARES, figure
-from router.drawing import FAINT, INK, LINE, canvas, save
+from router.drawing import FAINT, INK, bare, canvas, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,9 +50,8 @@ def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any
     axes.set_ylim(len(standings) - 0.5, -0.5)
     axes.set_xlim(0, right)
     axes.set_title(f"{metric} ({'%' if metric in SHARES else 'ms'})", loc="left", color=INK, fontsize=9)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(length=0, labelsize=8, colors=INK)
-    axes.grid(axis="x", color=LINE, lw=0.7)
+    bare(axes, 8, "x")
+    axes.spines["left"].set_visible(False)
 
 
 def _number(value: float | str | None, scale: float) -> float | None:

@@ -12,8 +12,8 @@ from router.drive import charts, figures, tables
 from router.drive.agents import Arm, Report, Stage, arms, compare
 from router.drive.cancelling import cancellable
 from router.drive.layers import KINDS, Layers, measure
-from router.drive.shown import progress_bar, readable_console, versions, when_of, write_json
 from router.drive.site import BenchFailed, look
+from router.shown import progress_bar, readable_console, versions, when_of, write_json
 from router.sim.workloads import Workload
 
 

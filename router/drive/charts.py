@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median, mode
 from typing import TYPE_CHECKING
 
-from router.drawing import FAINT, INK, LINE, canvas, save
+from router.drawing import FAINT, INK, bare, canvas, plain_numbers, save
 from router.drive.agents import Report
 from router.drive.figures import Figures, figures
 from router.drive.layers import KINDS, WHERE, Layers
@@ -37,14 +37,12 @@ def layers_chart(seen: Layers, when: str, file: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.25)
     axes.set_xlabel("time to first token, ms (bar: median; dots: each repetition; x: cold / this)", color=FAINT)
-    _bare(axes)
+    bare(axes, 9)
     _title(figure, f"What each layer of cache is worth: one {seen.tokens:,}-token prompt", seen.versions, when)
     save(figure, file)
 
 
 def agents_chart(report: Report, when: str, file: Path) -> None:
-    from matplotlib.ticker import LogLocator
-
     figure = canvas(11.0, 4.6)
     hits, times, throughput = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 0.9))
     names = [outcome.arm.name.replace(", ", "\n").replace(" +", "\n+") for outcome in report.outcomes]
@@ -61,11 +59,8 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
     times.set_ylabel("share of requests that waited no longer", color=FAINT)
     times.set_xscale("log")
     times.set_ylim(0, 1)
-    times.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    times.xaxis.set_major_formatter("{x:g}")
-    times.xaxis.set_minor_formatter("")
+    plain_numbers(times.xaxis)
     times.legend(frameon=False, loc="lower right", fontsize=8)
-    times.grid(axis="both", color=LINE, lw=0.7)
 
     rates = [mine.requests_per_s for mine in all_figures]
     throughput.bar(names, rates, width=0.6, color=colours)
@@ -73,8 +68,9 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
         throughput.text(x, rate, f"{rate:.2f}", ha="center", va="bottom", color=INK)
     throughput.set_title("throughput", color=INK, loc="left", fontsize=10)
     throughput.set_ylabel("requests per second", color=FAINT)
-    for axes in (hits, times, throughput):
-        _bare(axes)
+    for axes in (hits, throughput):
+        bare(axes, 9)
+    bare(times, 9, "both")
     many = f"{len(report.workload.sessions)} agents, {report.workload.turns} turns"
     _title(figure, f"Multi-turn agents, closed loop: {many}", report.versions, when)
     save(figure, file)
@@ -96,13 +92,6 @@ def _sources(axes: Axes, names: list[str], all_figures: list[Figures], ideal: fl
     axes.set_title(f"prompt tokens by source (dashed: ideal {ideal:.0%})", color=INK, loc="left", fontsize=10)
     axes.set_ylabel("% of prompt tokens", color=FAINT)
     axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=8)
-
-
-def _bare(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#d1d5db")
-    axes.tick_params(length=0, colors=INK, labelsize=9)
-    axes.set_axisbelow(True)
 
 
 def _title(figure: Figure, title: str, versions: str, when: str) -> None:

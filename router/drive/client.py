@@ -38,11 +38,6 @@ class Answer(NamedTuple):
     target: str | None  # `x-warmroute-target`, where a router stands in between
     record: str | None  # `x-warmroute-record`
 
-    @property
-    def tpot_ms(self) -> float | None:
-        """Mean time per token after the first; None: there was only one."""
-        return (self.total_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
-
 
 class Failed(NamedTuple):
     """No answer, or half of one. `status` None: none came."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from router.drive.agents import Outcome, Report
 from router.drive.client import Answer, Failed
 from router.drive.layers import EXPECTED, Layers
 from router.sim.ideal import statistics
+from router.sim.outcome import quantile
 
 
 class Shares(NamedTuple):
@@ -54,16 +54,6 @@ def shares(outcome: Outcome) -> Shares | None:
         return None
     local, pool = counted.local_tokens / counted.prompt_tokens, (counted.pool_tokens or 0.0) / counted.prompt_tokens
     return Shares(local, pool, 1 - local - pool)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Linear between the two neighbours, as numpy's default."""
-    if not ordered:
-        return None
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def layers_json(seen: Layers, when: str) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from router.drive.loaded_chart import loaded_chart
 from router.drive.loaded_table import loaded_remarks, loaded_table
 from router.drive.processes import together
 from router.drive.shares import shares
-from router.drive.shown import progress_bar, readable_console, versions, when_of, write_json
 from router.drive.talks import Prompts
 from router.errors import WarmrouteError
+from router.shown import progress_bar, readable_console, versions, when_of, write_json
 from router.sim.workloads import Workload
 
 

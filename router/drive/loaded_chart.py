@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.drawing import FAINT, INK, LINE, canvas, save
+from router.drawing import FAINT, INK, bare, canvas, plain_numbers, save
 from router.drive.loaded import NOBODY, Loaded, by_target, hit_share, target_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 COLOURS = (
     "#2f6f9f",
@@ -30,11 +29,7 @@ def loaded_chart(loaded: Loaded, versions: str, when: str, file: Path) -> None:
     _over_time(over_time, loaded)
     _distribution(distribution, loaded)
     for axes in (over_time, distribution):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color("#d1d5db")
-        axes.tick_params(length=0, colors=INK, labelsize=9)
-        axes.grid(axis="both", color=LINE, lw=0.7)
-        axes.set_axisbelow(True)
+        bare(axes, 9, "both")
     hit = hit_share(loaded.answered)
     title = f"{loaded.workload.name}, {loaded.loop}: {len(loaded.answered):,} answers"
     title += "" if hit is None else f", {hit:.1%} of prompt tokens from a cache"
@@ -58,7 +53,7 @@ def _over_time(axes: Axes, loaded: Loaded) -> None:
         lowest = min(one.ttft_s or 0.0 for one in loaded.answered)
         axes.plot(failed, [lowest] * len(failed), "x", ms=4, color=FAILED, label="failed")
     axes.set_yscale("log")
-    _seconds(axes.yaxis)
+    plain_numbers(axes.yaxis)
     axes.set_ylabel("seconds to the first token", color=FAINT)
     axes.set_xlabel("sent at, seconds from the start", color=FAINT)
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))
@@ -69,16 +64,7 @@ def _distribution(axes: Axes, loaded: Loaded) -> None:
     share = [(rank + 1) / len(ordered) for rank in range(len(ordered))]
     axes.step(ordered, share, where="post", color=COLOURS[0], lw=2)
     axes.set_xscale("log")
-    _seconds(axes.xaxis)
+    plain_numbers(axes.xaxis)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("seconds to the first token", color=FAINT)
     axes.set_ylabel("share of answers that waited no longer", color=FAINT)
-
-
-def _seconds(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("")

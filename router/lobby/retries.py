@@ -15,10 +15,6 @@ class RetryBudget:
         self._burst = float(burst)
         self._saved = float(burst)
 
-    @property
-    def left(self) -> float:
-        return self._saved
-
     def request(self) -> None:
         """One first attempt is made."""
         self._saved = min(self._burst, self._saved + self._ratio)

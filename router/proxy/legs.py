@@ -143,6 +143,6 @@ def unprefilled(prefilled: Prefilled) -> NotStarted | Deadline | Rejected:
         case Prefilled(end="rejected", refusal=refusal) if refusal is not None:
             return Rejected(refusal)
         case Prefilled(end="connect" | "busy" | "died" | "failed" as end):
-            return NotStarted(end, end in ("died", "failed"), prefilled.detail, prefilled.refusal, prefill=True)
+            return NotStarted(end, prefilled.detail, prefilled.refusal, prefill=True)
         case _:
             return Deadline()

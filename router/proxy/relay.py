@@ -64,14 +64,13 @@ class Refusal(NamedTuple):
 
 
 class NotStarted(NamedTuple):
-    """Nothing was sent to the client. `took_request` is False where the engine cannot have worked on it.
+    """Nothing was sent to the client. Only one that `died` or `failed` can have worked on the request.
 
     `prefill`: it was the prefill half of a pair (`legs.py`) that failed so; only such a one can have `failed`, with a
     5xx, since an answering engine's is the client's to see.
     """
 
     reason: Literal["connect", "busy", "died", "failed"]
-    took_request: bool
     detail: str = ""
     refusal: Refusal | None = None
     prefill: bool = False
@@ -122,7 +121,7 @@ async def pass_on(call: Call, answer: Exchange | Unanswered, outgoing: Outgoing,
     if isinstance(answer, Unanswered):
         if answer.reason == "late":
             return Deadline()
-        return NotStarted(answer.reason, answer.reason == "died", answer.detail)
+        return NotStarted(answer.reason, answer.detail)
     with answer:
         if answer.status == BUSY:
             return await _too_busy(answer, outgoing)
@@ -131,7 +130,7 @@ async def pass_on(call: Call, answer: Exchange | Unanswered, outgoing: Outgoing,
 
 async def _too_busy(answer: Exchange, outgoing: Outgoing) -> NotStarted:
     refusal = await kept(answer, outgoing.target, outgoing.record)
-    return NotStarted("busy", False, "the engine answered 503", refusal)
+    return NotStarted("busy", "the engine answered 503", refusal)
 
 
 async def kept(answer: Exchange, target: str, record: str) -> Refusal | None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.drawing import FAINT, INK, canvas, save
+from router.drawing import FAINT, INK, bare, canvas, save
 from router.replay.replay import Report
 from router.replay.tables import marked, share_of
 
@@ -58,9 +58,8 @@ def _bars(
     if min(values, default=0.0) >= 0:
         axes.set_xlim(left=0)
     axes.axvline(0, color="#d1d5db", lw=0.8)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#d1d5db")
-    axes.tick_params(length=0, colors=INK, labelsize=8)
+    bare(axes, 8)
+    axes.spines["left"].set_visible(False)
 
 
 def _title(axes: Axes, title: str, unit: str) -> None:

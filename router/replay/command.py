@@ -22,9 +22,9 @@ from router.ledger.logged import LoggedPolicy
 from router.ledger.reading import Bad, files_of, read
 from router.replay import charts, named, tables
 from router.replay.replay import Replay, Report
+from router.shown import readable_console, write_json
 from scorers.registry import PluginError, Registry, installed
 
-NARROWEST = 120
 NAMED_LINES = 5
 
 
@@ -63,7 +63,7 @@ def replay(
 
     Raises ConfigError for policies that cannot be had, LedgerError for logs, NotReproduced once all is told.
     """
-    console = console or _console()
+    console = console or readable_console()
     registry = _registry()
     contenders = named.policies(policies, folder, registry)
     if chart is not None:
@@ -150,9 +150,7 @@ def _write(report: Report, reading: Reading, file: Path, console: Console) -> No
         "same": report.same,
         **msgspec.to_builtins(report),
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
-    console.print(f"written: {file}", soft_wrap=True, markup=False)
+    write_json(console, file, told)
 
 
 def _registry() -> Registry:
@@ -160,11 +158,6 @@ def _registry() -> Registry:
         return installed()
     except PluginError as twice:
         raise ConfigError(str(twice)) from twice
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=NARROWEST)
 
 
 def _progress(console: Console) -> Progress:

@@ -1,9 +1,7 @@
-"""How much memory a stack needs, is there, and is used, from Linux' /proc."""
+"""How much memory a stack needs, and how much is there, from Linux' /proc."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from contextlib import suppress
 from pathlib import Path
 
 from router.config.stack import Stack
@@ -39,15 +37,3 @@ def demand(asked: Stack, model: Path) -> None:
             f"too little memory: {asked.engines} engines need about {want / GIB:.1f} GiB and {have / GIB:.1f} GiB are "
             f"available: make stack.engines, stack.kv_cache_bytes or stack.pool_bytes smaller"
         )
-
-
-def used_by_groups(groups: Set[int]) -> int:
-    """Memory of all processes in these process groups, in bytes; what several share is counted once (PSS)."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            group = int((process / "stat").read_text().rpartition(")")[2].split()[2])
-            if group in groups:
-                rollup = dict(line.split(":", 1) for line in (process / "smaps_rollup").read_text().splitlines()[1:])
-                total += int(rollup["Pss"].split()[0]) * 1024
-    return total

@@ -108,10 +108,6 @@ class RunningStack:
         """For `fleet.instances` of a router in front."""
         return [_instance(server, extra) for server, extra in zip(self.engines, self._extras, strict=True)]
 
-    def memory_bytes(self) -> int:
-        """Memory of all processes, what they share counted once (PSS)."""
-        return memory.used_by_groups({child.pid for child in self._children.values() if child.running()})
-
     # what can be done to it
 
     def kill(self, name: str) -> None:
@@ -127,11 +123,6 @@ class RunningStack:
     def wait(self, name: str) -> None:
         """Until it works. Raises StackFailed."""
         self._wait([self._children[name]])
-
-    def restart(self, name: str) -> None:
-        self.kill(name)
-        self.start(name)
-        self.wait(name)
 
     def dead(self) -> str | None:
         """One line about a child that has ended by itself; None: all run."""

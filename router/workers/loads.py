@@ -39,8 +39,3 @@ class Loads:
         for target in targets:
             self.put(follower, target, NO_SHARE)
         return targets
-
-    @property
-    def targets(self) -> list[TargetId]:
-        """On which anything is booked."""
-        return list(self._shares)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.blocks.belief import Belief
 from router.blocks.events import TargetId
-from router.blocks.knowledge import Belief, Knowledge, Sent
+from router.blocks.knowledge import Knowledge, Sent
 from router.blocks.known import Known
 from router.clock import Clock
 from router.core import UNTOLD, Core

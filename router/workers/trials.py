@@ -61,9 +61,6 @@ class Elsewhere:
         self._clock = clock
         self._running: dict[int, tuple[int, Record]] = {}  # follower and record, by the request's number
 
-    def __len__(self) -> int:
-        return len(self._running)
-
     def began(self, follower: int, told: Began, trial: Trial) -> None:
         record = Record("", told.number, told.arrived_s, 0.0, "", "", False, "", None, NO_STAGES)
         record.attempts = []

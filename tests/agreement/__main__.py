@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from router.drawing import NoCharts
@@ -28,6 +27,7 @@ from tests.agreement.grid import Grid, first_pass, tasks
 from tests.agreement.ground import FULL, REDUCED
 from tests.agreement.measured import Measured
 from tests.agreement.rows import ROWS
+from tests.suites.rows import keep
 
 DEFAULT = "warm"
 
@@ -49,7 +49,7 @@ def run_rows(chosen: argparse.Namespace, console: Console) -> int:
         return 1
     rows_table.show(found, console)
     if chosen.json:
-        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        keep(found, chosen.json)
     return 0 if len(found) == len(rows) else 130
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from tests.agreement.measured import ROOT, code_digest
 from tests.agreement.row import Line
+from tests.suites import rows
 
 FOLDER = ROOT / "build" / "agreement" / "rows"
 
@@ -27,19 +28,9 @@ class Found(msgspec.Struct, frozen=True):
     left_out: str | None = None
 
 
-def keep(found: Found, folder: Path) -> None:
-    """Writes it, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{found.row}.json"
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    unfinished.replace(file)
-
-
 def kept(row: str, reduced: bool, folder: Path) -> Found | None:
     """None: it is not measured yet, or was left out."""
-    try:
-        found = msgspec.json.decode((folder / f"{row}.json").read_bytes(), type=Found)
-    except (FileNotFoundError, msgspec.DecodeError):
+    found = rows.kept(folder / f"{row}.json", Found)
+    if found is None or found.left_out is not None:
         return None
-    return found if found.reduced == reduced and found.code == code_digest() and found.left_out is None else None
+    return found if (found.reduced, found.code) == (reduced, code_digest()) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.drawing import FAINT, INK, LINE, canvas, require, save
+from router.drawing import FAINT, INK, bare, canvas, require, save
 from tests.agreement.cells import Cell
 from tests.agreement.regret import NEAR, WORST, Regret, standings
 
@@ -36,11 +36,8 @@ def draw(found: Sequence[Regret], cells: Sequence[Cell], file: Path) -> None:
     for axes, near, worst in ((losses, NEAR.loss, WORST.loss), (excesses, NEAR.excess, WORST.excess)):
         axes.axvline(100 * near, color=INK, lw=0.8)
         axes.axvline(100 * worst, color=INK, lw=0.8, ls=":")
-        axes.grid(axis="x", color=LINE, lw=0.7)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=0, labelsize=7.5)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
+        bare(axes, 7.5, "x")
+        axes.spines["left"].set_visible(False)
     excesses.set_xscale("symlog", linthresh=20)
     excesses.set_xticks([0, 10, 20, 50, 100, 200, 500], ["0", "10", "20", "50", "100", "200", "≥ 500"])
     losses.set_yticks(range(len(order)), order)

@@ -3,53 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from router.errors import WarmrouteError
-from tests.agreement.kept import Found, keep, kept
+from tests.agreement.kept import Found, kept
 from tests.agreement.measured import code_digest
 from tests.agreement.row import Line, Row
+from tests.suites.rows import in_turn
 
 
 def run(rows: Sequence[Row], reduced: bool, resume: bool, console: Console, folder: Path) -> list[Found]:
     """Ctrl-C ends the measuring, not the report."""
-    all_found: list[Found] = []
-    shown = (TextColumn("{task.percentage:>3.0f} %"), BarColumn(24), TimeElapsedColumn(),
-             TextColumn("{task.description}"))  # fmt: skip
-    with Progress(*shown, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=sum(row.takes_s(reduced) for row in rows))
-
-        def say(text: str) -> None:
-            progress.update(bar, description=text)
-
-        try:
-            for row in rows:
-                found = kept(row.name, reduced, folder) if resume else None
-                if found is None:
-                    found = _measured(row, reduced, lambda text, name=row.name: say(f"{name}: {text}"))
-                    keep(found, folder)
-                all_found.append(found)
-                progress.advance(bar, row.takes_s(reduced))
-                how = "left out" if found.left_out else "measured"
-                progress.console.print(f"{row.name}: {how} in {found.took_s:.0f} s", highlight=False)
-        except KeyboardInterrupt:
-            console.print(f"interrupted: {len(rows) - len(all_found)} rows are missing, --resume goes on")
-    return all_found
+    return in_turn(
+        rows,
+        lambda row: row.takes_s(reduced),
+        lambda row: kept(row.name, reduced, folder) if resume else None,
+        lambda row, say: _measured(row, reduced, say),
+        folder,
+        console,
+    )
 
 
-def _measured(row: Row, reduced: bool, say: object) -> Found:
+def _measured(row: Row, reduced: bool, say: Callable[[str], None]) -> Found:
     began = time.monotonic()
     lines: list[Line] = []
     left_out = None
     try:
-        lines = row.measure(reduced, say)  # type: ignore[arg-type]
+        lines = row.measure(reduced, say)
     except WarmrouteError as why:
         left_out = str(why)
     return Found(row.name, row.title, reduced, code_digest(), round(time.monotonic() - began, 1), lines, left_out)

@@ -10,9 +10,11 @@ from rich.console import Console
 from router.errors import WarmrouteError
 from tests.agreement import regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell
-from tests.agreement.kept import Found
+from tests.agreement.kept import Found, kept
+from tests.agreement.measured import code_digest
 from tests.agreement.regret import TROUBLED, Regret
 from tests.agreement.row import Line, Row, around
+from tests.suites.rows import keep
 
 
 def said(console: Console) -> str:
@@ -91,10 +93,7 @@ def test_the_chart_is_drawn(tmp_path: Path) -> None:
 
 
 def test_what_was_left_out_is_measured_again(tmp_path: Path) -> None:
-    from tests.agreement.kept import keep, kept
-    from tests.agreement.measured import code_digest
-
-    keep(Found("a", "x", True, code_digest(), 1.0, left_out="no data"), tmp_path)
+    keep(Found("a", "x", True, code_digest(), 1.0, left_out="no data"), tmp_path / "a.json")
     assert kept("a", True, tmp_path) is None
     (tmp_path / "a.json").write_text("{}")
     assert kept("a", True, tmp_path) is None

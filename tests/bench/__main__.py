@@ -17,9 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from router.drawing import NoCharts
 from router.errors import WarmrouteError
@@ -28,38 +26,21 @@ from tests.bench.figures import Line
 from tests.bench.results import FOLDER, Effort, Outcome
 from tests.bench.row import Room, Row
 from tests.bench.rows import ROWS
+from tests.suites.rows import in_turn, keep
 
 QUICK_REPETITIONS = 1
 
 
 def run(rows: Sequence[Row], effort: Effort, resume: bool, console: Console, folder: Path) -> list[Outcome]:
     """Measures them all. Ctrl-C ends the measuring, not the report: what is measured by then comes back."""
-    outcomes: list[Outcome] = []
-    shown = (
-        TextColumn("{task.percentage:>3.0f} %"),
-        BarColumn(24),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+    return in_turn(
+        rows,
+        lambda row: row.takes_s(effort.quick),
+        lambda row: results.kept(row.name, effort, folder) if resume else None,
+        lambda row, say: measured(row, effort, say),
+        folder,
+        console,
     )
-    with Progress(*shown, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=sum(row.takes_s(effort.quick) for row in rows))
-
-        def say(text: str) -> None:
-            progress.update(bar, description=text)
-
-        try:
-            for row in rows:
-                outcome = results.kept(row.name, effort, folder) if resume else None
-                if outcome is None:
-                    outcome = measured(row, effort, say)
-                    results.keep(outcome, folder)
-                outcomes.append(outcome)
-                progress.advance(bar, row.takes_s(effort.quick))
-                how = "left out" if outcome.left_out else "measured"
-                progress.console.print(f"{row.name}: {how} in {outcome.took_s:.0f} s", highlight=False)
-        except KeyboardInterrupt:
-            console.print(f"interrupted: {len(rows) - len(outcomes)} rows are missing, --resume goes on")
-    return outcomes
 
 
 def measured(row: Row, effort: Effort, say: Callable[[str], None]) -> Outcome:
@@ -70,7 +51,7 @@ def measured(row: Row, effort: Effort, say: Callable[[str], None]) -> Outcome:
     left_out = None
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
         try:
-            lines = row.measure(Room(effort, Path(folder), lambda text: say(f"{row.name}: {text}"), notes))
+            lines = row.measure(Room(effort, Path(folder), say, notes))
         except WarmrouteError as why:
             left_out = str(why)
         except OSError as trouble:  # a process has died, or has not answered in time
@@ -91,7 +72,7 @@ def main() -> int:
     if not outcomes:
         return 1
     tables.show(outcomes, console)
-    (chosen.json or FOLDER / "all.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=1))
+    keep(outcomes, chosen.json or FOLDER / "all.json")
     try:
         charts.draw(outcomes, chosen.charts)
     except NoCharts as why:

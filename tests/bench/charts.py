@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.drawing import FAINT, INK, LINE, canvas, require, save
+from router.drawing import FAINT, INK, bare, canvas, require, save
 from tests.bench.figures import Line, spread
 from tests.bench.results import Outcome
 from tests.bench.tables import bar_text
@@ -46,7 +46,8 @@ def bars_chart(outcomes: Sequence[Outcome], file: Path) -> None:
     low, high = (pick([share for _, share in judged] or [1.0]) for pick in (min, max))
     axes.set_xlim(min(0.5, low) / 1.5, max(2.0, high) * 20)
     axes.set_xlabel("share of the bar (1: the bar itself; left of it is met)", color=FAINT)
-    _bare(axes)
+    bare(axes, 7, "x")
+    axes.spines["left"].set_visible(False)
     figure.suptitle(_title("Measured against the bars", outcomes), fontsize=10, color=INK)
     save(figure, file)
 
@@ -74,7 +75,8 @@ def peers_chart(outcomes: Sequence[Outcome], file: Path) -> None:
     axes.set_ylim(len(pairs) - 0.3, -0.7)
     axes.margins(x=0.25)
     axes.set_xlabel("share of the peer's median (blue: Warmroute)", color=FAINT)
-    _bare(axes)
+    bare(axes, 7, "x")
+    axes.spines["left"].set_visible(False)
     figure.suptitle(_title("Beside its peers, in the same run", outcomes), fontsize=10, color=INK)
     save(figure, file)
 
@@ -90,11 +92,3 @@ def _lines(outcomes: Sequence[Outcome]) -> list[Line]:
 def _title(text: str, outcomes: Sequence[Outcome]) -> str:
     last = max(outcomes, key=lambda outcome: outcome.ended)
     return f"{text}\n{last.ended[:10]}, {last.machine}"
-
-
-def _bare(axes: object) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)  # type: ignore[attr-defined]
-    axes.tick_params(length=0)  # type: ignore[attr-defined]
-    axes.grid(axis="x", color=LINE, lw=0.7)  # type: ignore[attr-defined]
-    axes.set_axisbelow(True)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.figures import Line
+from tests.suites import rows
 
 FOLDER = Path(__file__).parents[2] / "build" / "bench"
 
@@ -47,20 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return [line for line in self.lines if line.met is False]
 
 
-def keep(outcome: Outcome, folder: Path) -> Path:
-    """Writes it, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{outcome.row}.json"
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1) + b"\n")
-    unfinished.replace(file)
-    return file
-
-
 def kept(row: str, effort: Effort, folder: Path) -> Outcome | None:
     """What an earlier run of the same effort measured; None: nothing, or it was left out then."""
-    try:
-        outcome = msgspec.json.decode((folder / f"{row}.json").read_bytes(), type=Outcome)
-    except (FileNotFoundError, msgspec.DecodeError):  # a file of another version of this says nothing
-        return None
-    return outcome if outcome.effort == effort and outcome.left_out is None else None
+    outcome = rows.kept(folder / f"{row}.json", Outcome)
+    return outcome if outcome is not None and outcome.effort == effort and outcome.left_out is None else None

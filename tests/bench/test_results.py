@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.figures import Bar, Line, beside
-from tests.bench.results import Effort, Outcome, keep, kept
+from tests.bench.results import Effort, Outcome, kept
+from tests.suites.rows import keep
 
 FULL = Effort()
 LINES = [beside("CPU", "us", [3.0, 4.0], [2.0, 2.0], "peer", Bar(1.0, "ratio")), Line("p50", "ms", [1.5])]
@@ -15,19 +16,19 @@ OUTCOME = Outcome("small", "a small request", FULL, "2026-11-21 13:00+00:00", 4.
 
 
 def test_a_kept_outcome_comes_back_as_it_was(tmp_path: Path) -> None:
-    file = keep(OUTCOME, tmp_path / "bench")
+    keep(OUTCOME, tmp_path / "bench" / "small.json")
     assert kept("small", FULL, tmp_path / "bench") == OUTCOME
-    assert [path.name for path in file.parent.iterdir()] == ["small.json"]  # nothing half written is left
+    assert [path.name for path in (tmp_path / "bench").iterdir()] == ["small.json"]  # nothing half written is left
 
 
 def test_another_effort_is_measured_again(tmp_path: Path) -> None:
-    keep(OUTCOME, tmp_path)
+    keep(OUTCOME, tmp_path / "small.json")
     assert kept("small", Effort(quick=True), tmp_path) is None
     assert kept("small", Effort(repetitions=7), tmp_path) is None
 
 
 def test_what_was_left_out_or_never_measured_is_tried_again(tmp_path: Path) -> None:
-    keep(msgspec.structs.replace(OUTCOME, left_out="no peer"), tmp_path)
+    keep(msgspec.structs.replace(OUTCOME, left_out="no peer"), tmp_path / "small.json")
     assert kept("small", FULL, tmp_path) is None
     assert kept("large", FULL, tmp_path) is None
 

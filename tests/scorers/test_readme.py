@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import scorers
-from scorers.contract import Needs, Scorer
-from scorers.registry import BUILTINS, GROUPS, Description, Registry
+from scorers.contract import Needs, Plugin, Scorer
+from scorers.parameters import parameters
+from scorers.registry import BUILTINS, GROUPS
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_row, a_view, an_overlap
 
 README = (Path(scorers.__file__).parent / "README.md").read_text()
-BUILT_IN = Registry({kind: {} for kind in BUILTINS})
 
 
 def spelled(needs: Needs) -> str:
@@ -24,11 +24,11 @@ def as_yaml(default: object) -> object:
     return "null" if default is None else str(default).lower() if isinstance(default, bool) else default
 
 
-@pytest.mark.parametrize("plugin", BUILT_IN.describe_all(), ids=lambda plugin: f"{plugin.kind}-{plugin.name}")
-def test_every_built_in_has_its_row(plugin: Description) -> None:
-    params = ", ".join(f"`{p.name}: {as_yaml(p.default)}`" for p in plugin.parameters) or "-"
-    cells = [f"`{plugin.name}`", spelled(plugin.needs), params, plugin.summary]
-    if plugin.unit is not None:
+@pytest.mark.parametrize(("name", "plugin"), [one for kind in BUILTINS.values() for one in kind.items()])
+def test_every_built_in_has_its_row(name: str, plugin: type[Plugin]) -> None:
+    params = ", ".join(f"`{p.name}: {as_yaml(p.default)}`" for p in parameters(plugin).values()) or "-"
+    cells = [f"`{name}`", spelled(plugin.needs), params, str(plugin.__doc__).partition("\n")[0]]
+    if issubclass(plugin, Scorer):
         cells.insert(1, plugin.unit.value)
     assert f"| {' | '.join(cells)} |" in README.splitlines()
 

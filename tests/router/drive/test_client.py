@@ -26,8 +26,6 @@ async def test_an_answer_and_its_cache_hit() -> None:
     assert warm.token_ids == cold.token_ids
     assert warm.text == cold.text
     assert 0 < cold.ttft_ms < cold.total_ms
-    assert cold.tpot_ms is not None
-    assert cold.tpot_ms == (cold.total_ms - cold.ttft_ms) / 7
     assert cold.target is None  # no router in between
 
 

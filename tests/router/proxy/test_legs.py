@@ -98,9 +98,9 @@ async def test_the_prefill_halfs_answer_is_for_nobody(house):
 @pytest.mark.parametrize(
     ("says", "end", "half"),
     [
-        (b"", NotStarted("died", True, "the engine closed the connection", prefill=True), "died"),
-        (answer(b"{}")[:-1], NotStarted("died", True, "the engine closed the connection", prefill=True), "died"),
-        (answer(b"{}", 500), NotStarted("failed", True, "the prefill engine answered 500", prefill=True), "failed"),
+        (b"", NotStarted("died", "the engine closed the connection", prefill=True), "died"),
+        (answer(b"{}")[:-1], NotStarted("died", "the engine closed the connection", prefill=True), "died"),
+        (answer(b"{}", 500), NotStarted("failed", "the prefill engine answered 500", prefill=True), "failed"),
     ],
 )
 @pytest.mark.parametrize("protocol", ["mooncake", "nixl"])
@@ -125,7 +125,7 @@ async def test_a_prefill_engine_that_cannot_be_reached(house, protocol):
     front, client = await story.ask(house, await house.pair(protocol, NOBODY, await house.engine(story.decode)))
     end = await front.end()
     assert isinstance(end, NotStarted)
-    assert (end.reason, end.took_request, end.prefill) == ("connect", False, True)
+    assert (end.reason, end.prefill) == ("connect", True)
     assert (await client.message())[0].startswith(b"HTTP/1.1 502")
 
 
@@ -135,7 +135,7 @@ async def test_a_full_prefill_engine_and_a_fault_of_the_clients(house, protocol)
     front, _ = await story.begin(house, protocol)
     end = await front.end()
     assert isinstance(end, NotStarted)
-    assert (end.reason, end.took_request, end.prefill) == ("busy", False, True)
+    assert (end.reason, end.prefill) == ("busy", True)
     assert end.refusal is not None
     assert (end.refusal.status, end.refusal.body) == (503, b'{"error":"full"}')
 

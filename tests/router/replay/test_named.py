@@ -56,5 +56,5 @@ def test_every_problem_is_told_at_once(folder: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--policies-dir: no such folder: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"no such folder: .*nowhere; give files"):
         policies(["random"], tmp_path / "nowhere", REGISTRY)

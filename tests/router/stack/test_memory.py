@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,3 @@ def test_too_little_is_said_in_one_line(tmp_path: Path) -> None:
         memory.demand(Stack(kv_cache_bytes=10**15), tmp_path)
     assert "make stack.engines, stack.kv_cache_bytes or stack.pool_bytes smaller" in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-def test_a_group_s_memory_is_there() -> None:
-    """This process has at least the ten megabytes of a Python."""
-    assert memory.used_by_groups({os.getpgid(0)}) > 10_000_000
-    assert memory.used_by_groups(set()) == 0

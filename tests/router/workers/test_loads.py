@@ -27,7 +27,7 @@ def test_the_last_word_counts() -> None:
     loads.put(1, A, Share(requests=2))
     assert loads.of_followers(A) == Share(requests=2)
     loads.put(1, A, NO_SHARE)
-    assert loads.targets == []
+    assert (loads.of_followers(A), loads.drop(1)) == (NO_SHARE, [])
 
 
 def test_one_that_is_gone_has_nothing_booked() -> None:
