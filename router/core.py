@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
+from router.blocks.belief import Belief
 from router.blocks.events import TargetId
-from router.blocks.knowledge import Belief, Knowledge, Sent
+from router.blocks.knowledge import Knowledge, Sent
 from router.blocks.known import Known, Origin
 from router.clock import Clock
 from router.decide.arms import Regime

@@ -19,11 +19,11 @@ from math import inf
 from operator import add, itemgetter
 from typing import Any, NamedTuple
 
-from router.fleet.lineup import Lineup
+from router.fleet.lineup import Lineup, Priced
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
 from scorers.streams import STREAMED
-from scorers.ttft import Prompt, alike_ms, least_ms, prompt_held
+from scorers.ttft import Ahead, Prompt, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
 """The least of the first measure wins; of those that tie, the least of the next."""
@@ -94,8 +94,8 @@ class _Columns(dict[Measure, Sequence[float]]):
     ) -> None:
         self._lineup = lineup
         self._of: Callable[[Sequence[Any]], Sequence[Any]]
-        self._of = list if isinstance(group.slots, range) else itemgetter(*group.slots)
-        self._without = group.without
+        self._of = _all if isinstance(group.slots, range) else itemgetter(*group.slots)
+        self._slots, self._without = group.slots, group.without
         self._overlap = overlap
         self._prompts = prompts
         self._answer_tokens = answer_tokens
@@ -121,28 +121,40 @@ class _Columns(dict[Measure, Sequence[float]]):
             return of(lineup.queued_ms)
         if measure in SERVED:
             return self._served(SERVED[measure])
-        alike = alike_ms(of(lineup.ahead), self._overlap, self._prompts[measure])
+        alike = alike_ms(self._ahead(lineup.ahead), self._overlap, self._prompts[measure], 0.0)
         return list(map(add, of(lineup.queued_ms), self._searched(measure))) if alike is None else alike
 
     def _served(self, work: Measure) -> Sequence[float]:
         """The queue, the work, some of it once more for those whom it holds up, and the own answer."""
         lineup, of, answer, prompt = self._lineup, self._of, self._answer_tokens, self._prompts[work]
-        column = alike_ms(of(lineup.weighted), self._overlap, prompt)
+        prices, steps = lineup.weighted, answer * STREAMED
+        column = alike_ms(self._ahead(prices), self._overlap, prompt, steps)
         if column is None:
-            parts = zip(of(lineup.queued_ms), self._searched(work), of(lineup.held_up), strict=True)
-            column = [queued + work * (1 + held_up) for queued, work, held_up in parts]
-        if not answer:
-            return column
-        whole, streamed = prompt.whole, STREAMED
-        return [
-            both + answer * step_ms * (streamed if whole <= room else streamed + (whole - room) / capacity)
-            for both, (step_ms, room, capacity) in zip(column, of(lineup.answering), strict=True)
-        ]
+            parts = zip(
+                of(lineup.queued_ms), self._searched(work), of(lineup.held_up), of(prices.ms_per_step), strict=True
+            )
+            column = [queued + work * (1 + held_up) + step * steps for queued, work, held_up, step in parts]
+        if answer and not lineup.has_room(prompt.whole):
+            for place, room in enumerate(of(lineup.room_tokens)):
+                if (lacks := prompt.whole - room) > 0:
+                    slot = self._slots[place]
+                    capacity_tokens = lineup.targets[slot].capacity_tokens or inf
+                    column[place] += answer * prices.ms_per_step[slot] * lacks / capacity_tokens
+        return column
+
+    def _ahead(self, of_all: Priced) -> Ahead:
+        of = self._of
+        steps, links = of(of_all.ms_per_step), of(of_all.pool)
+        return Ahead(of(of_all.fixed_ms), of(of_all.ms_per_token), of(of_all.ms_per_pair), steps, links)
 
     def _searched(self, measure: Measure) -> list[float]:
         """The work, where there are more ways to have the prompt's KV than `alike_ms` knows."""
         prompt = self._prompts[measure]
         return [least_ms(self._overlap, speed, prompt) for speed in self._of(self._lineup.speeds)]
+
+
+def _all(column: Sequence[Any]) -> Sequence[Any]:
+    return column
 
 
 def _first(order: Order, columns: _Columns) -> list[int]:
@@ -151,9 +163,9 @@ def _first(order: Order, columns: _Columns) -> list[int]:
     if not rest:
         return columns.least(first)
     (then,) = rest
-    column = columns[first]
-    least = min(column)
-    if both := [place for place in columns.least(then) if column[place] == least]:
+    column, places = columns[first], columns.least(then)
+    least = 0 if any(column[place] == 0 for place in places) else min(column)  # nobody has less than nothing
+    if both := [place for place in places if column[place] == least]:
         return both  # nobody has less of either: as a rule, and then nobody else need be looked at
     tied = columns.least(first)
     prices = columns[then]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 
+from router.blocks.belief import Belief
 from router.blocks.events import Key, TargetId
-from router.blocks.knowledge import Belief, Knowledge
+from router.blocks.knowledge import Knowledge
 from router.blocks.known import Known
 from router.blocks.outline import NO_OVERLAP
 from router.decide.desk import Desk

@@ -18,7 +18,7 @@ some point is concave in it, and least at an end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum, inf
+from math import fsum
 from typing import NamedTuple
 
 from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, View
@@ -118,42 +118,37 @@ def works_ms(rows: Sequence[Row], prompt: Prompt, on: Speed | None = None) -> li
 
 
 class Ahead(NamedTuple):
-    """What `alike_ms` needs of a target: ms, ms per token, ms per token pair; the pool's memory likewise."""
+    """What `alike_ms` needs of targets, in columns."""
 
-    fixed_ms: float  # the queue, and the prefill's base
-    ms_per_token: float
-    ms_per_pair: float
-    pool_ms: float
-    pool_ms_per_token: float
-
-
-def ahead(queued_ms: float, speed: Speed) -> Ahead:
-    pool_ms, pool_us_per_token = (inf, 0.0) if speed.pool is None else speed.pool[:2]
-    return Ahead(
-        queued_ms + speed.base_ms,
-        speed.us_per_token / 1e3,
-        speed.ns_per_token_context / 1e6,
-        pool_ms,
-        pool_us_per_token / 1e3,
-    )
+    fixed_ms: Sequence[float]  # the queue, and the prefill's base
+    ms_per_token: Sequence[float]
+    ms_per_pair: Sequence[float]
+    ms_per_step: Sequence[float]  # of an answer
+    pool: Sequence[tuple[float, float]]  # the pool's memory: ms, and ms per token
 
 
-def alike_ms(targets: Sequence[Ahead], overlap: Overlap, prompt: Prompt) -> list[float] | None:
-    """Queue and `least_ms`, but for rounding, of targets that all hold `overlap`. 60 ns each: in a large fleet that is
-    asked of everybody who is idle. None: there are more ways than computing and the pool's memory.
+def alike_ms(targets: Ahead, overlap: Overlap, prompt: Prompt, steps: float) -> list[float] | None:
+    """Queue, `least_ms` and so many steps, but for rounding, of targets that all hold `overlap`. 0.1 us each: in a
+    large fleet that is asked of everybody. None: there are more ways than computing and the pool's memory.
     """
     whole, in_memory, pooled, _ = prompt
     held = overlap.expected_tokens
-    new, reached = whole - held, max(held, pooled)
+    new, reached = float(whole - held), max(held, pooled)
     pairs = new * (held + new / 2)
     if overlap.disk_tokens > held or (reached > held and in_memory < pooled):
         return None
-    computing = [fixed + token * new + pair * pairs for fixed, token, pair, _, _ in targets]
+    curves = targets[:4]
+    computing = [
+        fixed + token * new + pair * pairs + step * steps for fixed, token, pair, step in zip(*curves, strict=True)
+    ]
     if reached == held:
         return computing
-    fetched, new = reached - held, whole - reached
+    fetched, new = float(reached - held), float(whole - reached)
     pairs = new * (reached + new / 2)
-    fetching = [fix + token * new + pair * pairs + base + each * fetched for fix, token, pair, base, each in targets]
+    fetching = [
+        fixed + token * new + pair * pairs + step * steps + base + each * fetched
+        for fixed, token, pair, step, (base, each) in zip(*curves, targets.pool, strict=True)
+    ]
     return list(map(min, computing, fetching))
 
 

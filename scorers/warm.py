@@ -1,14 +1,14 @@
 """Warmroute's own price: what a request pays for itself at a target, and what it costs everybody else there.
 
-    cost = q + s + 2 (w - 1) work + h n s + answer step (e + lacks)          w = min(cap, 1 / (1 - rho))
+    cost = q + s + 2 (w - 1) work + e n s + answer step (e + lacks)          w = min(cap, 1 / (1 - rho))
 
     q       the wait: prefill still promised at the target by our own books, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
     work    the same least on a nominal instance, the fleet's typical one
     rho     the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
-    n       answers that stream at the target; h what a second that holds one up is worth (streams.py)
+    e       what a second of an answer that streams is worth, others' or the request's own (streams.py)
+    n       answers that stream at the target
     answer  how many tokens it will have, as the last ones had, a decode step of the target each
-    e       what a second of the request's own answer is worth
     lacks   what the prompt lacks of KV memory there, beside all that is live, as a share of it
 
 Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle fleet
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.polled import check_stale_s
-from scorers.streams import answer_tokens, held_up, per_step, step_ms
+from scorers.streams import answer_tokens, served_ms
 from scorers.ttft import prompt_of, waits_ms, works_ms
 
 BEHIND = 2.0  # how much a second of work behind this request counts, beside one of its own
@@ -73,12 +73,7 @@ class Warm(Scorer):
         service = works_ms(rows, prompt)
         waits = waits_ms(rows, service, self.stale_s)
         answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
-        own = [
-            wait
-            + work * (1 + held_up(load))
-            + answer * step_ms(load, row.speed) * per_step(load.context_tokens, row.capacity_tokens, prompt.whole)
-            for row, load, wait, work in zip(rows, [row.load for row in rows], waits, service, strict=True)
-        ]
+        own = served_ms(rows, waits, service, prompt.whole, answer)
         extra = BEHIND * (self._worth(view.busy) - 1)
         if not extra:
             return own

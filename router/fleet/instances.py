@@ -270,8 +270,10 @@ class Fleet:
         return lineup
 
     def _forget_well(self) -> None:
+        """What stirred does not matter either: new lineups begin with a look at everybody."""
         self._well = {}
         self._lineups = []
+        self.board.stirred.clear()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Of everybody who serves the model, as far as they told."""

@@ -1,12 +1,13 @@
 """Candidates side by side, in columns: what is asked of each of them at every request, where they are a thousand.
 
 Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less. To
-see that takes a number or two per target, not a row. So these are kept in lists, which C walks through, and brought up
-to date for the few targets that changed since the last look. They say what rows would say.
+see that takes a number or two per target, not a row. So these are kept in lists and arrays, which C walks through,
+and brought up to date for the few targets that changed since the last look. They say what rows would say.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
@@ -15,15 +16,18 @@ from router.blocks.events import TargetId
 from router.fleet.target import Target
 from scorers.contract import Speed
 from scorers.streams import held_up, step_ms
-from scorers.ttft import Ahead, ahead
+
+NO_LINK = (inf, 0.0)
 
 
-class Answering(NamedTuple):
-    """What a step of an answer costs at a target: of this, `scorers.streams.per_step`."""
+class Priced(NamedTuple):
+    """As `scorers.ttft.Ahead`. Arrays, since floats that lie about in memory are fetched one by one: half the time."""
 
-    step_ms: float
-    room_tokens: float  # infinite where the capacity is unknown
-    capacity_tokens: float
+    fixed_ms: array[float]
+    ms_per_token: array[float]
+    ms_per_pair: array[float]
+    ms_per_step: array[float]
+    pool: list[tuple[float, float]]
 
 
 class Lineup:
@@ -35,10 +39,11 @@ class Lineup:
         self.requests: list[int] = []
         self.queued_ms: list[float] = []
         self.held_up: list[float] = []  # as `scorers.streams` has it
-        self.answering: list[Answering] = []
+        self.room_tokens: list[float] = []  # infinite where the capacity is unknown
+        self._least_room = inf  # nobody has less; rooms may have grown since
         self.speeds: list[Speed] = []
-        self.ahead: list[Ahead] = []
-        self.weighted: list[Ahead] = []  # with what the work costs those whom it holds up
+        self.ahead = _priced(0)
+        self.weighted = _priced(0)  # with what the work costs those whom it holds up
         self.crowded: set[Target] = set()  # requests of others wait in their engines
         self.distrusted: set[Target] = set()  # they broke promises
 
@@ -49,10 +54,9 @@ class Lineup:
         self.requests = [0] * len(self.targets)
         self.queued_ms = [0.0] * len(self.targets)
         self.held_up = [0.0] * len(self.targets)
-        self.answering = [Answering(0.0, inf, inf)] * len(self.targets)
+        self.room_tokens = [inf] * len(self.targets)
         self.speeds = [target.speed.speed(now) for target in self.targets]
-        self.ahead = [ahead(0.0, speed) for speed in self.speeds]
-        self.weighted = self.ahead[:]
+        self.ahead, self.weighted = _priced(len(self.targets)), _priced(len(self.targets))
         self.catch_up(self.targets, now)
 
     def catch_up(self, changed: Iterable[Target], now: float) -> None:
@@ -67,33 +71,33 @@ class Lineup:
             self.requests[slot] = books.requests
             self.queued_ms[slot] = queued_ms = books.rounded_queued_ms(speed)
             self.held_up[slot] = weight = held_up(books)
-            self.answering[slot] = _answering(target, step_ms(books, speed))
+            self.room_tokens[slot] = room = (target.capacity_tokens or inf) - books.context_tokens
+            if room < self._least_room:
+                self._least_room = room
             self.speeds[slot] = speed
-            self.ahead[slot] = bare = ahead(queued_ms, speed)
-            self.weighted[slot] = _weighted(bare, queued_ms, 1 + weight)
-            _mark(self.crowded, target, there=bool(books.elsewhere and books.gauges.waiting))
-            _mark(self.distrusted, target, there=not target.trust.trusted)
+            ms_per_step = step_ms(books, speed)
+            _put(self.ahead, slot, queued_ms, speed, ms_per_step, 1.0)
+            _put(self.weighted, slot, queued_ms, speed, ms_per_step, 1 + weight)
+            (self.crowded.add if books.crowded else self.crowded.discard)(target)
+            (self.distrusted.discard if target.trust.trusted else self.distrusted.add)(target)
+
+    def has_room(self, tokens: int) -> bool:
+        """Everybody has, for so many."""
+        if tokens > self._least_room:
+            self._least_room = min(self.room_tokens)
+        return tokens <= self._least_room
 
 
-def _answering(target: Target, step_ms: float) -> Answering:
-    capacity_tokens = target.capacity_tokens or inf
-    return Answering(step_ms, capacity_tokens - target.books.context_tokens, capacity_tokens)
+def _priced(count: int) -> Priced:
+    zeros = array("d", bytes(8 * count))
+    return Priced(zeros[:], zeros[:], zeros[:], zeros[:], [NO_LINK] * count)
 
 
-def _weighted(bare: Ahead, queued_ms: float, weight: float) -> Ahead:
+def _put(prices: Priced, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
     """The queue counts once and the work `weight` times. All ways to do it grow alike: the least stays the least."""
-    fixed_ms, ms_per_token, ms_per_pair, pool_ms, pool_ms_per_token = bare
-    return Ahead(
-        queued_ms + (fixed_ms - queued_ms) * weight,
-        ms_per_token * weight,
-        ms_per_pair * weight,
-        pool_ms * weight,
-        pool_ms_per_token * weight,
-    )
-
-
-def _mark(marked: set[Target], target: Target, *, there: bool) -> None:
-    if there:
-        marked.add(target)
-    else:
-        marked.discard(target)
+    prices.fixed_ms[slot] = queued_ms + speed.base_ms * weight
+    prices.ms_per_token[slot] = speed.us_per_token / 1e3 * weight
+    prices.ms_per_pair[slot] = speed.ns_per_token_context / 1e6 * weight
+    prices.ms_per_step[slot] = ms_per_step
+    link = speed.pool
+    prices.pool[slot] = NO_LINK if link is None else (link.base_ms * weight, link.us_per_token / 1e3 * weight)

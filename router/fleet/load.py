@@ -140,7 +140,7 @@ class Books:
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
-        """`changed` is called when anything below changes: for whoever keeps a `load`."""
+        """`changed` is called when anything below changes, but by a poll: for whoever keeps a `load`."""
         self.changed = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
@@ -200,8 +200,13 @@ class Books:
         """A poll is being sent: watch our own count until it is answered."""
         self._peak = self.requests
 
+    @property
+    def crowded(self) -> bool:
+        """Requests of others wait in the engine."""
+        return bool(self.elsewhere and self.gauges.waiting)
+
     def polled(self, gauges: Gauges, sent_at: float) -> None:
-        self.changed()
+        """Whoever polls knows what else hangs on it: mostly nothing does."""
         self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
         self.gauges_at = sent_at

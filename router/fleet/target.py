@@ -90,8 +90,9 @@ class Target:
             self._changed()
 
     def polled(self, gauges: Gauges, sent_at: float) -> None:
-        before = self.books.gauges.pool_loads
-        self.books.polled(gauges, sent_at)
+        books = self.books
+        before, crowded, capacity_tokens = books.gauges.pool_loads, books.crowded, self.capacity_tokens
+        books.polled(gauges, sent_at)
         if self.block_tokens is None and gauges.block_tokens is not None:
             self.block_tokens = gauges.block_tokens
             self._board.resized()
@@ -99,7 +100,10 @@ class Target:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
             self._counted(before, gauges.pool_loads, sent_at)
-        self._changed()
+        if crowded is books.crowded and capacity_tokens == self.capacity_tokens:  # as a rule, and polls are many
+            self._board.aged(self)
+        else:
+            self._changed()
 
     def showed(
         self,
@@ -118,8 +122,7 @@ class Target:
             self.speed.computed(new, cached_tokens, ttft_ms, now)
         else:
             self.speed.fetched(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
-        for target in self.instance.targets.values():  # they are as fast
-            target._changed()
+        self._sped()
 
     def decoded(self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float) -> None:
         """A streamed answer of one sequence has come whole, and its `booking` was released. Both times count from the
@@ -129,6 +132,7 @@ class Target:
         if batch is not None and output_tokens >= DECODE_TOKENS:
             step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
             self.speed.decoded(step_ms, batch.requests, batch.context_tokens, now)
+            self._sped()
 
     def _counted(self, before: PoolLoads, after: PoolLoads, now: float) -> None:
         """What the engine loaded from the pool between two polls, as one load of mean size. A counter that has fallen
@@ -138,6 +142,12 @@ class Target:
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
             self.speed.counted(blocks * self.block_tokens / operations, seconds / operations * 1e3, now)
+            self._sped()
+
+    def _sped(self) -> None:
+        """What is known of the instance's speed has changed."""
+        for target in self.instance.targets.values():
+            target._changed()
 
     def renew(self) -> None:
         """Perhaps another process answers there now. What is in flight stays booked, its speed is the hardware's."""

@@ -42,6 +42,10 @@ class Board(dict[Target, Row]):
         self.pop(target, None)
         self.stirred.add(target)
 
+    def aged(self, target: Target) -> None:
+        """Only what no lineup keeps has changed."""
+        self.pop(target, None)
+
     def resized(self) -> None:
         """A target has another block size."""
         self.block_sizes.clear()

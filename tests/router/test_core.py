@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.blocks.events import Key, TargetId, Tier
@@ -476,7 +476,6 @@ def test_scorers_that_learn_hear_of_the_choice_and_its_outcome() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["admit", "first_byte", "ok", "died", "cut", "poll", "leave", "join"]), max_size=30))
 def test_whatever_happens_the_books_are_empty_in_the_end(steps: Sequence[str]) -> None:
     house = House(count=2)

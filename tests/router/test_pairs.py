@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.blocks.events import TargetId
@@ -350,7 +350,6 @@ HALVES = ["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
 STEPS = ["admit", "first_byte", "leave", "join", *(f"half {end}" for end in HALVES), *(f"end {end}" for end in ENDS)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=30), st.data())
 def test_whatever_happens_everything_is_given_back_exactly_once(steps: Sequence[str], data: st.DataObject) -> None:
     house = House()

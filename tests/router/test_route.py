@@ -42,23 +42,22 @@ def test_only_what_did_not_start_is_tried_again_and_a_second_death_is_not() -> N
     assert not may_retry(Finished(200, 0.0), a_record("ok"), budget)
     assert not may_retry(Broken(200, Trouble.CLOSED, 0.0), a_record("broken"), budget)
     assert not may_retry(Deadline(), a_record("deadline"), budget)
-    died = NotStarted("died", True)
+    died = NotStarted("died")
     assert may_retry(died, a_record("died"), budget)
     assert not may_retry(died, a_record("died", "died"), budget)
-    assert budget.left == 1.0, "a death is not paid for from the budget"
-    assert may_retry(NotStarted("connect", False), a_record("connect"), budget)
-    assert not may_retry(NotStarted("busy", False), a_record("connect", "busy"), budget), "the budget is used up"
+    assert may_retry(NotStarted("connect"), a_record("connect"), budget), "a death is not paid for from the budget"
+    assert not may_retry(NotStarted("busy"), a_record("connect", "busy"), budget), "the budget is used up"
 
 
 def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> None:
     nothing_left = RetryBudget(ratio=0.0, burst=1)
     nothing_left.take()
-    unreached = NotStarted("connect", False, prefill=True)
+    unreached = NotStarted("connect", prefill=True)
     assert may_retry(unreached, a_record("prefill", prefills=["connect"]), nothing_left)
-    died = NotStarted("died", True, prefill=True)
+    died = NotStarted("died", prefill=True)
     assert may_retry(died, a_record("prefill", prefills=["died"]), nothing_left)
     assert not may_retry(died, a_record("prefill", "prefill", prefills=["died", "died"]), nothing_left)
-    assert not may_retry(NotStarted("died", True), a_record("prefill", "died", prefills=["died"]), nothing_left)
+    assert not may_retry(NotStarted("died"), a_record("prefill", "died", prefills=["died"]), nothing_left)
 
 
 def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() -> None:
@@ -67,8 +66,8 @@ def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() 
 
 def test_what_was_handed_over_is_there_for_another_while_nobody_touched_it_and_the_lease_runs() -> None:
     handed = Handed(b"{}", until_s=30.0, leg=Leg(DECISION, None, None, "ok"))
-    assert still_there(handed, NotStarted("connect", False), 29.9) is handed
-    assert still_there(handed, NotStarted("connect", False), 30.0) is None
-    assert still_there(handed, NotStarted("busy", False), 1.0) is None, "who turns it away lets it go"
-    assert still_there(handed, NotStarted("died", True), 1.0) is None, "it may have fetched it, which frees it"
-    assert still_there(None, NotStarted("connect", False), 1.0) is None
+    assert still_there(handed, NotStarted("connect"), 29.9) is handed
+    assert still_there(handed, NotStarted("connect"), 30.0) is None
+    assert still_there(handed, NotStarted("busy"), 1.0) is None, "who turns it away lets it go"
+    assert still_there(handed, NotStarted("died"), 1.0) is None, "it may have fetched it, which frees it"
+    assert still_there(None, NotStarted("connect"), 1.0) is None

@@ -1,14 +1,20 @@
-import pytest
+"""Worked arithmetic for what a choice means for answers that stream, and all rows at once held to it."""
 
-from scorers.contract import Decode, Speed
-from scorers.streams import STREAMED, answer_tokens, held_up, per_step, step_ms
-from tests.suites.views import a_load
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from scorers.contract import Decode, Row, Speed
+from scorers.streams import STREAMED, answer_tokens, held_up, per_step, served_ms, step_ms
+from tests.suites.views import a_load, a_row, rows
 
 SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
 
 
 def test_each_that_streams_is_held_up_and_who_waits_for_a_first_token_is_not() -> None:
-    assert held_up(a_load(requests=5, prefilling=2)) == pytest.approx(0.225)
+    assert held_up(a_load(requests=5, prefilling=2)) == pytest.approx(0.09)
     assert held_up(a_load(requests=1, prefilling=2)) == 0  # as workers tell them one after the other
     assert held_up(a_load()) == 0
 
@@ -31,3 +37,28 @@ def test_what_lacks_of_memory_is_waited_for() -> None:
     assert per_step(9_000, 10_000, 1_000) == STREAMED
     assert per_step(9_000, 10_000, 2_000) == pytest.approx(STREAMED + 0.1)
     assert per_step(9_000, None, 2_000) == STREAMED
+
+
+def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
+    """The reference: one function after the other."""
+    own = answer * step_ms(row.load, row.speed) * per_step(row.load.context_tokens, row.capacity_tokens, prompt_tokens)
+    return wait + work * (1 + held_up(row.load)) + own
+
+
+times = st.floats(0, 1e6)
+
+
+@given(st.lists(st.tuples(rows("a"), times, times), max_size=4), st.integers(0, 200_000), st.just(0.0) | times)
+@example(
+    [(a_row("idle"), 3.0, 20.0), (a_row("busy", load=a_load(requests=5, context_tokens=9_000)), 3.0, 20.0)], 1, 9.0
+)
+def test_all_rows_at_once_cost_what_each_costs_to_the_last_bit(
+    known: list[tuple[Row, float, float]], prompt_tokens: int, answer: float
+) -> None:
+    all_rows, waits, works = (
+        [row for row, _, _ in known],
+        [wait for _, wait, _ in known],
+        [work for _, _, work in known],
+    )
+    one_by_one = [by_the_row(row, wait, work, prompt_tokens, answer) for row, wait, work in known]
+    assert served_ms(all_rows, waits, works, prompt_tokens, answer) == one_by_one

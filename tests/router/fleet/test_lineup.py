@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.base import Card, Gauges
 from router.fleet.instances import Fleet
+from router.fleet.lineup import Priced
 from router.fleet.load import Booking
+from router.fleet.target import Target
+from scorers.streams import held_up, step_ms
 from tests.router.fleet.test_view import fleet_of
 
 NAMES = ("a", "b", "c")
-happenings = st.sampled_from(["book", "first byte", "release", "show", "poll", "look", "down", "drain"])
+happenings = st.sampled_from(
+    ["book", "first byte", "release", "show", "answer", "poll", "poll grown", "look", "down", "drain"]
+)
+
+
+def price(prices: Priced, slot: int) -> float:
+    """Of 100 tokens, where none is held, and 30 steps."""
+    work = prices.fixed_ms[slot] + prices.ms_per_token[slot] * 100 + prices.ms_per_pair[slot] * 5000
+    return work + prices.ms_per_step[slot] * 30
 
 
 def check(fleet: Fleet, now: float) -> None:
@@ -22,11 +35,22 @@ def check(fleet: Fleet, now: float) -> None:
         slot, row = lineup.slots[target.id], target.row(now)
         assert (lineup.requests[slot], lineup.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
         assert lineup.speeds[slot][:3] == row.speed[:3]
-        work = lineup.ahead[slot]
-        assert work.fixed_ms + work.ms_per_token * 100 + work.ms_per_pair * 5000 == pytest.approx(
-            row.load.queued_ms + row.speed.prefill_ms(100, 0)
-        )
+        work, own = row.speed.prefill_ms(100, 0), 30 * step_ms(row.load, row.speed)
+        assert price(lineup.ahead, slot) == pytest.approx(row.load.queued_ms + work + own)
+        assert price(lineup.weighted, slot) == pytest.approx(row.load.queued_ms + work * (1 + held_up(row.load)) + own)
+        assert lineup.room_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
         assert (target in lineup.crowded) is bool(row.load.waiting and row.load.elsewhere)
+    least_room = min(lineup.room_tokens, default=inf)
+    assert lineup.has_room(1_000_000) is (least_room >= 1_000_000)
+    assert lineup.has_room(1_500) is (least_room >= 1_500)
+
+
+def answered(target: Target, step_ms: int, now: float) -> None:
+    """100 tokens, so far apart, to a prompt of 50."""
+    booking = target.book(50, 50)
+    booking.first_byte()
+    booking.release()
+    target.decoded(booking, 100, 10.0, 10.0 + 99 * step_ms, now)
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), happenings), max_size=30))
@@ -42,8 +66,12 @@ def test_columns_say_what_rows_say(story: list[tuple[str, str]]) -> None:
             bookings[-1].first_byte() if what == "first byte" else bookings.pop().release()
         elif what == "show":
             target.showed(target.book(50, 50), 50, 0, 40.0, now)
+        elif what == "answer":
+            answered(target, 40, now)
         elif what == "poll":
             fleet.polled(instance.id, {0: Gauges(3, 2, 0.1, 16, 1600, None, None)}, now)
+        elif what == "poll grown":
+            fleet.polled(instance.id, {0: Gauges(0, 0, 0.1, 16, 3200, None, None)}, now)
         elif what == "down":
             fleet.probe_failed(instance.id, now)
         elif what == "drain":
@@ -61,6 +89,33 @@ def test_what_one_rank_showed_is_told_of_all_ranks() -> None:
     check(fleet, 1.0)
     instance.targets[0].showed(instance.targets[0].book(50, 50), 50, 0, 40.0, 1.0)
     check(fleet, 1.0)
+
+
+def test_what_an_answer_showed_of_decoding_is_told_of_all_ranks() -> None:
+    fleet = fleet_of("a")
+    fleet.learned("a", [Card("m", None, None, None)], [0, 1])
+    (instance,) = fleet
+    check(fleet, 1.0)
+    answered(instance.targets[0], 40, 1.0)
+    check(fleet, 1.0)
+
+
+def test_a_poll_that_says_what_the_last_one_said_concerns_no_lineup() -> None:
+    fleet = fleet_of("a")
+    for sent_at in (1.0, 1.25):
+        fleet.lineup("m", sent_at)
+        fleet.polled("a", {0: Gauges(3, 0, 0.1, 16, 1600, None, None)}, sent_at)
+    assert not fleet.board.stirred
+
+
+def test_who_left_is_not_remembered_where_nobody_asks_for_a_lineup() -> None:
+    """In a small fleet nobody does: rows are made of all."""
+    fleet = fleet_of("a", "b")
+    for instance in fleet:
+        instance.targets[0].book(100, 400)
+    fleet.leave("a")
+    assert not fleet.board.stirred
+    check(fleet, 1.0)  # b's booking is in a new lineup all the same
 
 
 def test_models_on_the_same_targets_share_a_lineup() -> None:

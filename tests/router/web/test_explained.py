@@ -208,6 +208,11 @@ def test_candidates_stand_by_cost_with_every_term() -> None:
     assert "Filtered out: full/0" in page(readable(a_record()))
 
 
+def test_who_of_a_large_fleet_was_left_out_is_said_below_the_costs() -> None:
+    assert "<p>Not priced: 97 of 100 candidates; " in page(readable(a_record(VIEW._replace(others=97))))
+    assert "Not priced" not in page(readable(a_record()))
+
+
 def test_what_came_of_it() -> None:
     record = a_record(status=200, ttft_ms=12.345, duration_ms=250.0, cached_tokens=3200, output_tokens=17, done=True)
     record.arm = "warm"
@@ -275,7 +280,7 @@ def test_what_clients_and_engines_are_called_is_escaped() -> None:
     assert Rows(html).tags == Rows(page(readable(record))).tags
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(views(), maybe(names), st.booleans())
 def test_every_record_has_a_page(view: View, word: str | None, done: bool) -> None:
     record = a_record(view, client=word, error=word, done=done)
