@@ -87,7 +87,7 @@ class Figures(NamedTuple):
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Nearest rank, of values in order; None of none."""
+    """The first of these values, which are in order, that has such a share of them before it; None of none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
