@@ -64,6 +64,8 @@ class _Left:
 
 
 class _Client(asyncio.Protocol):
+    """`done` says how it ended, once its connection is closed."""
+
     def __init__(self, request: bytes, chunks: int, left: _Left, done: asyncio.Future[None]) -> None:
         self._request = request
         self._chunks = chunks
@@ -72,14 +74,17 @@ class _Client(asyncio.Protocol):
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
         self._pieces = Pieces()
+        self._failure: LoadFailed | None = LoadFailed("a connection was closed before its answer was whole")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(LoadFailed("a connection was closed before its answer was whole"))
+        if self._failure is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(self._failure)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -96,21 +101,20 @@ class _Client(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._send)  # not from within the parser that it replaces
 
     def _send(self) -> None:
-        if self._done.done():
+        assert self._transport is not None
+        if self._transport.is_closing():
             return
         if not self._left.take():
             self._finish(None)
             return
-        assert self._transport is not None
         self._pieces = Pieces()
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(self._request)
 
     def _finish(self, failure: LoadFailed | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(failure) if failure else self._done.set_result(None)
-        if self._transport is not None:
-            self._transport.close()
+        assert self._transport is not None
+        self._failure = failure
+        self._transport.close()
 
 
 async def send(shape: Shape, port: int, model: str, body: bytes | None = None) -> None:
@@ -131,9 +135,18 @@ async def send(shape: Shape, port: int, model: str, body: bytes | None = None) -
 async def _send(shape: Shape, port: int, request: bytes) -> None:
     left = _Left(shape.requests)
     loop = asyncio.get_running_loop()
+    opened: list[asyncio.BaseTransport] = []
     ends: list[asyncio.Future[None]] = []
-    for _ in range(shape.connections):
-        done: asyncio.Future[None] = loop.create_future()
-        ends.append(done)
-        await loop.create_connection(partial(_Client, request, shape.chunks, left, done), "127.0.0.1", port)
-    await asyncio.gather(*ends)
+    try:
+        for _ in range(shape.connections):
+            done: asyncio.Future[None] = loop.create_future()
+            client = partial(_Client, request, shape.chunks, left, done)
+            opened.append((await loop.create_connection(client, "127.0.0.1", port))[0])
+            ends.append(done)
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION)
+        for end in ended:
+            end.result()
+    finally:  # one that failed leaves others in the middle of an answer
+        for transport in opened:
+            cast(asyncio.Transport, transport).abort()
+        await asyncio.gather(*ends, return_exceptions=True)
