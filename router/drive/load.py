@@ -93,8 +93,10 @@ class _Load:
         """Returns at that moment; False, and at once, where nothing may be sent then any more."""
         if self._job.until_s is not None and max(due_s, self._now()) >= self._job.until_s:
             return False
-        await asyncio.sleep(due_s - self._now())
-        return True
+        while True:
+            await asyncio.sleep(due_s - self._now())
+            if self._now() >= due_s:  # uvloop's timers are up to a millisecond early
+                return True
 
 
 def _first_due_s(session: Session) -> float:

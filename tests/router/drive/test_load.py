@@ -74,6 +74,21 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
         assert one.sent_s - one.late_s == pytest.approx(one.session * 0.02, abs=1e-6)  # due when the workload says
 
 
+class HalfSpeed(SystemClock):
+    """By which every timer fires early."""
+
+    def now(self) -> float:
+        return super().now() / 2
+
+
+async def test_nothing_is_sent_before_it_is_due() -> None:
+    clock, sent = HalfSpeed(), list[Sent]()
+    async with engine(model="m") as fake:
+        await load(job(fake, apart(3, 0.02, 1), at_once=None), clock, clock.now() + 0.02, sent.append)
+    assert len(sent) == 3
+    assert all(one.sent_s >= one.session * 0.02 for one in sent)
+
+
 async def test_nothing_is_sent_after_the_end_and_what_was_is_answered() -> None:
     async with engine(model="m", decode_ms_per_token=10.0) as fake:
         sent = await sent_by(job(fake, apart(50, 0.05, 20), at_once=None, until_s=0.18))
