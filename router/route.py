@@ -28,7 +28,7 @@ from router.blocks.known import Known
 from router.clock import Clock
 from router.config.schema import Config
 from router.core import Core
-from router.decide.record import Record, Stages
+from router.decide.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.engines.vllm.disagg import NIXL_PREFILL, can_split, decode_body, mooncake_params, prefill_body
 from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
 from router.feeds.health import Health
@@ -60,8 +60,6 @@ from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # as records and metrics name it
 LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
-DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
-PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ async def place_and_relay(call: Call, request: Request, record: Record, rooms: R
             request.pooled,
             excluding=tries.failed,
             only=only,
-            splits=splits and failed_prefills(record) < PREFILLS_ALLOWED,
+            splits=splits and record.failed_prefills < PREFILLS_ALLOWED,
             handed=tries.handed.leg if tries.handed is not None else None,
         )
         if ticket is None:
@@ -283,17 +281,8 @@ def may_retry(last: End, record: Record, retries: RetryBudget) -> bool:
     if not isinstance(last, NotStarted):
         return False
     if last.reason == "died":
-        return deaths(record) <= DEATHS_ALLOWED
+        return record.deaths <= DEATHS_ALLOWED
     return last.prefill or retries.take()
-
-
-def deaths(record: Record) -> int:
-    halves = (attempt.prefill.end for attempt in record.attempts if attempt.prefill is not None)
-    return sum(attempt.end == "died" for attempt in record.attempts) + sum(end == "died" for end in halves)
-
-
-def failed_prefills(record: Record) -> int:
-    return sum(attempt.end == "prefill" for attempt in record.attempts)
 
 
 def still_there(handed: Handed | None, end: NotStarted, now: float) -> Handed | None:
@@ -341,7 +330,7 @@ def refuse(call: Call, last: End | None, record: Record) -> None:
             call.answer(answer.status, answer.headers, answer.body)
             return
         case NotStarted("died"):
-            record.poison = deaths(record) > DEATHS_ALLOWED
+            record.poison = record.deaths > DEATHS_ALLOWED
             refusal = BadGateway("the engine took the request and died before it answered", code="engine_died")
         case _:
             refusal = NoTarget("no engine could be reached; try again", retry_after_s=1)

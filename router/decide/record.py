@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Part = Literal["whole", "prefill", "decode"]
 """What is placed: a whole request, or one half of a pair."""
 
+DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
+PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
+
 
 class Term(NamedTuple):
     """One scorer's part of every row's cost."""
@@ -148,6 +151,16 @@ class Record(msgspec.Struct, gc=False):
     @property
     def target(self) -> str | None:
         return self.attempts[-1].decision.target if self.attempts else None
+
+    @property
+    def deaths(self) -> int:
+        """Of engines that took it, or a pair's prefill half of it, and gave nothing."""
+        halves = (attempt.prefill.end for attempt in self.attempts if attempt.prefill is not None)
+        return sum(attempt.end == "died" for attempt in self.attempts) + sum(end == "died" for end in halves)
+
+    @property
+    def failed_prefills(self) -> int:
+        return sum(attempt.end == "prefill" for attempt in self.attempts)
 
 
 UNSHOWN = frozenset({"arrived_s", "unit", "blocks"})

@@ -23,7 +23,7 @@ from router.decide.arms import Regime
 from router.decide.desk import Desk
 from router.decide.door import Door, Hold, Pass
 from router.decide.policy import build_policy
-from router.decide.record import Record, Stages
+from router.decide.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.engines.base import Card, EventEndpoint, Gauges
 from router.fleet.instances import Fleet, Served
 from router.fleet.target import Target
@@ -41,7 +41,6 @@ SERVED = Served(MODEL, None)
 CARDS = (Card(MODEL, MODEL, None, None),)
 NO_SOURCE = Unknown("simulated")
 KEPT = 1  # stored responses: there are none
-PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split, as on the live line
 
 
 class Question(NamedTuple):
@@ -152,7 +151,7 @@ class Router:
 class Asked:
     """One request on its way through a router: where it goes, and what becomes of it."""
 
-    __slots__ = ("_failed", "_failed_prefills", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
+    __slots__ = ("_failed", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
 
     def __init__(self, router: Router, record: Record, prompt: Prompt, known: Known, pooled: PoolHit | None) -> None:
         self.router = router
@@ -161,7 +160,6 @@ class Asked:
         self._known = known
         self._pooled = pooled
         self._failed: set[str] = set()
-        self._failed_prefills = 0
         self._ticket: Ticket | None = None
 
     def arrives(self, gate: Gate) -> Pass | Hold:
@@ -179,9 +177,19 @@ class Asked:
             self._known,
             self._pooled,
             excluding=self._failed,
-            splits=router.splits and self._failed_prefills < PREFILLS_ALLOWED,
+            splits=router.splits and self._record.failed_prefills < PREFILLS_ALLOWED,
         )
         return self._ticket
+
+    @property
+    def has_killed(self) -> bool:
+        """An engine died with it."""
+        return self._record.deaths > 0
+
+    @property
+    def is_poison(self) -> bool:
+        """Too many did."""
+        return self._record.deaths > DEATHS_ALLOWED
 
     def prefilled(self) -> Target:
         """A pair's prompt is computed. Returns who answers."""
@@ -210,7 +218,6 @@ class Asked:
         culprit = ticket.target
         if ticket.half is not None and ticket.half.leg.end == "running":
             core.prefilled(ticket, end, status)
-            self._failed_prefills += 1
             culprit, end, status = ticket.half.target, "prefill", None
         ticket.end, ticket.status = end, status
         self._failed.add(culprit.id)

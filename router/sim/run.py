@@ -29,7 +29,6 @@ from router.sim.workloads import Session, Workload
 from router.ticket import Ticket
 
 TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
-DEATHS_ALLOWED = 1  # of engines that took a request, as on the live line
 SOON_S = 0.001  # the least time between two looks at a door by the clock
 TOLD_EVERY = 256  # ended requests
 
@@ -58,7 +57,7 @@ def simulate(
 class _Request:
     """From its sending to its end. `asked` is its way through the router that it came to, whichever come later."""
 
-    __slots__ = ("asked", "at_door", "deaths", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
+    __slots__ = ("asked", "at_door", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
 
     def __init__(self, said: Said, asked: Asked, sent_s: float) -> None:
         self.said = said
@@ -66,7 +65,6 @@ class _Request:
         self.sent_s = sent_s
         self.waited_s = 0.0
         self.first_s = 0.0
-        self.deaths = 0
         self.at_door: Turn | None = None  # its place in the door's books
         self._begin()
 
@@ -165,7 +163,7 @@ class _Run:
                 target = ticket.half.target
             if self._submit(request, job, number_of(target.instance.id)):
                 return
-        self._end(request, End.FAILED if request.deaths else End.SHED, -1)
+        self._end(request, End.FAILED if request.asked.has_killed else End.SHED, -1)
 
     def _admit(self, asked: Asked) -> Ticket | None:
         self.outcome.decisions += 1
@@ -215,11 +213,10 @@ class _Run:
     def died(self, job: Job, number: int) -> None:
         """The plant: its engine is gone. Before its first byte one more may try."""
         request = _request(job)
-        request.deaths += 1
         request.asked.router.misses(number)
         begun = request.first_s > 0
         request.failed_at("broken" if begun else "died")
-        if begun or request.deaths > DEATHS_ALLOWED:
+        if begun or request.asked.is_poison:
             self._end(request, End.FAILED, -1)
         else:
             self._place(request)

@@ -11,7 +11,7 @@ from router.decide.record import Attempt, Leg, Record, Stages
 from router.lobby.retries import RetryBudget
 from router.proxy.connection import Trouble
 from router.proxy.relay import Broken, Deadline, Finished, NotStarted
-from router.route import failed_prefills, may_retry, still_there
+from router.route import may_retry, still_there
 from router.watch import Handed
 from tests.suites.views import a_row, a_view
 
@@ -61,7 +61,7 @@ def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> No
 
 
 def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() -> None:
-    assert failed_prefills(a_record("prefill", "connect", "prefill", prefills=["died", "cancelled", "busy"])) == 2
+    assert a_record("prefill", "connect", "prefill", prefills=["died", "cancelled", "busy"]).failed_prefills == 2
 
 
 def test_what_was_handed_over_is_there_for_another_while_nobody_touched_it_and_the_lease_runs() -> None:
