@@ -22,7 +22,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 test-stack: $(VENV)/.installed-test  ## the rest: real vLLM engines and a real Mooncake Store behind the router
-	$(BIN)/python -m router.stack.install
+	$(BIN)/python -m router.testbed.local_stack.install
 	$(BIN)/python -m pytest -m stack
 
 bench: $(VENV)/.installed-test  ## every figure with its bar, beside peers (about 40 minutes; BENCH=--quick: 5)
@@ -37,7 +37,7 @@ bench-sim-full: $(VENV)/.installed-test  ## the same in full, resumable (about 1
 	$(BIN)/python -m tests.agreement grid
 
 schema: $(VENV)/.installed  ## regenerate the JSON Schemas of the configuration
-	$(BIN)/python -m router.config.schemas configs
+	$(BIN)/python -m router.config.generated_docs configs
 
 lock: ## resolve the newest versions inside the ranges of pyproject.toml and write constraints.txt
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -18,9 +18,45 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from router.blocks.budget import Budget
-from router.blocks.keys import Keyring
-from router.building import (
+from router.backends.discovery.base import Discovery
+from router.backends.feeds.bootstrap import Bootstrap
+from router.backends.feeds.health import Health
+from router.backends.feeds.kv_events import KvEvents
+from router.backends.feeds.metrics import MetricsPoll
+from router.clock import Clock, SystemClock
+from router.config import schema
+from router.config.reader import read_client_keys
+from router.config.sections.listeners import Listen
+from router.control import background
+from router.control.api.admin import admin_app
+from router.control.control import Control
+from router.control.explain import Explain
+from router.control.membership import Membership
+from router.control.status import Report
+from router.control.workers.follower import Follower
+from router.control.workers.local_state import House
+from router.control.workers.role import Seat, leading
+from router.control.workers.scheduler import SharedCore
+from router.fleet.instance import State
+from router.kvcache import snapshots
+from router.kvcache.block_keys import Keyring
+from router.kvcache.memory_budget import Budget
+from router.proxy.headers import HeaderRules
+from router.proxy.listener import Listener, demand_free, serve_config
+from router.proxy.upstreams import Upstreams
+from router.request.admin_tokens import AdminTokens
+from router.request.admission.waiting import Waiting
+from router.request.concurrency import Lobby
+from router.request.ops_api import ops_app
+from router.request.public_api import Door
+from router.request.retry_budget import RetryBudget
+from router.request.route import Rooms
+from router.scheduling.experiments.policy_set import Regime
+from router.tasks import Tasks
+from router.telemetry.audit_log import Audit
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.recent_records import Ring
+from router.wiring import (
     bring_back,
     build_core,
     build_handing,
@@ -33,42 +69,6 @@ from router.building import (
     readings,
     secret_of,
 )
-from router.clock import Clock, SystemClock
-from router.config import schema
-from router.config.doors import Listen
-from router.config.read import read_client_keys
-from router.control import guarding
-from router.control.control import Control
-from router.decide.arms import Regime
-from router.discovery.base import Discovery
-from router.explain import Explain
-from router.feeds import snapshot
-from router.feeds.bootstrap import Bootstrap
-from router.feeds.health import Health
-from router.feeds.kv_events import KvEvents
-from router.feeds.metrics import MetricsPoll
-from router.fleet.instances import State
-from router.ledger.audit import Audit
-from router.ledger.prometheus import Metrics
-from router.ledger.ring import Ring
-from router.lobby.lobby import Lobby
-from router.lobby.retries import RetryBudget
-from router.lobby.tokens import AdminTokens
-from router.lobby.waiting import Waiting
-from router.members import Membership
-from router.proxy.headers import HeaderRules
-from router.proxy.upstream import Upstreams
-from router.report import Report
-from router.route import Rooms
-from router.tasks import Tasks
-from router.web.admin import admin_app
-from router.web.listener import Listener, demand_free, serve_config
-from router.web.openai import Door
-from router.web.ops import ops_app
-from router.workers.follower import Follower
-from router.workers.house import House
-from router.workers.seat import Seat, leading
-from router.workers.shared import SharedCore
 
 log = logging.getLogger("warmroute.app")
 
@@ -89,7 +89,7 @@ class App:
         limits, run_id = config.limits, secrets.token_hex(4)
         self._tasks = Tasks("router")
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
-        saved = None if config.index.snapshot_file is None else snapshot.load(Path(config.index.snapshot_file))
+        saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
         secret = secret_of(config, saved) if seat is None else seat.secret
         seat = seat or leading(config, secret, clock, self._tasks)
         self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
@@ -202,7 +202,7 @@ class App:
                 demand_free(self._config.listen.host, self._config.listen.port)
             await self._admin_listener.start()
             await self._listener.start()
-            guarding.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
+            background.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
         if self._ledger is not None:
             self._ledger.start()
         if self._snapshots is not None:

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from router.config.door import Door
-from router.config.doors import Admin, Clients, Listen
-from router.config.experiment import Experiment
-from router.config.pool import Pool
-from router.config.section import BaseUrl, PathName, Positive, Seconds, Section
-from router.config.stack import Stack
+from router.config.sections.admission import Door
+from router.config.sections.base import BaseUrl, PathName, Positive, Seconds, Section
+from router.config.sections.experiment import Experiment
+from router.config.sections.kv_store import Pool
+from router.config.sections.listeners import Admin, Clients, Listen
+from router.config.sections.local_stack import Stack
 
 
 class EventSource(Section):

@@ -22,19 +22,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.clock import Clock
-from router.config.complaints import unknown
-from router.config.read import effective, experiment_from, policies_from, policy_from
-from router.control import files, proposals
+from router.config.reader import effective, experiment_from, policies_from, policy_from
+from router.config.validation_errors import unknown
+from router.control import policy_files, proposals
 from router.control.proposals import Proposal
-from router.control.switching import ADMIN, FILES, Asked, Switching
-from router.control.telling import Switch, told_experiment, told_policies
-from router.core import Core
-from router.decide.arms import Regime
-from router.decide.findings import Finding
-from router.decide.policy import Policy
+from router.control.summaries import Switch, told_experiment, told_policies
+from router.control.switch import ADMIN, FILES, Asked, Switching
 from router.errors import ConfigError, NotFound, Refused
-from router.ledger.audit import Audit
-from router.ledger.ring import Ring
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.results import Finding
+from router.scheduling.policy.policy import Policy
+from router.scheduling.scheduler import Core
+from router.telemetry.audit_log import Audit
+from router.telemetry.recent_records import Ring
 from scorers.registry import installed
 
 log = logging.getLogger("warmroute.control")
@@ -67,7 +67,7 @@ class Control:
         self._switching = Switching(core, ring, audit, clock)
         self._file = None if file is None else Path(file)
         self._first_read = (
-            None if self._file is None else files.read(self._file)
+            None if self._file is None else policy_files.read(self._file)
         )  # what needs a restart counts from here
         self._folder = None if self._first_read is None else self._first_read.folder
         # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
@@ -157,7 +157,7 @@ class Control:
         if self._file is None:
             return None
         try:
-            found = await asyncio.to_thread(files.read, self._file)
+            found = await asyncio.to_thread(policy_files.read, self._file)
             self._folder = found.folder
             switch = await self._switching.switch(
                 Asked(FILES, FILES, "files changed"),
@@ -170,7 +170,7 @@ class Control:
             log.info("the files read well again")
         self._said = found.said
         if self._first_read is not None:
-            self._compare(files.must_restart(self._first_read, found))
+            self._compare(policy_files.must_restart(self._first_read, found))
         return switch
 
     def _compare(self, keys: list[str]) -> None:

@@ -1,7 +1,8 @@
 """From what somebody wants to the regime that would be: built and checked as a whole, before anything is touched.
 
 Policies whose text did not change stay the objects that they are, and those that did take over the plug-ins that are
-the same (`decide/policy.py`), so what was learned is not lost. Raises `ConfigError` with every problem found.
+the same (`scheduling/policy/policy.py`), so what was learned is not lost. Raises `ConfigError` with every problem
+found.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from router.config import schema
-from router.config.complaints import unknown
-from router.config.document import dotted
-from router.config.experiment import Experiment
-from router.config.read import unnamed_in
-from router.decide.arms import Regime
-from router.decide.policy import Policy, build_policy
+from router.config.reader import unnamed_in
+from router.config.sections.experiment import Experiment
+from router.config.validation_errors import unknown
+from router.config.yaml_source import dotted
 from router.errors import ConfigError
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

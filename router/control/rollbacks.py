@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
 
-from router.decide.arms import Regime
-from router.ledger.audit import Entry, InForce
+from router.scheduling.experiments.policy_set import Regime
+from router.telemetry.audit_log import Entry, InForce
 
 ROLLBACK = "rollback"
 """What an entry is called that takes an arm out."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from operator import add, sub
 from typing import NamedTuple
 
-from router.engines.base import Gauges
+from router.fleet.engine_facts import Gauges
 from scorers.contract import Load, Speed
 
 NO_GAUGES = Gauges(None, None, None, None, None, None, None)

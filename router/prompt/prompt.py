@@ -2,7 +2,7 @@
 
 A `Prompt` is read once from the body (read.py, which asks openai.py, anthropic.py or responses.py) and carries the
 body on, to be forwarded as it came unless a field had to change (edge.py). Its `source` says how its token ids come
-to be; rendering and tokenising are the business of `router/tokens`.
+to be; rendering and tokenising are the business of `router/prompt/tokenization`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Chat(NamedTuple):
     """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
 
     Content is always a list of parts, `{"type": "text", "text": ...}` for the most: whether a template sees that list
-    or one string is the template's own matter (`tokens/template.py`). `cut` is True where a part is `MEDIA`: only the
-    text before the first one can be known.
+    or one string is the template's own matter (`prompt/tokenization/chat_template.py`). `cut` is True where a part is
+    `MEDIA`: only the text before the first one can be known.
     """
 
     messages: list[dict[str, Any]]
@@ -41,7 +41,8 @@ class Chat(NamedTuple):
     continue_final_message: bool
     add_special_tokens: bool
     cut: bool
-    anthropic: bool = False  # from /v1/messages, where vLLM bends two things to the template: see tokens/template.py
+    # from /v1/messages, where vLLM bends two things to the template: see prompt/tokenization/chat_template.py
+    anthropic: bool = False
 
 
 class Text(NamedTuple):

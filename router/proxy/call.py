@@ -2,7 +2,7 @@
 
 `with call:` is the watch on the client: when it goes away, whatever the block is waiting for is cancelled and the block
 ends with `ClientGone`, so nothing is computed for nobody. What is said to a client that is gone is dropped in silence.
-The listener's exchange (`web/exchange.py`) is a `Call`; nothing here knows of engines, prompts or policies.
+The listener's exchange (`proxy/client_exchange.py`) is a `Call`; nothing here knows of engines, prompts or policies.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import msgspec
 
 from router.prompt.prompt import Endpoint
 from router.proxy.call import Call
-from router.proxy.connection import Trouble
+from router.proxy.engine_connection import Trouble
 from router.proxy.headers import Forwarded, Headers, answer_headers
-from router.proxy.upstream import Asking, Exchange, Question, Timeouts, Unanswered
+from router.proxy.upstreams import Asking, Exchange, Question, Timeouts, Unanswered
 
 SHOWN_BYTES = 64 * 1024
 BUSY = 503

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.drawing import NoCharts
+from router.cli.terminal.drawing import NoCharts
 from router.errors import WarmrouteError
-from router.simulate import policies
+from router.testbed.sweep import policies
 from tests.agreement import kept, measured, regret, regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell, all_cells, reduced_cells
 from tests.agreement.grid import Grid, first_pass, tasks

@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from router.config.door import Door
-from router.sim.outcome import Figures
-from router.sim.scenario import Scenario
-from router.simulate import profiles, workload
+from router.config.sections.admission import Door
+from router.testbed.simulator.outcome import Figures
+from router.testbed.simulator.scenario import Scenario
+from router.testbed.sweep import profiles
+from router.testbed.workloads import source
 from tests.agreement.row import Line, Row, ratio
 from tests.agreement.served import figures_of
 from tests.agreement.windows import Window
@@ -44,7 +45,7 @@ def served(profile: str, per_instance: int, window: Window, *, door: bool) -> Fi
         door=OPEN if door else None,
     )
     at_once = INSTANCES * per_instance
-    agents = workload.load("codex", seed=1, sessions=6 * at_once)
+    agents = source.load("codex", seed=1, sessions=6 * at_once)
     return figures_of(scenario, "warm", agents, at_once, window)
 
 

@@ -30,10 +30,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.sim.outcome import Figures
-from router.sim.profile import Profile
-from router.sim.scenario import Link, Scenario, Store
-from router.simulate import profiles, workload
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.outcome import Figures
+from router.testbed.simulator.scenario import Link, Scenario, Store
+from router.testbed.sweep import profiles
+from router.testbed.workloads import source
 from tests.agreement.row import Line, Row, factor, ratio
 from tests.agreement.served import figures_of
 from tests.agreement.windows import Window
@@ -67,7 +68,7 @@ def few_agents(pooled: bool) -> Scenario:
 
 
 def figures(served_by: Scenario, preset: str, at_once: int, window: Window) -> Figures:
-    agents = workload.load(preset, seed=1, sessions=4 * at_once)
+    agents = source.load(preset, seed=1, sessions=4 * at_once)
     return figures_of(served_by, "round_robin", agents, at_once, window)
 
 

@@ -36,11 +36,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.sim.outcome import End, Outcome
-from router.sim.profile import Profile
-from router.sim.scenario import Scenario
-from router.sim.workloads import Arrivals, Span, Workload
-from router.simulate import profiles
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.outcome import End, Outcome
+from router.testbed.simulator.scenario import Scenario
+from router.testbed.sweep import profiles
+from router.testbed.workloads import Arrivals, Span, Workload
 from tests.agreement import placement
 from tests.agreement.pauses import Prompts, between_tokens_s
 from tests.agreement.row import Line, Row, order, ratio

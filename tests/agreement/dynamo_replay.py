@@ -25,9 +25,9 @@ from typing import Any
 
 from router.config.schema import Plugin
 from router.errors import WarmrouteError
-from router.sim.outcome import Figures
-from router.sim.profile import Profile
-from router.sim.scenario import Lags, Scenario
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.outcome import Figures
+from router.testbed.simulator.scenario import Lags, Scenario
 from tests.agreement import trace
 from tests.agreement.row import Line, Row, order
 from tests.agreement.served import figures_of, part_of_it, policy

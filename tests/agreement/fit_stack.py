@@ -6,7 +6,7 @@ Two engines over a store are started as `warmroute bench layers` starts them; on
     answers of several requests at once over contexts of several lengths              -> time per token
     prompts that only the store has                                                   -> TTFT beyond that of a local hit
 
-and the terms of `router/sim/profile.py` are fitted to those times. What is printed stands in
+and the terms of `router/testbed/engine_profile.py` are fitted to those times. What is printed stands in
 `configs/profiles/cpu-tiny.yaml`. A prompt is not timed before the one before it is saved. The samples stay in the
 folder; with `--again` they are fitted anew, without a stack.
 """
@@ -25,13 +25,13 @@ import msgspec
 import numpy as np
 
 from router.clock import SystemClock
-from router.config.read import read_config
-from router.drive.client import Answer, Client
-from router.drive.counters import MasterCounts, fetch
-from router.drive.site import Site
-from router.sim.workloads import Span, token_ids
-from router.simulate.profiles import load
-from router.stage import stage
+from router.config.reader import read_config
+from router.testbed.bench.engine_counters import MasterCounts, fetch
+from router.testbed.bench.environment import Site
+from router.testbed.bench.stack_environment import stage
+from router.testbed.loadgen.client import Answer, Client
+from router.testbed.sweep.profiles import load
+from router.testbed.workloads import Span, token_ids
 
 ROOT = Path(__file__).parents[2]
 REPETITIONS = 3

@@ -1,6 +1,7 @@
 """From a cell and a seed to what `simulate` takes: the scenario, the workload and the window that is measured.
 
-    open    rho sets how fast the requests come (`router/sim/rho.py`); the warm-up is as many requests as fill the
+    open    rho sets how fast the requests come (`router/testbed/workloads/offered_load.py`); the warm-up is as many
+    requests as fill the
             caches; a seed takes another stretch of the trace, or another draw of the generator
     closed  sessions x instances at once, met in mid-session (`staggered`); the warm-up is as long as computing all
             their contexts once takes, and two minutes
@@ -15,11 +16,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.sim import rho
-from router.sim.profile import Profile
-from router.sim.scenario import Failure, Lags, Link, Scenario, Store, Trouble
-from router.sim.workloads import Workload
-from router.simulate import profiles, workload
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.scenario import Failure, Lags, Link, Scenario, Store, Trouble
+from router.testbed.sweep import profiles
+from router.testbed.workloads import Workload, offered_load
+from router.testbed.workloads import source as workload
 from tests.agreement import trace
 from tests.agreement.cells import KV_TOKENS, Cell
 from tests.agreement.windows import Window, stretch
@@ -103,8 +104,8 @@ def _source(name: str, seed: int, requests: int) -> Workload:
 
 
 @lru_cache(maxsize=4)
-def _demand(name: str, seed: int) -> rho.Demand:
-    return rho.demand(_source(name, seed, 5000))
+def _demand(name: str, seed: int) -> offered_load.Demand:
+    return offered_load.demand(_source(name, seed, 5000))
 
 
 @lru_cache(maxsize=1)
@@ -116,7 +117,7 @@ def _stream(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
     warm, measured = fill * cell.instances, math.ceil(per_s * effort.lasts_s(cell.instances, per_s))
     source = _source(cell.workload, own_seed, warm + measured)
     first, spread_s = (1009 * seed, trace.ROUNDED_S) if cell.workload == "conversation" else (0, 0.0)
-    faster = rho.speed_up(asked, profile(), cell.instances, cell.load)
+    faster = offered_load.speed_up(asked, profile(), cell.instances, cell.load)
     served = stretch(source, first, warm + measured, faster, spread_s, seed)
     return served, Window(served.sessions[warm].start_s, served.sessions[-1].start_s)
 

@@ -24,10 +24,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from router.config.schema import Policy
-from router.sim.outcome import figures
-from router.sim.scenario import Lags, Scenario
-from router.sim.workloads import Workload
-from router.simulate import profiles
+from router.testbed.simulator.outcome import figures
+from router.testbed.simulator.scenario import Lags, Scenario
+from router.testbed.sweep import profiles
+from router.testbed.workloads import Workload
 from tests.agreement.questions import first_asked_s, questions
 from tests.agreement.row import Line, Row, order, ratio
 from tests.agreement.served import outcome_of, policy

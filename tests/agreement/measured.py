@@ -14,13 +14,24 @@ from pathlib import Path
 import msgspec
 
 from router.config.schema import Policy
-from router.sim.outcome import Figures
+from router.testbed.simulator.outcome import Figures
 from tests.agreement.regret import Score
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build" / "agreement" / "grid.jsonl"
-DECIDING = ("router/sim", "router/decide", "router/fleet", "router/blocks", "router/core.py", "router/sight.py",
-            "scorers/contract.py", "tests/agreement/ground.py", "tests/agreement/windows.py")  # fmt: skip
+DECIDING = (
+    "router/testbed/simulator",
+    "router/testbed/workloads",
+    "router/testbed/engine_profile.py",
+    "router/testbed/rng.py",
+    "router/scheduling",
+    "router/request/admission",
+    "router/fleet",
+    "router/kvcache",
+    "scorers/contract.py",
+    "tests/agreement/ground.py",
+    "tests/agreement/windows.py",
+)
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from router.sim.outcome import End, Outcome
-from router.sim.profile import Profile
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.outcome import End, Outcome
 
 TAIL = 0.1
 

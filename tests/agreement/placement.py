@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.sim.profile import Profile
-from router.sim.scenario import Link, Scenario, Store
-from router.simulate import profiles
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.scenario import Link, Scenario, Store
+from router.testbed.sweep import profiles
 from tests.agreement.row import Line, Row, around, order, ratio
 from tests.agreement.served import figures_of, part_of_it
 

@@ -7,9 +7,9 @@ measured. Not the preset `groups`, whose questions are all different ones, as ll
 
 from __future__ import annotations
 
-from router.sim.dice import Dice
-from router.sim.workloads import Arrivals, Span, Workload
-from router.sim.workloads.lengths import gap_s
+from router.testbed.rng import Dice
+from router.testbed.workloads import Arrivals, Span, Workload
+from router.testbed.workloads.distributions import gap_s
 
 GROUPS, PER_GROUP = 150, 5
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 6000, 1200, 1000

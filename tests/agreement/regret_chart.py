@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.drawing import FAINT, INK, bare, canvas, require, save
+from router.cli.terminal.drawing import FAINT, INK, bare, canvas, require, save
 from tests.agreement.cells import Cell
 from tests.agreement.regret import NEAR, WORST, Regret, standings
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from router.config.schema import Policy
-from router.sim.outcome import Figures, Outcome, figures
-from router.sim.run import simulate
-from router.sim.scenario import Scenario
-from router.sim.workloads import Workload, first
-from router.simulate import policies, workload
+from router.testbed.simulator.outcome import Figures, Outcome, figures
+from router.testbed.simulator.run import simulate
+from router.testbed.simulator.scenario import Scenario
+from router.testbed.sweep import policies
+from router.testbed.workloads import Workload, first, source
 from tests.agreement import trace
 from tests.agreement.windows import Window
 
@@ -24,7 +24,7 @@ def policy(name: str) -> Policy:
 @cache
 def conversation() -> Workload:
     """The public trace, as it is. Raises NoTrace."""
-    return workload.load(str(trace.conversation()))
+    return source.load(str(trace.conversation()))
 
 
 def part_of_it(reduced: bool, requests: int) -> Workload:

@@ -28,15 +28,15 @@ from tempfile import mkdtemp
 from typing import NamedTuple
 
 from router.clock import SystemClock
-from router.config.read import load_policies, read_config
+from router.config.reader import load_policies, read_config
 from router.config.schema import Config, Policy
-from router.drive.agents import Arm, Report, arms, compare
-from router.sim.outcome import Outcome
-from router.sim.run import simulate
-from router.sim.scenario import Lags, Link, Scenario, Store
-from router.sim.workloads import CODEX, Workload
-from router.simulate.profiles import load
-from router.stage import stage
+from router.testbed.bench.agents import Arm, Report, arms, compare
+from router.testbed.bench.stack_environment import stage
+from router.testbed.simulator.outcome import Outcome
+from router.testbed.simulator.run import simulate
+from router.testbed.simulator.scenario import Lags, Link, Scenario, Store
+from router.testbed.sweep.profiles import load
+from router.testbed.workloads import CODEX, Workload
 
 ROOT = Path(__file__).parents[2]
 BAR = 0.03

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.sim.outcome import Figures, Outcome, figures
+from router.testbed.simulator.outcome import Figures, Outcome, figures
 from tests.agreement.admission import lines
 
 NOBODY = figures(Outcome(1))

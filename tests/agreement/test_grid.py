@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.sim.scenario import Lags
+from router.testbed.simulator.scenario import Lags
 from tests.agreement import grid, measured, trace
 from tests.agreement.cells import Cell
 from tests.agreement.grid import Grid, first_pass, measure, tasks

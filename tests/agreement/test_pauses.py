@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.sim.outcome import End, Outcome
-from router.sim.profile import Profile
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.outcome import End, Outcome
 from tests.agreement.pauses import Prompts, between_tokens_s
 
 PROFILE = Profile(name="x", kv_tokens=100_000, kv_bytes_per_token=1.0, us_per_token=100.0, ns_per_pair=0.0,

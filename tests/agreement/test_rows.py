@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.sim.outcome import End, Outcome, figures
-from router.sim.workloads import Arrivals, Span, Workload, first
-from router.simulate import workload
+from router.testbed.simulator.outcome import End, Outcome, figures
+from router.testbed.workloads import Arrivals, Span, Workload, first, source
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
@@ -102,7 +101,7 @@ def test_agents_scale_with_the_gpus_where_everything_is_in_the_pool() -> None:
     window = Window(60.0, 120.0)
     one, two = (
         figures_of(agents_pool.scenario(units, pooled=True), "round_robin",
-                   workload.load("scaling", seed=1, sessions=60 * units), 20 * units, window)
+                   source.load("scaling", seed=1, sessions=60 * units), 20 * units, window)
         for units in (1, 2)
     )  # fmt: skip
     assert min(one.hit_share or 0, two.hit_share or 0) > 0.92

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.read import load_policies
-from router.drive.agents import arms
+from router.config.reader import load_policies
+from router.testbed.bench.agents import arms
 from tests.agreement.stack import FULL, POLICY, REDUCED, SPEEDS, Row, Shares, Size, _settings, simulated, table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.sim.workloads import Session, Span, Turn, Workload
+from router.testbed.workloads import Session, Span, Turn, Workload
 from tests.agreement.windows import stretch
 
 

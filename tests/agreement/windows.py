@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.sim.dice import Dice
-from router.sim.workloads import Session, Span, Workload
+from router.testbed.rng import Dice
+from router.testbed.workloads import Session, Span, Workload
 
 ROUND = 1 << 48
 """Added to the numbers of texts from round to round."""

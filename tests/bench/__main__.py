@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.drawing import NoCharts
+from router.cli.terminal.drawing import NoCharts
 from router.errors import WarmrouteError
 from tests.bench import charts, machine, results, tables
 from tests.bench.figures import Line

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from router.drive.counters import Page
-from router.emulate.vocabulary import DATA
+from router.testbed.bench.engine_counters import Page
+from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.answers import MODEL
 from tests.bench.asking import Asker

@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from itertools import count
 
 from router.config import schema
-from router.decide.policy import Policy, build_policy
-from router.decide.record import Attempt, Record, Stages
-from router.engines.base import Card, Gauges
-from router.fleet.instances import Fleet
-from router.fleet.target import Target
-from router.fleet.view import rows
+from router.fleet.engine_facts import Card, Gauges
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Target
+from router.fleet.rows import rows
+from router.scheduling.policy.policy import Policy, build_policy
+from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import Overlap, PoolHit, View
 
 POLICY: Policy = build_policy("expected_ttft", schema.Policy.model_validate({"scorers": [{"name": "expected_ttft"}]}))

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.drawing import FAINT, INK, bare, canvas, require, save
+from router.cli.terminal.drawing import FAINT, INK, bare, canvas, require, save
 from tests.bench.figures import Line, spread
 from tests.bench.results import Outcome
 from tests.bench.tables import bar_text

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from router.clock import SystemClock
 from router.config.schema import TokenizerSource
-from router.emulate.vocabulary import DATA
+from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat as Source
-from router.prompt.read import ReadOptions, read_prompt
-from router.tokens.local import load
+from router.prompt.tokenization.local_tokenizer import load
+from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.agent_turns import ENGINES, TOKENS, check_local, knowing
 from tests.bench.asking import PATH, Asker

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config import schema
-from router.decide.policy import Policy, build_policy
-from router.decide.shadow import Shadow
+from router.scheduling.experiments.shadow import Shadow
+from router.scheduling.policy.policy import Policy, build_policy
 from scorers.contract import Ask, Decode, Load, Overlap, Row, Speed, Transfer, View
 from scorers.registry import installed
 from tests.bench import placing

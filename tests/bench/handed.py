@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from router.config.stack import Stack
-from router.stack.install import stack_models, stack_venv
-from router.stack.supervise import RunningStack
+from router.config.sections.local_stack import Stack
+from router.testbed.local_stack.install import stack_models, stack_venv
+from router.testbed.local_stack.supervisor import RunningStack
 from tests.bench import routers
 from tests.bench.agent_turns import check_local, handed, knowing
 from tests.bench.answers import MODEL

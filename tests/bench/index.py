@@ -22,10 +22,10 @@ from typing import cast
 
 import msgspec
 
-from router.blocks.events import CacheEvent, EngineHash, Key, Removed, Stored, TargetId, Tier
-from router.blocks.index import Index
-from router.blocks.keys import Keyring
-from router.engines.vllm.events import Malformed, decode
+from router.backends.vllm.kv_events import Malformed, decode
+from router.kvcache.block_keys import Keyring
+from router.kvcache.events import CacheEvent, EngineHash, Key, Removed, Stored, TargetId, Tier
+from router.kvcache.index import Index
 from tests.bench import cache_story
 from tests.bench.cache_story import TARGETS, Part, Told, keys_of, told
 from tests.bench.figures import quantile

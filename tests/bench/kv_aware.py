@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from router.config.stack import Stack
-from router.stack.install import stack_models, stack_venv
-from router.stack.supervise import RunningStack
+from router.config.sections.local_stack import Stack
+from router.testbed.local_stack.install import stack_models, stack_venv
+from router.testbed.local_stack.supervisor import RunningStack
 from tests.bench import routers
 from tests.bench.agent_turns import NEW_TOKENS, TOKENS, check_local, knowing
 from tests.bench.answers import CONTEXT_TOKENS, MODEL

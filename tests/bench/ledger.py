@@ -23,11 +23,11 @@ from rich.table import Table
 
 from router.clock import SystemClock
 from router.config import schema
-from router.decide.record import Record
-from router.ledger.codec import Encoder
-from router.ledger.jsonl import JsonLines
-from router.ledger.logged import Logged, decode
-from router.ledger.reading import read
+from router.scheduling.policy.record import Record
+from router.telemetry.decision_log.codec import Encoder
+from router.telemetry.decision_log.format import Logged, decode
+from router.telemetry.decision_log.reader import read
+from router.telemetry.decision_log.writer import JsonLines
 from tests.bench.busy_fleet import BusyFleet
 
 BAR_BYTES = {64: 4096}

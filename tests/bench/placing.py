@@ -21,18 +21,18 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from router.blocks.events import TargetId
-from router.blocks.known import Known
-from router.building import build_core
 from router.clock import ManualClock
 from router.config import schema
-from router.core import Core
-from router.decide.arms import Regime
-from router.decide.policy import build_policy
-from router.decide.record import Record, Stages
-from router.engines.base import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.kvcache.events import TargetId
+from router.kvcache.tokenized_prompt import Known
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.ticket import Ticket
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import Record, Stages
+from router.scheduling.scheduler import Core
+from router.scheduling.ticket import Ticket
+from router.wiring import build_core
 from tests.fakes.caches import RING, Cache, prompt_of
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 import uvloop
 from tokenizers import Tokenizer
 
-from router.blocks.events import EngineHash, Stored, Tier
-from router.emulate.vocabulary import DATA
-from router.emulate.wire import payload
+from router.kvcache.events import EngineHash, Stored, Tier
+from router.testbed.emulator.kv_event_encoding import payload
+from router.testbed.emulator.vocabulary import DATA
 from tests.bench import load, routers
 from tests.bench.agent_turns import check_local, knowing
 from tests.bench.answers import MODEL

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.stack.install import InstallFailed, cached_venv
+from router.testbed.local_stack.install import InstallFailed, cached_venv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

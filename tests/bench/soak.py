@@ -24,10 +24,10 @@ from typing import Any
 
 import httpx
 
-from router.drive.counters import Page
-from router.emulate.options import EngineOptions
-from router.emulate.supervise import EmbeddedFleet
-from router.emulate.vocabulary import DATA
+from router.testbed.bench.engine_counters import Page
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.agent_turns import knowing
 from tests.bench.answers import MODEL

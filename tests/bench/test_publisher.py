@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 import pytest
 import zmq
 
-from router.blocks.events import Batch, Cleared, Removed, Stored
-from router.engines.vllm.events import decode
+from router.backends.vllm.kv_events import decode
+from router.kvcache.events import Batch, Cleared, Removed, Stored
 from tests.bench.publisher import BLOCK_TOKENS, EVENT_BLOCKS, STEP_BLOCKS, STEP_EVENTS, Target, pour
 
 HEARD_MS = 5000

@@ -23,13 +23,13 @@ from pathlib import Path
 import uvloop
 
 from router.clock import SystemClock
-from router.drive.job import Job, Sent
-from router.drive.load import load as drive
-from router.drive.loaded import hit_share
-from router.emulate.options import EngineOptions
-from router.emulate.supervise import EmbeddedFleet
 from router.errors import WarmrouteError
-from router.sim.workloads import CODEX, Workload
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.load import load as drive
+from router.testbed.loadgen.report import hit_share
+from router.testbed.workloads import CODEX, Workload
 from tests.bench import load, routers
 from tests.bench.answers import MODEL
 from tests.bench.load import Shape

@@ -11,14 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
-from router.config.document import load
-from router.config.read import load_policies, read_config, read_policy_file
-from router.config.schemas import files
-from router.decide.policy import build_policy
-from router.ledger.prometheus import Metrics
-from router.ledger.state import Snapshot
+from router.config.generated_docs import files
+from router.config.reader import load_policies, read_config, read_policy_file
+from router.config.yaml_source import load
+from router.scheduling.policy.policy import build_policy
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.state import Snapshot
+from tests.paths import CONFIGS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 MAIN = sorted(CONFIGS.glob("*.yaml"))
 POLICIES = sorted((CONFIGS / "policies").glob("*.yaml"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
 LINES = [line.strip() for line in TEXT.splitlines() if line and not line.startswith("#")]
 

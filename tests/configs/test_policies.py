@@ -1,15 +1,14 @@
 """Every policy file that ships is read, built and used."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from router.config import schema
-from router.decide.policy import Policy, build_policy
+from router.scheduling.policy.policy import Policy, build_policy
+from tests.paths import CONFIGS
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
-FOLDER = Path(__file__).parents[2] / "configs" / "policies"
+FOLDER = CONFIGS / "policies"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import jsonschema
 import pytest
 
-from router.config.document import load as document
-from router.config.named import files
-from router.config.read import read_profile_file
-from router.sim.profile import Profile
-from router.simulate.profiles import FOLDER, load
+from router.config.lookup import files
+from router.config.reader import read_profile_file
+from router.config.yaml_source import load as document
+from router.testbed.engine_profile import Profile
+from router.testbed.sweep.profiles import FOLDER, load
+from tests.paths import CONFIGS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 PROFILES = files(FOLDER)
 DENSE = ["llama-3.1-8b-h100", "qwen3-32b-2xh100", "llama-3-70b-8xa800", "llama-3-70b-8xh100"]
 

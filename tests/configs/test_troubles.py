@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
 
-from router.config.document import load as document
-from router.config.named import files
-from router.config.read import read_trouble_file
-from router.config.trouble import TroubleFile
-from router.simulate.troubles import FOLDER, demand_possible, load
+from router.config.lookup import files
+from router.config.reader import read_trouble_file
+from router.config.sections.faults import TroubleFile
+from router.config.yaml_source import load as document
+from router.testbed.sweep.faults import FOLDER, demand_possible, load
+from tests.paths import CONFIGS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 TROUBLES = files(FOLDER)
 
 

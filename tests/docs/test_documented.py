@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer import Typer
 
-from router.cli import app
-from router.config.schemas import keys
-from router.ledger.prometheus import Metrics
-from router.ledger.state import Snapshot
+from router.cli.main import app
+from router.config.generated_docs import keys
+from router.control.api.admin import admin_app
 from router.prompt.prompt import Endpoint
-from router.web.admin import admin_app
-from router.web.openai import BY_LOAD, OPS
+from router.request.public_api import BY_LOAD, OPS
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.state import Snapshot
 from scorers.registry import BUILTINS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT, ROOT / "configs", ROOT / "router", ROOT / "scorers")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROUTER = Path(__file__).parents[2] / "router"
+from tests.paths import ROOT
+
+ROUTER = ROOT / "router"
 
 
 def test_the_map_is_complete() -> None:

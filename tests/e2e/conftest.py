@@ -26,15 +26,15 @@ import uvloop
 
 from router.app import App
 from router.config import schema
-from router.core import Core
-from router.emulate.supervise import Member
-from router.fleet.instances import State
-from router.lobby.lobby import Lobby
+from router.fleet.instance import State
+from router.request.concurrency import Lobby
+from router.scheduling.scheduler import Core
+from router.testbed.emulator.supervisor import Member
 from tests.fakes.engines import FakeEngine, eventually
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "warm-tiny"
-TOKENIZER = str(ROOT / "router/emulate/data")
+TOKENIZER = str(ROOT / "router/testbed/emulator/data")
 WARM = {"scorers": [{"name": "prefix_overlap"}], "picker": {"name": "best"}}
 SOON = {"idle_interval_s": 0.2}  # the first look at a metrics page, which tells the block size, comes within this
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.decide.arms import slices
+from router.scheduling.experiments.policy_set import slices
 from tests.e2e.chats import PATH, beside
 from tests.e2e.conftest import MODEL, WARM, Doors, Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually

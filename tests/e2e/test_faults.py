@@ -21,11 +21,10 @@ import httpx
 import pytest
 
 from router.config.schema import Limits
-from router.emulate.options import EngineOptions
-from router.emulate.supervise import EmbeddedFleet, Member
-from router.fleet.instances import State
+from router.fleet.instance import State, Target
 from router.fleet.load import Books
-from router.fleet.target import Target
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.supervisor import EmbeddedFleet, Member
 from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promises
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.tokens.takers import TRIAL_TEXT
+from router.backends.token_ids.support import TRIAL_TEXT
 from tests.e2e.chats import PATH, Said, ask, beside, chats, crowd
 from tests.e2e.conftest import MODEL, TOKENIZER, Json, Router
 from tests.e2e.test_pairs import alone, fleet, text_of

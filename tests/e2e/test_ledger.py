@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from router.ledger.logged import Logged
-from router.ledger.reading import Bad, files_of, read
-from router.replay.command import replay
+from router.cli.replay.command import replay
+from router.telemetry.decision_log.format import Logged
+from router.telemetry.decision_log.reader import Bad, files_of, read
 from tests.e2e.chats import PATH, Chat, ask, beside
 from tests.e2e.conftest import MODEL, ROOT, WARM, Doors, Json, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from router.fleet.instances import State
+from router.fleet.instance import State
 from tests.e2e.chats import PATH, Chat, ask, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, TOKENIZER, WARM, Json, Router, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually

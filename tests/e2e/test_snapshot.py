@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.blocks.saved import SavedIndex
-from router.feeds.snapshot import load
+from router.kvcache.snapshot_format import SavedIndex
+from router.kvcache.snapshots import load
 from tests.e2e.chats import Chat, ask
 from tests.e2e.conftest import Doors, Json
 from tests.fakes.engines import engine, eventually

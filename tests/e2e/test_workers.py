@@ -11,8 +11,8 @@ import sys
 import httpx
 import pytest
 
-from router.ledger.logged import Logged
-from router.ledger.reading import Bad, files_of, read
+from router.telemetry.decision_log.format import Logged
+from router.telemetry.decision_log.reader import Bad, files_of, read
 from tests.e2e.chats import Chat, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, Json, RouterProcess
 from tests.e2e.test_lifecycle import command

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from router.blocks.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
-from router.blocks.keys import Keyring
-from router.blocks.known import Known
+from router.kvcache.block_keys import Keyring
+from router.kvcache.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
+from router.kvcache.tokenized_prompt import Known
 
 RING = Keyring(1)
 

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from router.clock import SystemClock
-from router.emulate.calls import Call
-from router.emulate.options import EngineOptions
-from router.emulate.server import Server
-from router.emulate.supervise import EmbeddedFleet, Member
-from router.sim.interface import Gauges
+from router.testbed.emulator.http_exchange import Call
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.server import Server
+from router.testbed.emulator.supervisor import EmbeddedFleet, Member
+from router.testbed.simulator.engine_types import Gauges
 
 INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, "answer_tokens": 16}
 

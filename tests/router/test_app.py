@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from router.app import App
-from router.blocks.keys import Keyring
-from router.blocks.saved import SavedIndex
-from router.building import build_core, build_tokens, built_policies, discoveries, secret_of
+from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery.static import StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
-from router.decide.arms import Regime
-from router.discovery.file import FileDiscovery
-from router.discovery.static import StaticDiscovery
-from router.engines.base import Card
 from router.errors import ConfigError
-from router.proxy.upstream import Upstreams
+from router.fleet.engine_facts import Card
+from router.kvcache.block_keys import Keyring
+from router.kvcache.snapshot_format import SavedIndex
+from router.proxy.upstreams import Upstreams
+from router.scheduling.experiments.policy_set import Regime
+from router.wiring import build_core, build_tokens, built_policies, discoveries, secret_of
 from tests.fakes.engines import eventually
+from tests.paths import TOKENIZER
 
 RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
-TOKENIZER = str(Path(__file__).parents[2] / "router/emulate/data")
 CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
 
 

@@ -6,7 +6,7 @@ import inspect
 
 from router import errors
 from router.errors import ConfigError, Refused, TooBusy, WarmrouteError
-from router.ledger.prometheus import REASONS
+from router.telemetry.metrics.prometheus import REASONS
 
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, WarmrouteError)]
 REFUSALS = [kind for kind in KINDS if issubclass(kind, Refused) and kind is not Refused]

@@ -29,8 +29,8 @@ scorers:
 
 DECISION = """\
 from pathlib import Path
-from router.config.read import read_any
-from router.decide.policy import build_policy
+from router.config.reader import read_any
+from router.scheduling.policy.policy import build_policy
 from tests.suites.views import a_load, a_row, a_view
 
 pair = [a_row("pair", load=a_load(requests=40), rank=rank) for rank in (0, 1)]

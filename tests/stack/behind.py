@@ -21,7 +21,6 @@ from tests.stack.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Json
 from tests.stack.children import Child, until
 from tests.stack.engines import MODEL, Engine
 
-ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
 HEARD_S = 15.0
 LISTENING = re.compile(r"listening on \S+:(\d+), admin on \S+:(\d+)\n")

@@ -15,9 +15,9 @@ import httpx
 import msgspec
 import zmq
 
-from router.config.stack import Stack
-from router.stack.install import Models
-from router.stack.supervise import RunningStack
+from router.config.sections.local_stack import Stack
+from router.testbed.local_stack.install import Models
+from router.testbed.local_stack.supervisor import RunningStack
 
 MODEL, ADAPTER = "tiny", "lora"
 BLOCK_TOKENS = 128

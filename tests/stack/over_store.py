@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from router.blocks.engine_hashes import Adapter, EngineChain
-from router.config.pool import PoolModel
-from router.drive.counters import EngineCounts, Page
-from router.pool.keys import KeyForm
-from router.stack.commands import HASH_ALGO
-from router.stack.install import Models
-from router.stack.supervise import RunningStack
+from router.backends.mooncake.keys import KeyForm
+from router.config.sections.kv_store import PoolModel
+from router.kvcache.engine_hashes import Adapter, EngineChain
+from router.testbed.bench.engine_counters import EngineCounts, Page
+from router.testbed.local_stack.commands import HASH_ALGO
+from router.testbed.local_stack.install import Models
+from router.testbed.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind
 from tests.stack.bodies import Json
 from tests.stack.children import until

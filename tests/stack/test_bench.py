@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.stack.install import Models
+from router.testbed.local_stack.install import Models
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.stack
 
-ROOT = Path(__file__).parents[2]
 DONE_S = 240.0
 
 

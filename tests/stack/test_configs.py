@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.stack.install import stack_venv
+from router.testbed.local_stack.install import stack_venv
+from tests.paths import CONFIGS
 
 pytestmark = pytest.mark.stack
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "mooncake"
-TRANSFER = sorted(CONFIGS.glob("*.kv-transfer.json"))
-CLIENTS = sorted(set(CONFIGS.glob("*.json")) - set(TRANSFER))
+MOONCAKE = CONFIGS / "mooncake"
+TRANSFER = sorted(MOONCAKE.glob("*.kv-transfer.json"))
+CLIENTS = sorted(set(MOONCAKE.glob("*.json")) - set(TRANSFER))
 
 READ = """
 import dataclasses, json, sys
@@ -78,7 +78,7 @@ def test_mooncake_clients_are_vllm_s() -> None:
 
 def test_lmcache_s_file_is_lmcache_s() -> None:
     """By its reader of configurations. What it does with them needs a GPU, and is not run here."""
-    seen = read(READ_LMCACHE, str(CONFIGS / "lmcache.yaml"))["lmcache"]
+    seen = read(READ_LMCACHE, str(MOONCAKE / "lmcache.yaml"))["lmcache"]
     assert (seen["url"], seen["chunk"]) == ("mooncakestore://mooncake-master:50051/", 256)
     assert seen["algo"] == "sha256_cbor"
     assert (seen["store"]["protocol"], seen["store"]["global_segment_size"]) == ("rdma", 0)

@@ -1,8 +1,9 @@
 """What we make of a request's body, token by token, against what a real engine makes of it.
 
 The engine's render endpoints say how it reads each body. Our own reading (`router/prompt`), rendering and tokenising
-(`router/tokens`) must give the same ids; so must the engine's `/tokenize` when it gets the fields that our fallback
-sends. Here a wrong conversion shows with its body's name; in `test_predictions.py` it would only be a missing hit.
+(`router/prompt/tokenization`) must give the same ids; so must the engine's `/tokenize` when it gets the
+fields that our fallback sends. Here a wrong conversion shows with its body's name; in `test_predictions.py` it
+would only be a missing hit.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from router.config.schema import TokenizerSource
+from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, Text
-from router.prompt.read import ReadOptions, read_prompt
-from router.tokens.local import Local, load
+from router.prompt.tokenization.local_tokenizer import Local, load
 from tests.stack.bodies import ALL, Body
 from tests.stack.engines import Engine
 

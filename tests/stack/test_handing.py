@@ -112,7 +112,7 @@ def test_a_prompt_beyond_the_context_is_refused_in_the_engine_s_words(taking: Be
 
 
 def test_an_engine_refuses_ids_that_are_none_of_its_own_by_the_parameter_s_name(engines: list[Engine]) -> None:
-    """What `engines/vllm/handing.py` goes by."""
+    """What `backends/vllm/token_ids.py` goes by."""
     body = {"model": MODEL, "messages": [HELLO], "kv_transfer_params": {"prompt_token_ids": [10**8]}}
     answer = engines[0].http.post(CHAT, json=body)
     assert answer.status_code == 400

@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.stack.install import Models
-from router.stack.ports import free_port
-from router.stack.supervise import RunningStack
-from router.stack.transfer import decode, prefill
+from router.testbed.local_stack.install import Models
+from router.testbed.local_stack.kv_transfer_config import decode, prefill
+from router.testbed.local_stack.ports import free_port
+from router.testbed.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
 from tests.stack.bodies import CHAT, COMPLETIONS, Json
 from tests.stack.children import until

@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from router.blocks.engine_hashes import EngineChain
-from router.blocks.events import Stored, Tier
-from router.blocks.keys import Keyring
-from router.blocks.known import Known, Origin
+from router.backends.mooncake.client import MooncakePool
+from router.backends.mooncake.keys import KeyForm
 from router.clock import SystemClock
-from router.config import pool as config
-from router.pool.keys import KeyForm
-from router.pool.mooncake import MooncakePool
-from router.proxy.upstream import Upstreams
-from router.stack.install import stack_venv
-from router.stack.ports import free_port
+from router.config.sections import kv_store
+from router.kvcache.block_keys import Keyring
+from router.kvcache.engine_hashes import EngineChain
+from router.kvcache.events import Stored, Tier
+from router.kvcache.tokenized_prompt import Known, Origin
+from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
+from router.testbed.local_stack.install import stack_venv
+from router.testbed.local_stack.ports import free_port
 
 pytestmark = pytest.mark.stack
 
 BLOCK = 16
 LEASE_MS = 1000
 CHAIN = EngineChain("sha256_cbor")
-FORM = KeyForm(config.PoolModel(), "tiny")
+FORM = KeyForm(kv_store.PoolModel(), "tiny")
 ORIGIN = Origin("tiny", "/models/tiny", None, None)
 CLIENT = Path(__file__).with_name("pool_client.py")
 
@@ -104,7 +104,7 @@ class Scene:
             "ttl_ms": 1,
             "health_interval_s": 0.1,
         }
-        pool = config.Pool.model_validate(settings)
+        pool = kv_store.Pool.model_validate(settings)
         self.pool = MooncakePool(pool, ["master"], upstreams.fetch, Tasks("pool"), SystemClock())
 
     def client(self, memory_bytes: int) -> Client:

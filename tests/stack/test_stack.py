@@ -15,13 +15,13 @@ import httpx
 import pytest
 import yaml
 
-from router.stack.install import Models
-from router.stack.ports import free_port
+from router.testbed.local_stack.install import Models
+from router.testbed.local_stack.ports import free_port
+from tests.paths import ROOT
 from tests.stack.children import Child, until
 
 pytestmark = pytest.mark.stack
 
-ROOT = Path(__file__).parents[2]
 READY_S = 150.0
 BLOCK_TOKENS = 128
 PROMPT = [1000 + i % 2000 for i in range(6 * BLOCK_TOKENS + 5)]

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import pytest
 
+from router.backends.discovery.base import Discovery
 from router.config.schema import Instance
-from router.discovery.base import Discovery
 
 DEADLINE_S = 5.0
 

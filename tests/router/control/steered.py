@@ -8,21 +8,21 @@ from typing import Any
 
 import yaml
 
-from router.blocks.expected import Approximate, Expected
-from router.blocks.index import Index
-from router.blocks.knowledge import Knowledge
 from router.clock import Clock, ManualClock
 from router.config import schema
-from router.config.experiment import Experiment
+from router.config.sections.experiment import Experiment
 from router.control.control import Control
-from router.core import Core
-from router.decide.arms import Regime
-from router.decide.desk import Desk
-from router.decide.policy import build_policy
-from router.decide.record import Attempt, Record, Stages
-from router.fleet.instances import Fleet
-from router.ledger.audit import Audit
-from router.ledger.ring import Ring
+from router.fleet.fleet import Fleet
+from router.kvcache.index import Index
+from router.kvcache.indexer import Knowledge
+from router.kvcache.speculative import Approximate, Expected
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import Attempt, Record, Stages
+from router.scheduling.scheduler import Core
+from router.scheduling.selector import Desk
+from router.telemetry.audit_log import Audit
+from router.telemetry.recent_records import Ring
 from scorers.contract import View
 from tests.fakes.caches import RING
 from tests.suites.views import a_load, a_row, a_view, an_overlap

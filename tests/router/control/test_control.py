@@ -9,9 +9,9 @@ import pytest
 
 from router.clock import SystemClock
 from router.control.control import Conflict
-from router.decide.findings import Finding
 from router.errors import ConfigError, NotFound
-from router.ledger.audit import Audit
+from router.scheduling.experiments.results import Finding
+from router.telemetry.audit_log import Audit
 from tests.router.control.steered import (
     BROKEN,
     EXPERIMENT,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.control import proposals
 from router.control.proposals import Said
-from router.decide.arms import Regime
-from router.decide.policy import build_policy
 from router.errors import ConfigError
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
 from scorers.registry import installed
 from tests.router.control.steered import TEXTS, experiment, spec
 

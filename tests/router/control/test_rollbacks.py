@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from router.control.rollbacks import Rollbacks, fingerprint, in_force
-from router.decide.arms import Regime
-from router.decide.policy import build_policy
-from router.ledger.audit import Entry
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.telemetry.audit_log import Entry
 from tests.router.control.steered import TEXTS, experiment, spec
 
 POLICIES = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from router.engines.base import Gauges
+from router.fleet.engine_facts import Gauges
 from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs
 from scorers.contract import Speed
 

@@ -13,26 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
-from router.config.doors import Listen, Tls
+from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
 from router.config.schema import Limits
-from router.engines.vllm.disagg import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
+from router.config.sections.listeners import Listen, Tls
 from router.errors import Refused
-from router.lobby.lobby import Lobby
 from router.prompt.prompt import Endpoint
 from router.proxy.call import Call, ClientGone
+from router.proxy.disaggregated import Prefill, Prefilled, relay_after, relay_beside
 from router.proxy.headers import HeaderRules
-from router.proxy.legs import Prefill, Prefilled, relay_after, relay_beside
+from router.proxy.listener import Listener, serve_config
 from router.proxy.relay import End, Outgoing, relay
-from router.proxy.upstream import Question, Upstreams
-from router.web.listener import Listener, serve_config
+from router.proxy.upstreams import Question, Upstreams
+from router.request.concurrency import Lobby
 
 PATIENCE_S = 5.0
-
-
-def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
-    return {"uvloop": uvloop.new_event_loop}
 
 
 class Peer:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
-from router.proxy.connection import Trouble
+from router.proxy.engine_connection import Trouble
 from router.proxy.relay import Broken, Deadline, Finished, NotStarted
 
 POST = b"POST /v1/completions?a=b%20c HTTP/1.1\r\nHost: router\r\nContent-Length: 2\r\n\r\n{}"

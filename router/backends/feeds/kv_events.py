@@ -1,0 +1,209 @@
+"""Follows the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1, 2.9).
+
+    SUB  --- message ----> decode ---> hearing.heard ----------+
+    its monitor: connected ----------> hearing.stream_connected +--> "replay from n, please" or None
+    DEALER, one per replay -> decode -> hearing.replayed        |
+            end marker or time out ---> hearing.replay_ended ---+
+
+What batches mean, what is missing and when to replay is the hearing's to say; here are only sockets. A replay has its
+own socket, closed with it: the engine's ROUTER drops silently what a slow reader does not take, so nothing here limits
+what may pile up, and whatever is missing all the same is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from router.backends.feeds.zmq_reader import Pump, Reader
+from router.backends.vllm.kv_events import Malformed, ReplayEnd, decode, decode_replay
+from router.clock import Clock
+from router.fleet.engine_facts import EventEndpoint
+from router.kvcache.events import Batch, TargetId
+from router.tasks import Tasks
+
+log = logging.getLogger("warmroute.feeds.kv_events")
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+SOCKETS = 16_384  # two per rank, one per running replay
+SUB_OPTIONS = {
+    zmq.RCVHWM: 100_000,  # as the engine's own; what is dropped shows as a gap
+    zmq.MAXMSGSIZE: 64 * 1024 * 1024,
+    zmq.RECONNECT_IVL: 100,  # ms, growing up to:
+    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.HEARTBEAT_IVL: 5_000,  # a host that vanished closes no connection
+    zmq.HEARTBEAT_TIMEOUT: 15_000,
+    zmq.LINGER: 0,
+}
+REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT_IVL: 100, zmq.LINGER: 0}
+
+
+class Hearing(Protocol):
+    """Who listens. An int answer asks for a replay from that sequence number; replays of one target never overlap."""
+
+    def stream_connected(self, target: TargetId) -> int | None:
+        """The first time, or again: the process behind may be another."""
+
+    def heard(self, target: TargetId, batch: Batch) -> int | None: ...
+
+    def replayed(self, target: TargetId, batch: Batch) -> None: ...
+
+    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+        """`complete`: with the engine's end marker, and in time."""
+
+    def malformed(self, target: TargetId, reason: str) -> None: ...
+
+
+class KvEvents:
+    """All streams of all targets, on the event loop that runs at the first `follow`."""
+
+    def __init__(self, hearing: Hearing, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
+        self._hearing = hearing
+        self._replay_timeout_s = replay_timeout_s
+        self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS)
+        self._tasks = tasks
+        self._pump = Pump(clock)
+        self._pumping: asyncio.Task[None] | None = None
+        self._streams: dict[TargetId, _Stream] = {}
+
+    def follow(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
+        """Starts to listen to `target` at `source`, in place of where it was listened to (`host_cpu`: see `decode`)."""
+        self.drop(target)
+        if self._pumping is None:
+            self._pumping = self._tasks.supervise("pump", self._pump.run)
+        try:
+            stream = self._streams[target] = _Stream(
+                target, source, host_cpu, self._context, self._pump, self._hearing, self._replay_timeout_s
+            )
+            stream.connect()
+        except zmq.ZMQError as trouble:
+            log.error("%s: cannot listen at %s: %s", target, source.endpoint, trouble)
+            self._hearing.malformed(target, "endpoint")
+            self.drop(target)
+
+    def drop(self, target: TargetId) -> None:
+        """Listens to `target` no more; no harm if it did not."""
+        if (stream := self._streams.pop(target, None)) is not None:
+            stream.close()
+
+    async def close(self) -> None:
+        for target in list(self._streams):
+            self.drop(target)
+        if self._pumping is not None:
+            self._pumping.cancel()
+            await asyncio.gather(self._pumping, return_exceptions=True)
+            self._pumping = None
+        self._context.destroy(linger=0)
+
+
+class _Stream:
+    """One rank's."""
+
+    def __init__(
+        self,
+        target: TargetId,
+        source: EventEndpoint,
+        host_cpu: bool,
+        context: Context,
+        pump: Pump,
+        hearing: Hearing,
+        timeout_s: float,
+    ) -> None:
+        self._target = target
+        self._source = source
+        self._host_cpu = host_cpu
+        self._context = context
+        self._pump = pump
+        self._hearing = hearing
+        self._replay_timeout_s = timeout_s
+        self._replay: _Replay | None = None
+        sub = _socket(context, zmq.SUB, SUB_OPTIONS)
+        self._monitor = Reader(pump, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
+        self._sub = Reader(pump, sub, self._take)
+
+    def connect(self) -> None:
+        """Only now, with the monitor in place: else the first connection could be missed."""
+        self._sub.socket.subscribe(self._source.topic)
+        self._sub.socket.connect(self._source.endpoint)
+
+    def close(self) -> None:
+        self._sub.socket.disable_monitor()
+        self._monitor.close()
+        self._sub.close()
+        if self._replay is not None:
+            self._replay.close()
+
+    def _take_monitored(self, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._start_replay(self._hearing.stream_connected(self._target))
+
+    def _take(self, frames: list[bytes]) -> None:
+        batch = decode(frames, host_cpu=self._host_cpu)
+        if isinstance(batch, Malformed):
+            self._hearing.malformed(self._target, batch.reason)
+        else:
+            self._start_replay(self._hearing.heard(self._target, batch))
+
+    def _take_replayed(self, frames: list[bytes]) -> None:
+        batch = decode_replay(frames, host_cpu=self._host_cpu)
+        if isinstance(batch, ReplayEnd):
+            self._end_replay(True)
+        elif isinstance(batch, Malformed):
+            self._hearing.malformed(self._target, batch.reason)
+        else:
+            self._hearing.replayed(self._target, batch)
+
+    def _start_replay(self, start_seq: int | None) -> None:
+        if start_seq is None or self._sub.closed:  # in answering, the hearing may have dropped us
+            return
+        if self._replay is not None:
+            self._replay.close()
+        self._replay = _Replay(self._replay_timeout_s, self._take_replayed, self._end_replay)
+        try:
+            self._replay.start(self._context, self._pump, self._source.replay_endpoint, start_seq)
+        except zmq.ZMQError as trouble:  # the time-out ends it
+            log.error("%s: cannot ask %s for a replay: %s", self._target, self._source.replay_endpoint, trouble)
+
+    def _end_replay(self, complete: bool) -> None:
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+        self._start_replay(self._hearing.replay_ended(self._target, complete))
+
+
+class _Replay:
+    """One request for past batches. `end` is called with False if it takes longer than `timeout_s`."""
+
+    def __init__(self, timeout_s: float, take: Callable[[list[bytes]], None], end: Callable[[bool], None]) -> None:
+        self._take = take
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, end, False)
+        self._reader: Reader | None = None
+
+    def start(self, context: Context, pump: Pump, endpoint: str | None, start_seq: int) -> None:
+        """Without an endpoint nothing will answer."""
+        if endpoint is not None:
+            self._reader = Reader(pump, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
+            self._reader.socket.connect(endpoint)
+            self._reader.socket.send_multipart([b"", start_seq.to_bytes(8, "big")], zmq.NOBLOCK)
+            self._reader.wake()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _socket(context: Context, kind: int, options: dict[zmq.SocketOption, int]) -> Socket:
+    """ZMQError: out of file descriptors."""
+    socket = context.socket(kind)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket

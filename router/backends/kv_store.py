@@ -1,0 +1,17 @@
+"""What the shared pool's room offers, whatever store lies behind it. Asked once per request, never from a scorer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.kvcache.tokenized_prompt import Known, Origin
+from scorers.contract import PoolHit
+
+
+class Pool(Protocol):
+    async def held(self, known: Known, origin: Origin) -> PoolHit | None:
+        """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
+
+        Never raises for trouble over there, and never waits for it longer than the configured deadline. Naming the
+        blocks comes before that, and costs what hashing a prompt costs that was never seen.
+        """

@@ -1,0 +1,104 @@
+"""Remembers the engine digest of blocks seen before, so that a conversation's next turn hashes only what is new in it.
+
+Our keys name whole prefixes, so one look finds the deepest block that is known. Forgetting is by generations: blocks
+go into the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves
+all its blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it
+knows is found by bisection: exact, and without touching 5,000 entries to say that they were used.
+
+Their bytes belong to the budget of all that is remembered of prompts, of which they take at most a quarter; the rest is
+the token ids'.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
+from router.kvcache.events import Key
+from router.kvcache.memory_budget import Budget
+
+_Flavour = tuple[EngineChain, Adapter | None]  # keys know neither the chain nor the adapter's path
+LARGEST_SHARE = 4  # a quarter of the budget
+DIGEST_BYTES = 150  # a slot of a dict, the key and 32 bytes, each an object
+
+_Generation = dict[_Flavour, dict[Key, Digest]]
+
+
+def budget_for(blocks: int) -> Budget:
+    """One in which there is room for so many."""
+    return Budget(blocks * DIGEST_BYTES * LARGEST_SHARE)
+
+
+class Digests:
+    """For all models together: keys of different models differ. Holds at most `limit_blocks`."""
+
+    def __init__(self, limit_blocks: int, budget: Budget) -> None:
+        self._budget = budget
+        self._half = min(limit_blocks, budget.limit_bytes // LARGEST_SHARE // DIGEST_BYTES) // 2
+        self._young: _Generation = {}
+        self._old: _Generation = {}
+        self._young_blocks = 0
+        self._old_blocks = 0
+
+    def __len__(self) -> int:
+        """Blocks remembered; one that is in both generations counts twice."""
+        return self._young_blocks + self._old_blocks
+
+    def remembered(self, chain: EngineChain, keys: Sequence[Key], adapter: Adapter | None = None) -> int:
+        """How many of the leading blocks in `keys` will not have to be hashed."""
+        flavour = (chain, adapter)
+        return max(_depth(generation.get(flavour, {}), keys) for generation in (self._young, self._old))
+
+    def of(
+        self,
+        chain: EngineChain,
+        keys: Sequence[Key],
+        token_ids: array[int],
+        block_tokens: int,
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+    ) -> list[Digest]:
+        """The digest of each block in `keys`, which are the keys of the leading blocks of `token_ids`."""
+        flavour = (chain, adapter)
+        known = _known(self._young.get(flavour, {}), keys)
+        young = len(known)
+        if young == len(keys):
+            return known
+        old = self._old.get(flavour, {})
+        known += map(old.__getitem__, keys[young : max(young, _depth(old, keys))])
+        new_ids = token_ids[len(known) * block_tokens : len(keys) * block_tokens]
+        digests = known + chain.chain(known[-1] if known else None, new_ids, block_tokens, adapter, salt)
+        self._remember(flavour, keys, digests, young)
+        return digests
+
+    def _remember(self, flavour: _Flavour, keys: Sequence[Key], digests: Sequence[Digest], young: int) -> None:
+        """Put them all into the young generation, which has the first `young` of them."""
+        count = min(len(keys), self._half)
+        if self._young_blocks + count - young > self._half:
+            self._budget.give(self._old_blocks * DIGEST_BYTES)
+            self._budget.evicted += self._old_blocks
+            self._old, self._old_blocks = self._young, self._young_blocks
+            self._young, self._young_blocks, young = {}, 0, 0
+        if count > young:
+            self._young.setdefault(flavour, {}).update(zip(keys[young:count], digests[young:count], strict=True))
+            self._young_blocks += count - young
+            self._budget.take((count - young) * DIGEST_BYTES)
+
+
+def _known(digests: Mapping[Key, Digest], keys: Sequence[Key]) -> list[Digest]:
+    return list(map(digests.__getitem__, keys[: _depth(digests, keys)]))
+
+
+def _depth(digests: Mapping[Key, Digest], keys: Sequence[Key]) -> int:
+    """How many leading keys it holds, given that it holds none whose predecessor it does not hold."""
+    if not keys or keys[0] not in digests:
+        return 0
+    low, high = 1, len(keys)  # the first `low` are there; more than `high` there are not
+    while low < high:
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] in digests:
+            low = middle
+        else:
+            high = middle - 1
+    return low

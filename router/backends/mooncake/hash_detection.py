@@ -1,0 +1,155 @@
+"""By which chain do the engines of a model really hash? Found by hashing what they say they stored, and comparing.
+
+Asking the pool by the wrong hashes finds nothing and looks like an empty pool, so nothing is believed before an engine
+announced a prompt's first block under just the hash that we make of it: 64 equal bits are a proof. Where the config
+leaves a parameter open, all usual values are tried; where it is explicit, they are tried too, to be able to say what
+is wrong and what to set. Engines that do not hash alike, at once or one after the other, take the proof away until
+`AGREE` first blocks in a row agree again. Pure: knows neither keys nor the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from router.config.sections.kv_store import HashAlgo, PoolModel
+from router.kvcache.engine_hashes import DEFAULT_SEED, EngineChain
+from router.kvcache.events import Stored
+
+State = Literal["waiting", "proved", "refuted"]
+
+AGREE = 4  # first blocks in a row that must agree after two did not
+SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # what PYTHONHASHSEED usually is
+
+
+class Calibration:
+    """Of one base model.
+
+    `chain` is what to hash by: proved; or, while `state` is "waiting", a guess: what is found by it is there, what is
+    not found may be there under other names. None: nobody can say, and the pool's content is unknown. `trouble` is one
+    line for the operator: what differs, and what to set.
+    """
+
+    def __init__(self, name: str, config: PoolModel) -> None:
+        """`name` as in the config's `pool.models`."""
+        self._where = f"pool.models.{name}"
+        self._config = config
+        self._candidates = list(_candidates(config))
+        self._fitting: list[EngineChain] = []  # of them, those that all events fit since they last disagreed
+        self._block_tokens: int | None = None  # of those events; None: there was none
+        self._before = ""  # how they hashed before they disagreed
+        self._doubts = 0  # events that must still agree
+        self.state: State = "waiting"
+        self.chain = EngineChain.of(
+            "sha256" if config.hash_algo == "auto" else config.hash_algo, config.hash_seed, config.extra_keys != "bare"
+        )
+        self.trouble: str | None = None
+        if self.chain is None:
+            self.trouble = (
+                f"{self._where}.hash_seed: is needed with {config.hash_algo}, by which each engine otherwise hashes "
+                "from random bytes: start the engines with PYTHONHASHSEED=0, and set it to '0'"
+            )
+
+    def witness(self, event: Stored) -> None:
+        """An engine of this model stored blocks from token 0 on, with any adapter or salt. A few us in the long run."""
+        if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
+            return  # the event does not tell all that was hashed: an adapter's path, media
+        alike = self._block_tokens in (None, event.block_tokens)
+        fitting = [chain for chain in self._fitting if alike and _fits(chain, event)]
+        if fitting:
+            if fitting == self._fitting and not self._doubts:
+                return
+            self._doubts = max(0, self._doubts - 1)
+        else:
+            if self._block_tokens is not None:
+                self._before, self._doubts = self._how(), AGREE
+            fitting = [chain for chain in self._candidates if _fits(chain, event)]
+        self._fitting, self._block_tokens = fitting, event.block_tokens
+        self._judge()
+
+    def _judge(self) -> None:
+        self.trouble = self._wrong_size() or self._unknown() or self._wrong_config() or self._disagreement()
+        self.state = "proved" if self.trouble is None else "refuted"
+        allowed = (chain for chain in self._fitting if not self._complaints(chain))
+        self.chain = next(allowed) if self.trouble is None else None
+
+    def _wrong_size(self) -> str | None:
+        configured = self._config.block_tokens
+        if configured in (None, self._block_tokens):
+            return None
+        return (
+            f"{self._where}.block_tokens: {configured}, but the engines store blocks of {self._block_tokens} tokens: "
+            f"set it to {self._block_tokens}, or start the engines with --block-size {configured}"
+        )
+
+    def _unknown(self) -> str | None:
+        if self._fitting:
+            return None
+        tried = ", ".join(sorted({chain.seed for chain in self._candidates} - {DEFAULT_SEED}))
+        return (
+            f"{self._where}.hash_seed: the engines' block hashes fit no known algorithm, neither without "
+            f"PYTHONHASHSEED nor with {tried}: set it to the engines' PYTHONHASHSEED (xxhash and vLLM before 0.29 need "
+            "one that is the same on all)"
+        )
+
+    def _wrong_config(self) -> str | None:
+        nearest = min(map(self._complaints, self._fitting), key=len)
+        return "; ".join(nearest) or None
+
+    def _disagreement(self) -> str | None:
+        if not self._doubts:
+            return None
+        return (
+            f"{self._where}: the engines do not hash alike ({self._how()}; before that {self._before}) and cannot "
+            "share the pool: start all with the same --prefix-caching-hash-algo, PYTHONHASHSEED, --block-size and "
+            "version"
+        )
+
+    def _complaints(self, chain: EngineChain) -> list[str]:
+        """What the config says otherwise than the engines, if this is their chain."""
+        config, complaints = self._config, []
+        if config.hash_algo not in ("auto", chain.algo):
+            complaints.append(
+                f"{self._where}.hash_algo: {config.hash_algo}, but the engines hash by {chain.algo}: set it, or start "
+                f"the engines with --prefix-caching-hash-algo {config.hash_algo}"
+            )
+        if config.hash_seed not in (None, chain.seed):
+            leave_out = "leave it out" if chain.seed == DEFAULT_SEED else f"set it to '{chain.seed}'"
+            complaints.append(
+                f"{self._where}.hash_seed: '{config.hash_seed}', but the engines hash {_seeded(chain)}: {leave_out}, "
+                f"or start the engines with PYTHONHASHSEED={config.hash_seed}"
+            )
+        salts, version = ("tagged", "0.31 or newer") if chain.tagged else ("bare", "before 0.31")
+        if config.extra_keys not in ("auto", salts):
+            complaints.append(
+                f"{self._where}.extra_keys: {config.extra_keys}, but the engines hash salts {salts} (vLLM {version}): "
+                f"set it to {salts}"
+            )
+        return complaints
+
+    def _how(self) -> str:
+        """How the engines hash, as far as it is known."""
+        if not self._fitting:
+            return "in an unknown way"
+        chain, blocks = self._fitting[0], f"blocks of {self._block_tokens} tokens"
+        salts = "" if len(self._fitting) > 1 else ", salts tagged" if chain.tagged else ", salts bare"
+        return f"{blocks} by {chain.algo} {_seeded(chain)}{salts}"
+
+
+def _candidates(config: PoolModel) -> Iterator[EngineChain]:
+    """The configured ones and the likeliest first."""
+    algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
+    for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
+        for algo in algos:
+            for tagged in (True, False):
+                if (chain := EngineChain.of(algo, seed, tagged)) is not None:
+                    yield chain
+
+
+def _fits(chain: EngineChain, event: Stored) -> bool:
+    first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
+    return [chain.label(digest) for digest in first] == event.hashes[:1]
+
+
+def _seeded(chain: EngineChain) -> str:
+    return "without PYTHONHASHSEED" if chain.seed == DEFAULT_SEED else f"with PYTHONHASHSEED={chain.seed}"

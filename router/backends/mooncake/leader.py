@@ -1,0 +1,112 @@
+"""Which of the Mooncake masters leads: the only one that knows what the pool holds.
+
+    GET /health of all, every `interval_s`  ->  {"role": "leader", "service_ready": true, ...}
+
+A question that finds the leader gone or no longer leading says so (`lost`): from then on there is none, whoever wants
+to know something of the pool gets "unknown" at once, and the next look, which brings the recovery or the successor,
+comes right away. Between elections there may be nobody, and after a split two who claim it: whom we follow is followed
+while it claims to lead, or else the first in the configured order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from router.backends.fetch import Answer, Fetch
+from router.clock import Clock
+from router.tasks import Tasks
+
+SHORTEST_PAUSE_S = 0.1  # between two looks, however often a leader is lost
+
+
+class MasterState(NamedTuple):
+    """One master at the last look."""
+
+    instance: str
+    leads: bool
+    trouble: str | None  # why it does not; None also for one that only stands by
+    looked_at: float
+
+
+class _Health(msgspec.Struct):
+    role: str = "leader"
+    service_ready: bool = True
+
+
+class Leader:
+    """`masters`: their names to `fetch`, in the configured order. `changed` is called whenever one begins to lead."""
+
+    def __init__(
+        self,
+        masters: Sequence[str],
+        interval_s: float,
+        fetch: Fetch,
+        tasks: Tasks,
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        self.current: str | None = None
+        self.masters: tuple[MasterState, ...] = ()
+        self._names = masters
+        self._interval_s = interval_s
+        self._fetch = fetch
+        self._tasks = tasks
+        self._clock = clock
+        self._changed = changed
+        self._look_now = asyncio.Event()
+
+    def start(self) -> None:
+        self._tasks.supervise("leader", self._run)
+
+    def lost(self, instance: str) -> None:
+        """`instance` was asked as the leader and is gone, silent, or not the leader."""
+        if self.current == instance:
+            self.current = None
+            self._look_now.set()
+
+    async def look(self) -> None:
+        """Ask every master once."""
+        self.masters = tuple(await asyncio.gather(*map(self._visit, self._names)))
+        leading = [master.instance for master in self.masters if master.leads]
+        if self.current in leading:
+            return
+        self.current = leading[0] if leading else None
+        if self.current is not None:
+            self._changed()
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(min(SHORTEST_PAUSE_S, self._interval_s))
+            try:
+                async with asyncio.timeout(max(0.0, self._interval_s - SHORTEST_PAUSE_S)):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+
+    async def _visit(self, instance: str) -> MasterState:
+        answer = await self._fetch(instance, "GET", "/health", timeout_s=self._interval_s)
+        leads, trouble = _read(answer)
+        return MasterState(instance, leads, trouble, self._clock.now())
+
+
+def _read(answer: Answer | None) -> tuple[bool, str | None]:
+    """Whether it leads, and what is wrong if something is."""
+    if answer is None:
+        return False, "GET /health: no answer"
+    if answer.status != 200:
+        return False, f"GET /health: {answer.status}"
+    if answer.body.strip() == b"OK":  # as documented for masters without high availability
+        return True, None
+    try:
+        health = msgspec.json.decode(answer.body, type=_Health)
+    except msgspec.DecodeError as error:
+        return False, f"GET /health: {error}"
+    if health.role == "leader" and not health.service_ready:
+        return False, "leads, but does not serve yet"
+    return health.role == "leader", None

@@ -1,0 +1,123 @@
+"""`warmroute load` as a command: the endpoint is looked at, the sessions are shared out, and what came of it is shown.
+
+The workload comes ready made: where its preset or file is read is somebody else's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from router.cli.load.chart import loaded_chart
+from router.cli.load.table import loaded_remarks, loaded_table
+from router.cli.terminal.drawing import require_for
+from router.cli.terminal.interrupt import cancellable
+from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
+from router.clock import Clock, SystemClock
+from router.errors import WarmrouteError
+from router.testbed.loadgen.calibration import first_model, tokens_per_word
+from router.testbed.loadgen.client import Client
+from router.testbed.loadgen.conversations import Prompts
+from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.processes import together
+from router.testbed.loadgen.report import Loaded, loaded_json
+from router.testbed.loadgen.sharding import shares
+from router.testbed.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command was told, beside the workload."""
+
+    url: str
+    model: str | None = None  # None: the first one that the endpoint names
+    api_key: str | None = None
+    at_once: int | None = None  # agents of a closed loop; None: an open one
+    duration_s: float | None = None  # nothing new is sent after it
+    processes: int = 2
+    prompts: Prompts = "text"
+    text_seed: int = 1
+    json: Path | None = None
+    chart: Path | None = None
+
+
+class NothingAnswered(WarmrouteError):
+    """Every request of a load failed; the report says how."""
+
+
+async def run_load(
+    asked: Asked, workload: Workload, clock: Clock | None = None, console: Console | None = None
+) -> bool:
+    """Shows a table, and writes what was asked for. False: interrupted, and so only a part.
+
+    Raises NoEndpoint, NoClients, NothingAnswered, and WarmrouteError for a file that cannot be written.
+    """
+    clock, console = clock or SystemClock(), console or readable_console()
+    if asked.chart is not None:
+        require_for(asked.chart)
+    loaded = await _begun(asked, workload, clock)
+    with progress_bar(console) as progress, cancellable(loaded):
+        bar = progress.add_task("requests", total=workload.turns)
+
+        def tell(sent: Sent) -> None:
+            loaded.sent.append(sent)
+            failed = f" ({sum(loaded.failures.values())} failed)" if sent.failure is not None else None
+            progress.update(bar, completed=len(loaded.sent), description=failed and f"requests{failed}")
+
+        loaded.troubles = await together(_jobs(asked, loaded), clock, tell)
+    _report(asked, loaded, clock, console)
+    if loaded.sent and not loaded.answered:
+        raise NothingAnswered("nothing was answered")
+    return not loaded.interrupted
+
+
+async def _begun(asked: Asked, workload: Workload, clock: Clock) -> Loaded:
+    """An empty report, once the endpoint is known."""
+    model = asked.model or await first_model(asked.url, asked.api_key)
+    per_word = None
+    if asked.prompts == "text":
+        async with Client(asked.url, model, clock, asked.api_key) as client:
+            per_word = await tokens_per_word(client, asked.text_seed)
+    return Loaded(
+        url=asked.url,
+        model=model,
+        workload=workload,
+        prompts=asked.prompts,
+        text_seed=asked.text_seed,
+        at_once=asked.at_once,
+        processes=asked.processes,
+        tokens_per_word=per_word,
+    )
+
+
+def _jobs(asked: Asked, loaded: Loaded) -> list[Job]:
+    workload = loaded.workload
+    return [
+        Job(
+            url=loaded.url,
+            model=loaded.model,
+            api_key=asked.api_key,
+            name=f"{workload.name}-{loaded.text_seed}",
+            text_seed=loaded.text_seed,
+            prompts=asked.prompts,
+            tokens_per_word=loaded.tokens_per_word or 1.0,
+            at_once=share.at_once,
+            until_s=asked.duration_s,
+            sessions=share.sessions,
+        )
+        for share in shares(workload.sessions, asked.at_once, asked.processes)
+    ]
+
+
+def _report(asked: Asked, loaded: Loaded, clock: Clock, console: Console) -> None:
+    console.print(loaded_table(loaded))
+    for line in loaded_remarks(loaded):
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
+    when = when_of(clock)
+    if asked.json is not None:
+        write_json(console, asked.json, loaded_json(loaded, versions(), when))
+    if asked.chart is not None and loaded.answered:
+        loaded_chart(loaded, versions(), when, asked.chart)
+        console.print(f"written: {asked.chart}", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""A comparison as charts: how TTFT grows with load, hits with the fleet, and how many requests are served well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from router.cli.simulate.plots import Bar, Bars, Line, Lines, bar_chart, line_chart
+from router.testbed.simulator.outcome import Figures
+from router.testbed.sweep.columns import Value, over_seeds, percent
+from router.testbed.sweep.comparison import Capacity, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOADS = {
+    "rate": "requests per second that come",
+    "rho": "rho: what comes / what the fleet could do without caches",
+    "sessions": "sessions per instance",
+}
+SHORT = {"rate": "requests per second", "rho": "rho", "sessions": "sessions per instance"}
+HITS = "% of prompt tokens from a cache"
+
+Panel = Callable[[Table], str]
+Of = Callable[[Figures], float | None]
+
+
+def all_of(tables: Sequence[Table], capacities: Sequence[Capacity]) -> dict[str, Figure]:
+    """By the name of its file, without suffix. Empty where nothing was found."""
+    if tables:
+        return {"ttft": _ttft(tables), "hits": _hits(tables), "capacity": _good(tables)}
+    return {"capacity": _capacities(capacities)} if capacities else {}
+
+
+def _ttft(tables: Sequence[Table]) -> Figure:
+    def p90(own: Figures) -> float | None:
+        return own.ttft_p90_s
+
+    loads = {table.situation.load for table in tables}
+    if len(loads) > 1:
+        lines = _lines(tables, _fleet, lambda table: table.situation.load.value, p90)
+        across = LOADS[tables[0].situation.load.kind]
+        return line_chart("Time to first token, 90th percentile", "seconds", across, lines, logarithmic=True)
+    bars = _bars(tables, _fleet, p90, 2)
+    return bar_chart(f"Time to first token, 90th percentile, {loads.pop()}", "seconds", bars)
+
+
+def _hits(tables: Sequence[Table]) -> Figure:
+    def hit(own: Figures) -> float | None:
+        return percent(own.hit_share)
+
+    if len({table.situation.fleet.instances for table in tables}) > 1:
+        lines = _lines(tables, _all_but_size, lambda table: float(table.situation.fleet.instances), hit)
+        return line_chart("Hits over the fleet's size", HITS, "instances", lines)
+    return bar_chart("Hits", HITS, _bars(tables, lambda table: str(table.situation), hit, 1))
+
+
+def _good(tables: Sequence[Table]) -> Figure:
+    """Each policy at the load at which it serves most requests well."""
+    several = len({table.situation.load for table in tables}) > 1
+    best: dict[str, dict[str, Bar]] = {}
+    for table in tables:
+        panel = best.setdefault(_fleet(table), {})
+        at = f" at {table.situation.load.value:,.3g}" if several else ""
+        for bar in _of_table(table, lambda own: own.good_per_s, 2):
+            before = panel.get(bar.policy)
+            if before is None or _mean(bar) > _mean(before):
+                panel[bar.policy] = bar._replace(said=bar.said + at)
+    title = "Requests within both limits"
+    if several:
+        title += f", at the best load ({SHORT[tables[0].situation.load.kind]})"
+    return bar_chart(title, "requests per second", {name: list(bars.values()) for name, bars in best.items()})
+
+
+def _capacities(capacities: Sequence[Capacity]) -> Figure:
+    bars: dict[str, list[Bar]] = {}
+    for one in capacities:
+        said = "none" if one.load is None else f"{'' if one.bounded else 'at least '}{one.load.shown(2)}"
+        bars.setdefault(str(one.fleet), []).append(Bar(one.policy, one.load, said))
+    return bar_chart("Capacity: the highest load that is served well", SHORT[capacities[0].kind], bars)
+
+
+def _lines(tables: Iterable[Table], panel: Panel, at: Callable[[Table], float], of: Of) -> Lines:
+    """A point that a seed lacks is left out."""
+    found: dict[str, dict[str, list[tuple[float, Value]]]] = {}
+    for table in tables:
+        for bar in _of_table(table, of, 0):
+            if bar.value is not None:
+                found.setdefault(panel(table), {}).setdefault(bar.policy, []).append((at(table), bar.value))
+    return {
+        name: [Line(policy, tuple(sorted(points))) for policy, points in policies.items()]
+        for name, policies in found.items()
+    }
+
+
+def _bars(tables: Iterable[Table], panel: Panel, of: Of, digits: int) -> Bars:
+    return {panel(table): _of_table(table, of, digits) for table in tables}
+
+
+def _of_table(table: Table, of: Of, digits: int) -> list[Bar]:
+    values = [(row.policy, over_seeds([of(own) for own in row.seeds])) for row in table.rows]
+    return [Bar(policy, value, "none" if value is None else value.shown(digits)) for policy, value in values]
+
+
+def _mean(bar: Bar) -> float:
+    return -1.0 if bar.value is None else bar.value.mean
+
+
+def _fleet(table: Table) -> str:
+    return str(table.situation.fleet)
+
+
+def _all_but_size(table: Table) -> str:
+    return f"{table.situation.fleet.beside}, {table.situation.load}"

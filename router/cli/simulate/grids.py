@@ -1,0 +1,83 @@
+"""What was found as rows of text, the best of each column known: once for the terminal and once for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from router.testbed.sweep.cells import Failed
+from router.testbed.sweep.columns import MISSING, Column, Value, best_of, over_seeds, shown_columns
+from router.testbed.sweep.comparison import Capacity, Table
+
+LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
+
+
+class Entry(NamedTuple):
+    text: str
+    best: bool = False
+
+
+class Grid(NamedTuple):
+    """The first column names the rows, the others are figures."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def of_comparison(table: Table) -> Grid:
+    columns = shown_columns([own for row in table.rows for own in row.seeds])
+    values = [[over_seeds([column.of(own) for own in row.seeds]) for row in table.rows] for column in columns]
+    told = [_entries(column, own) for column, own in zip(columns, values, strict=True)]
+    names = [Entry(row.policy) for row in table.rows]
+    return _grid(str(table.situation), ["policy", *(column.head for column in columns)], [names, *told])
+
+
+def of_capacities(found: Sequence[Capacity]) -> list[Grid]:
+    """A grid per fleet."""
+    grids = []
+    for fleet, group in groupby(found, lambda one: one.fleet):
+        some = list(group)
+        loads = [one.load for one in some]
+        most = max((value.mean for value in loads if value is not None), default=0.0)
+        told = [
+            Entry(f"{'' if one.bounded else 'at least '}{_shown(one.load, 2)}", _is(one.load, most) and len(some) > 1)
+            for one in some
+        ]
+        ended = [Entry(_shown(one.requests_per_s, 2)) for one in some]
+        shares = [Entry(MISSING if one.share is None else f"{one.share.mean:.1%}") for one in some]
+        heads = ["policy", LOAD[some[0].kind], "requests/s end", "within limits"]
+        columns = [[Entry(one.policy) for one in some], told, ended, shares]
+        grids.append(_grid(f"Capacity of {fleet}", heads, columns))
+    return grids
+
+
+def remarks(failed: Sequence[Failed], interrupted: bool, seeds: int) -> list[str]:
+    """Of the run as a whole."""
+    lines = [f"{one.what} failed: {one.reason}" for one in failed]
+    if seeds > 1:
+        lines.append(f"Means over {seeds} seeds; ±: half of what lies between the lowest and the highest.")
+    if interrupted:
+        lines.append("Interrupted: this is what was done by then.")
+    return lines
+
+
+def _grid(title: str, heads: Sequence[str], columns: Sequence[Sequence[Entry]]) -> Grid:
+    return Grid(title, tuple(heads), tuple(zip(*columns, strict=True)))
+
+
+def _entries(column: Column, values: Sequence[Value | None]) -> list[Entry]:
+    best = best_of(column, values)
+    return [
+        Entry(MISSING if value is None else value.shown(column.digits, column.spread), row in best)
+        for row, value in enumerate(values)
+    ]
+
+
+def _shown(value: Value | None, digits: int) -> str:
+    return "none" if value is None else value.shown(digits)
+
+
+def _is(value: Value | None, most: float) -> bool:
+    return value is not None and value.mean == most

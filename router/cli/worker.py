@@ -1,0 +1,65 @@
+"""The process of a worker that follows: `python -m router.cli.worker FD`, started by the one that leads.
+
+`FD` is its end of the line to the leader, which tells it everything else. SIGTERM to it alone ends it as the leader's
+word does: what is under way has the grace time. When the leader is gone, it stops listening at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import uvloop
+
+from router.app import App, allow_open_files, spare_the_collector
+from router.control.workers.follower import Follower, settings_of
+from router.control.workers.messages import Start
+from router.control.workers.role import Seat
+from router.errors import WarmrouteError
+from router.tasks import Tasks
+
+log = logging.getLogger("warmroute.app")
+
+
+async def follow(sock: socket.socket) -> None:
+    """Answers requests until there is nobody to follow, or it is told to end."""
+    loop = asyncio.get_running_loop()
+    tasks = Tasks("follow")
+    follower = Follower(tasks)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, follower.over.set)
+    try:
+        start = await follower.connect(sock)
+    except ConnectionError:
+        return
+    _log(start)
+    allow_open_files()
+    app = App(settings_of(start), seat=Seat(start.number, start.secret, follower))
+    await app.start()
+    spare_the_collector()
+    await follower.over.wait()
+    if follower.alone:  # others take what comes now, or nobody should
+        app.refuse()
+    await app.stop()
+    await tasks.close()
+    follower.close()
+
+
+def _log(start: Start) -> None:
+    """As the leader's, with who it is."""
+    logging.basicConfig(
+        level=settings_of(start).log.level.upper(),
+        format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    try:
+        uvloop.run(follow(socket.socket(fileno=int(sys.argv[1]))))
+    except WarmrouteError as failure:
+        sys.exit(f"warmroute worker: {failure}")

@@ -1,0 +1,131 @@
+"""The configuration's reference in three generated forms, so that none of them can drift from `schema.py`.
+
+    python -m router.config.generated_docs configs
+
+writes `warmroute.schema.json`, `policy.schema.json`, `profile.schema.json` and `trouble.schema.json` (for editors and
+other checkers) and the table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs`
+fails when a file is not current.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from router.config.schema import Config, Plugin, Policy
+from router.config.sections.engine_profile import ProfileFile
+from router.config.sections.faults import TroubleFile
+
+BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Key(NamedTuple):
+    """One configuration key: `fleet.instances[].url`, `tokenizers.<name>.path`."""
+
+    path: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def json_schema(model: type[BaseModel]) -> str:
+    """The JSON Schema of `Config`, `Policy`, `ProfileFile` or `TroubleFile`, as the text of its file."""
+    return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
+
+
+def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Key]:
+    """Every key below `model`, in the order of `schema.py`."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        section, step = _section(field.annotation)
+        if field.description is not None:
+            yield Key(path, _kind(field.annotation), _default(field), field.description)
+        if section is not None:
+            yield from keys(section, f"{path}{step}.")
+
+
+def reference() -> str:
+    """The table of all keys, in Markdown."""
+    lines = ["| key | kind | default | meaning |", "|---|---|---|---|"]
+    for key in keys():
+        meaning = key.meaning.replace("|", "\\|")
+        lines.append(f"| `{key.path}` | {key.kind} | {key.default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def with_reference(readme: str) -> str:
+    """`readme` with the table between its markers made anew."""
+    before, _, rest = readme.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+
+
+def files(folder: Path) -> dict[Path, str]:
+    """What each generated file must hold."""
+    readme = folder / "README.md"
+    return {
+        folder / "warmroute.schema.json": json_schema(Config),
+        folder / "policy.schema.json": json_schema(Policy),
+        folder / "profile.schema.json": json_schema(ProfileFile),
+        folder / "trouble.schema.json": json_schema(TroubleFile),
+        readme: with_reference(readme.read_text(encoding="utf-8")),
+    }
+
+
+def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The section inside a field, and what a path adds to reach it: "", "[]" or ".<name>"."""
+    if get_origin(annotation) is None and isinstance(annotation, type):
+        return (annotation, "") if issubclass(annotation, BaseModel) else (None, "")
+    step = {list: "[]", dict: ".<name>"}.get(get_origin(annotation), "")
+    for inner in get_args(annotation):
+        section, deeper = _section(inner)
+        if section is not None:
+            return section, step + deeper
+    return None, ""
+
+
+KINDS: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "anything"}
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in KINDS:
+        return KINDS[annotation]
+    if origin is Annotated:
+        return _kind(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is list:
+        return f"list of {_kind(arguments[0])}"
+    if origin is dict:
+        return f"{_kind(arguments[1])} by name"
+    if origin is None:
+        return "plug-in" if issubclass(annotation, Plugin) else "section"
+    return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    if field.default is None:
+        return "none"
+    if isinstance(field.default, BaseModel):
+        return f"`{json.dumps(field.default.model_dump())}`"
+    return f"`{json.dumps(field.default)}`"
+
+
+def main(folder: Path) -> None:
+    for file, text in files(folder).items():
+        file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""From the operator's files to `Config`, or to one `ConfigError` that names everything that is wrong with them.
+
+Strict, because a misspelt key that is silently ignored costs a night: unknown keys are refused with the nearest known
+one, nothing is converted (`port: "8000"` is text, not a number), and what a file refers to (policies, certificates,
+environment variables) must be there. Relative paths count from the folder of the file they stand in and come back
+absolute, so nobody else needs to know where that was. What a scorer's own parameters mean is not known here: the
+policy checks them when it is built (`router/scheduling/policy/policy.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from router.config import yaml_source
+from router.config.path_checks import broken_instances, broken_references
+from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
+from router.config.sections.base import Section
+from router.config.sections.engine_profile import ProfileFile
+from router.config.sections.experiment import Experiment
+from router.config.sections.faults import TroubleFile
+from router.config.validation_errors import complaints, unknown
+from router.config.yaml_source import Document, Problem, load, parse, text_of
+from router.errors import ConfigError
+
+T = TypeVar("T")
+
+POLICY_SUFFIXES = (".yaml", ".yml")
+CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
+
+
+class Read(NamedTuple):
+    """The main file and all policies, from wherever it has them."""
+
+    config: Config
+    policies: dict[str, Policy]
+
+
+def read_config(path: Path | str) -> Config:
+    """The main configuration, its paths absolute. Raises `ConfigError` with one line per problem, over all files."""
+    return read_all(path).config
+
+
+def read_all(path: Path | str) -> Read:
+    """As `read_config`, with its policies."""
+    text = load(Path(path))
+    config = _checked(text, Config)
+    policies: dict[str, Policy] = {}
+    problems = broken_references(config)
+    elsewhere: list[str] = []
+    missing = {problem.path for problem in problems}
+    if ("policies_dir",) not in missing:
+        with _collected(elsewhere):
+            policies = load_policies(config)
+            problems += unnamed_policies(config, policies)
+    if config.fleet.file is not None and ("fleet", "file") not in missing:
+        with _collected(elsewhere):
+            read_instances(config.fleet.file)
+    if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
+        with _collected(elsewhere):
+            read_client_keys(config.clients.keys_file)
+    here = [str(text.refusal(problems))] if problems else []
+    if here or elsewhere:
+        raise ConfigError("\n".join(here + elsewhere))
+    return Read(config, policies)
+
+
+def unnamed_policies(config: Config, policies: Collection[str]) -> list[Problem]:
+    """Where the configuration names a policy that is not there."""
+    active = [] if config.active in policies else [Problem(("active",), unknown("policy", config.active, policies))]
+    return active + ([] if config.experiment is None else unnamed_in(config.experiment, policies, ("experiment",)))
+
+
+def unnamed_in(experiment: Experiment, policies: Collection[str], at: yaml_source.Path = ()) -> list[Problem]:
+    """The same of an experiment, which stands at this path of its document."""
+    named: list[tuple[yaml_source.Path, str]] = [((*at, "arms", arm), arm) for arm in experiment.arms]
+    named += [((*at, "shadows", i), shadow) for i, shadow in enumerate(experiment.shadows)]
+    return [Problem(path, unknown("policy", name, policies)) for path, name in named if name not in policies]
+
+
+def read_policy_file(path: Path | str) -> Policy:
+    """One policy. Raises `ConfigError`; whether its scorers exist is seen when it is built."""
+    return _checked(load(Path(path)), Policy)
+
+
+def read_profile_file(path: Path | str) -> ProfileFile:
+    """One profile of a simulated instance. Raises `ConfigError`."""
+    return _checked(load(Path(path)), ProfileFile)
+
+
+def read_trouble_file(path: Path | str) -> TroubleFile:
+    """What goes wrong in a simulation. Raises `ConfigError`; whether a fleet has such instances is seen there."""
+    return _checked(load(Path(path)), TroubleFile)
+
+
+def policy_from(text: str, name: str) -> Policy:
+    """As `read_policy_file`, of a text that somebody sent."""
+    return _checked(parse(text, f"policy {name}"), Policy)
+
+
+def policies_from(text: str) -> dict[str, Policy]:
+    """Several policies by name, as under `policies` in the main file. Raises `ConfigError`."""
+    policies = _checked(given := parse(text, "policies"), dict[str, Policy])
+    if not policies:
+        raise given.refusal([Problem((), "there is none: wanted at least one policy, by its name")])
+    return policies
+
+
+def experiment_from(text: str, policies: Collection[str]) -> Experiment:
+    """An `experiment` section of these policies, with or without that word above it. Raises `ConfigError`."""
+    given = parse(text, "experiment")
+    below: yaml_source.Path = ("experiment",) if isinstance(given.data, dict) and "experiment" in given.data else ()
+    experiment = _checked(given, _Alone).experiment if below else _checked(given, Experiment)
+    if problems := unnamed_in(experiment, policies, below):
+        raise given.refusal(problems)
+    return experiment
+
+
+class _Alone(Section):
+    experiment: Experiment
+
+
+def read_any(path: Path | str) -> Config | Policy | Experiment | ProfileFile | TroubleFile:
+    """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), a trouble's (any of its keys), or an
+    experiment's (it has nothing else; whether its policies exist is known where they are). Raises `ConfigError`.
+    """
+    text = load(Path(path))
+    if isinstance(text.data, dict) and "kv_tokens" in text.data:
+        return read_profile_file(path)
+    if isinstance(text.data, dict) and not TroubleFile.model_fields.keys().isdisjoint(text.data):
+        return read_trouble_file(path)
+    if isinstance(text.data, dict) and "scorers" in text.data:
+        return read_policy_file(path)
+    if isinstance(text.data, dict) and set(text.data) == {"experiment"}:
+        return _checked(text, _Alone).experiment
+    return read_config(path)
+
+
+def with_policy(config: Config, given: str) -> Config:
+    """The configuration with one policy in force, a name or a file, and no experiment. Raises `ConfigError`."""
+    file = Path(given)
+    policies = load_policies(config)
+    if file.suffix in POLICY_SUFFIXES:
+        policies[file.stem], given = read_policy_file(file), file.stem
+    elif given not in policies:
+        raise ConfigError(f"--policy: {unknown('policy', given, policies)}; or give a file (.yaml)")
+    return config.model_copy(update={"policies": policies, "policies_dir": None, "active": given, "experiment": None})
+
+
+def read_instances(path: Path | str) -> list[Instance]:
+    """The list of engines in `fleet.file`; `[]` is a valid one. Raises `ConfigError`."""
+    text = load(Path(path))
+    instances = _checked(text, list[Instance])
+    if problems := list(broken_instances(instances)):
+        raise text.refusal(problems)
+    return instances
+
+
+def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, Policy]:
+    """Every policy by its name: those given inline and of `policies_dir`; without either, the default.
+
+    `base_dir` is where a relative `policies_dir` starts; a config from `read_config` has an absolute one.
+    Raises `ConfigError`.
+    """
+    policies = dict(config.policies)
+    if config.policies_dir is None:
+        return policies or {"warm": DEFAULT_POLICY}
+    folder = Path(base_dir, config.policies_dir)
+    if not folder.is_dir():
+        raise ConfigError(f"policies_dir: no such folder: {folder}")
+    problems: list[str] = []
+    for file in sorted(file for file in folder.iterdir() if file.suffix in POLICY_SUFFIXES):
+        if file.stem in policies:
+            problems.append(f'{file}: there is already a policy "{file.stem}", inline or in another file')
+        with _collected(problems):
+            policies[file.stem] = read_policy_file(file)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return policies
+
+
+def read_client_keys(path: Path | str) -> dict[str, str]:
+    """Clients' names by the sha256 (lower-case hex) of their API keys. `#` begins a comment. Raises `ConfigError`."""
+    names: dict[str, str] = {}
+    problems: list[str] = []
+    for number, line in enumerate(text_of(Path(path)).splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        if (match := CLIENT_KEY.fullmatch(text)) is not None:
+            names[match[1].lower()] = match[2]
+        elif text:
+            problems.append(f"{path}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return names
+
+
+def effective(config: Section, policies: Mapping[str, Policy] | None = None) -> str:
+    """The configuration as YAML with every default written out; with `policies`, all of them inline.
+
+    Nothing secret can be in it: keys and tokens are named by environment variable or given as hashes.
+    """
+    plain = config.model_dump(mode="json")
+    if policies is not None:
+        plain |= {"policies_dir": None, "policies": {name: p.model_dump(mode="json") for name, p in policies.items()}}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def _checked(text: Document, kind: type[T]) -> T:
+    try:
+        return TypeAdapter(kind).validate_python(text.data, strict=True, context=text.folder)
+    except ValidationError as error:
+        raise text.refusal(complaints(text.data, kind, error)) from None
+
+
+@contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        problems.append(str(error))

@@ -1,0 +1,70 @@
+"""The `pool` section: where the shared Mooncake Store is, and how engines name their blocks in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from router.config.sections.base import BaseUrl, Positive, Seconds, Section
+
+HashAlgo = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
+
+
+class PoolModel(Section):
+    """The engines that share a model's blocks agree on all of this: that is what sharing means (`protocol.md` 6.9)."""
+
+    name: str | None = Field(
+        default=None,
+        description="the model's part of pool keys; default: the last component of its path, as `/v1/models` tells",
+    )
+    block_tokens: Positive | None = Field(
+        default=None, description="tokens per block in the pool; default: as the engines' events tell"
+    )
+    hash_algo: Literal["auto"] | HashAlgo = Field(
+        default="auto", description="the engines' `--prefix-caching-hash-algo`; auto: found by comparing with events"
+    )
+    hash_seed: str | None = Field(
+        default=None, description="the engines' PYTHONHASHSEED; default: none, which is the same everywhere since 0.29"
+    )
+    extra_keys: Literal["auto", "tagged", "bare"] = Field(
+        default="auto",
+        description="how adapters and salts enter a hash: tagged since vLLM 0.31, bare before; auto: tagged until "
+        "events show otherwise",
+    )
+    cache_prefix: str = Field(default="", description="the store connector's `cache_prefix`")
+    namespace: str = Field(
+        default="", pattern="^(@.*)?$", description="the store connector's namespace (shared-TP layouts), with its @"
+    )
+    tensor_parallel: Positive = Field(default=1, description="the engines' tensor parallel size")
+    pipeline_parallel: Positive = Field(default=1, description="the engines' pipeline parallel size")
+    prefill_context_parallel: Positive = Field(default=1, description="the engines' prefill context parallel size")
+    decode_context_parallel: Positive = Field(default=1, description="the engines' decode context parallel size")
+    kv_heads: Positive | None = Field(
+        default=None,
+        description="the model's KV heads (1 for MLA): ranks beyond them hold copies and share keys; default: none do",
+    )
+    groups: Positive = Field(default=1, description="KV cache groups with keys of their own (hybrid models: several)")
+
+
+class Pool(Section):
+    masters: list[BaseUrl] = Field(
+        min_length=1,
+        description="HTTP addresses of the Mooncake masters (their `metrics_port`, 9003); the leading one is asked",
+    )
+    deadline_ms: Seconds = Field(
+        default=5.0, description="longest wait for the pool's answer in a request; after it: unknown"
+    )
+    ttl_ms: Seconds = Field(default=500.0, description="how long the pool's word on a block counts")
+    health_interval_s: Seconds = Field(default=1.0, description="pause between looks at which master leads")
+    keys_at_once: Positive = Field(
+        default=256,
+        description="keys in one question (16,000 at most, and at least those of 3 blocks); a prompt with more than "
+        "twice as many is searched in strides, which may miss short holes",
+    )
+    remembered_blocks: Positive = Field(
+        default=200_000, description="blocks whose engine hash and last answer are remembered"
+    )
+    models: dict[str, PoolModel] = Field(
+        default={}, description="by base model name as the engines serve it; a model without one: all defaults"
+    )

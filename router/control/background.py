@@ -1,0 +1,45 @@
+"""The tasks of the operator's line: the files are followed, the experiment is looked at, the audit log is written."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.clock import Clock
+from router.control.control import Control
+from router.control.file_watch import changes
+from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
+from router.scheduling.scheduler import Core
+from router.tasks import Tasks
+
+LOOK_EVERY_S = 1.0
+BEHIND_S = 0.02  # until the next look, when one was not enough
+
+
+def start(control: Control, core: Core, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
+    """`watch`: changed files take effect."""
+    tasks.supervise("audit", control.audit.run)
+    tasks.supervise("guard", lambda: guard(control, core, clock))
+    if watch and control.paths():
+        tasks.supervise("files", lambda: follow(control))
+
+
+async def follow(control: Control) -> None:
+    async for _ in changes(control.paths):
+        await control.from_files()
+
+
+async def guard(control: Control, core: Core, clock: Clock) -> None:
+    behind = False
+    while True:
+        await asyncio.sleep(BEHIND_S if behind else LOOK_EVERY_S)
+        behind = look(control, core, clock)
+
+
+def look(control: Control, core: Core, clock: Clock) -> bool:
+    """One look at the experiment, about 10 ms at most. True: there is more to be looked at."""
+    if (trial := core.trial) is None:
+        return False
+    before = trial.behind
+    for finding in trial.look(clock.now()):
+        control.found(finding)
+    return before - trial.behind >= CLOSES_AT_ONCE

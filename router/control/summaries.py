@@ -1,0 +1,162 @@
+"""What the operator's line tells: what a switch did or would do, what is in force, and how an experiment stands.
+
+Plain JSON types, and sentences beside the figures. Infinite is written as text, since JSON has no number for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isinf
+from typing import Any, NamedTuple
+
+import msgspec
+
+from router.control.rollbacks import fingerprint
+from router.scheduling.experiments.dry_run import Plan
+from router.scheduling.experiments.experiment import Trial
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.results import ArmReport, Standing, TrialReport
+from router.scheduling.experiments.shadow import Shadow
+from router.scheduling.policy.record_view import plain
+from router.telemetry.audit_log import InForce
+
+INFINITE = "infinite"
+
+
+class Switch(NamedTuple):
+    """What was done, or would be."""
+
+    what: str
+    dry_run: bool
+    changed: bool  # False: all was so already
+    plan: Plan | None  # None: no choice can change
+    notes: tuple[str, ...]
+    in_force: InForce  # afterwards
+
+    def readable(self) -> dict[str, Any]:
+        plan = None
+        if self.plan is not None:
+            plan = {"sentences": self.plan.lines(), **msgspec.to_builtins(self.plan)}
+        return {
+            "what": self.what,
+            "dry_run": self.dry_run,
+            "changed": self.changed,
+            "plan": plan,
+            "notes": list(self.notes),
+            "in_force": msgspec.to_builtins(self.in_force),
+        }
+
+
+def notes_of(before: Regime, wanted: Regime, after: Regime, alike: bool) -> tuple[str, ...]:
+    """What else there is to say of a switch. `wanted`: without what was rolled back earlier."""
+    notes = []
+    if alike:
+        news = after.policies != before.policies
+        notes.append("no policy in use changes, so no choice does" if news else "nothing changes: it is so already")
+    if fingerprint(wanted) not in (None, fingerprint(before)):
+        gone = sorted(after.rolled_back) if after.experiment is not None else [str(wanted.first)]
+        if gone:
+            said = f"{', '.join(gone)} was rolled back in this very experiment and stays so"
+            notes.append(f"{said}: with another seed it is another experiment")
+        if after.experiment is not None:
+            notes.append("the experiment begins with empty books")
+    return tuple(notes)
+
+
+def told_policies(regime: Regime) -> dict[str, Any]:
+    roles = dict.fromkeys(() if regime.experiment is None else regime.experiment.shadows, "shadow")
+    roles |= dict.fromkeys(() if regime.experiment is None else regime.experiment.arms, "arm")
+    roles[regime.active] = "active" if regime.active not in roles else f"active, {roles[regime.active]}"
+    return {
+        "active": regime.active,
+        "names": sorted(regime.policies),
+        "needs": [str(need.name) for need in regime.needs],
+        "policies": [
+            {"name": name, "digest": policy.digest, "role": roles.get(name)}
+            for name, policy in sorted(regime.policies.items())
+        ],
+        "experiment": fingerprint(regime),
+        "arms": {} if regime.experiment is None else dict(regime.experiment.arms),
+        "rolled_back": sorted(regime.rolled_back),
+    }
+
+
+def told_experiment(regime: Regime, trial: Trial | None, shadows: Sequence[Shadow]) -> dict[str, Any] | None:
+    """None: there is none."""
+    if regime.experiment is None or trial is None:
+        return None
+    report = trial.report()
+    return {
+        "fingerprint": fingerprint(regime),
+        "experiment": regime.experiment.model_dump(mode="json"),
+        "rolled_back": sorted(regime.rolled_back),
+        "report": finite(plain(report)),
+        "sentences": list(sentences(report)),
+        "shadows": [_shadow(shadow) for shadow in shadows],
+    }
+
+
+def _shadow(shadow: Shadow) -> dict[str, Any]:
+    summary = shadow.differences.summary()
+    told: dict[str, Any] = finite(plain(summary._replace(moves={})))
+    del told["moves"]  # of every pair of targets
+    return {
+        "policy": shadow.policy.name,
+        "digest": shadow.policy.digest,
+        "out": shadow.fault,
+        "agreement": summary.agreement,
+        **told,
+    }
+
+
+def finite(value: Any) -> Any:
+    """JSON types, with infinite numbers as text."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return INFINITE if isinstance(value, float) and isinf(value) else value
+
+
+def sentences(report: TrialReport) -> Iterator[str]:
+    """How the arms stand, for people; without a full stop at the end."""
+    first = report.arms[0]
+    for arm in report.arms:
+        yield (
+            f"{arm.arm}: {arm.share:g}% of the units; {arm.units_closed:,} are over and {arm.units_open:,} are not, "
+            f"with {arm.requests:,} requests of which {arm.failed:,} failed"
+        )
+        if arm.out is not None:
+            yield f"{arm.arm} is out: {arm.out}"
+    for arm in report.arms[1:]:
+        yield from _against(arm, first)
+    yield from report.warnings
+
+
+def _against(arm: ArmReport, first: ArmReport) -> Iterator[str]:
+    for mine, theirs in zip(arm.standings, first.standings, strict=True):
+        if mine.estimate is None or theirs.estimate is None:
+            continue
+        yield f"{arm.arm}: {mine.metric} {figures(mine)}, {first.arm} {figures(theirs)}: {verdict(mine)}"
+
+
+def figures(standing: Standing) -> str:
+    """`210 ms (190 to 240)`."""
+    values = [figure(value, standing.metric) for value in (standing.estimate, standing.low, standing.high)]
+    return f"{values[0]} ({values[1]} to {values[2]})"
+
+
+def figure(value: float | None, metric: str) -> str:
+    if value is None:
+        return "unknown"
+    if metric in ("hit_share", "error_rate"):
+        return f"{value:.1%}"
+    return "no answer" if isinf(value) else f"{value:,.0f} ms"
+
+
+def verdict(standing: Standing) -> str:
+    if standing.verdict != "not yet known":
+        return str(standing.verdict)
+    if standing.requests_needed is None:
+        return "not yet known"
+    return f"not yet known; about {standing.requests_needed:,} more requests would tell, if it goes on like this"

@@ -1,0 +1,160 @@
+"""A worker that follows: it answers requests like the leader, tells it what it does, and does what it is told.
+
+It ends with its line: whoever leads is gone then, and with it what decides. The one that takes its place has followers
+of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from router.config.schema import Config
+from router.control.workers import messages
+from router.control.workers.channel import Line
+from router.control.workers.local_state import House
+from router.control.workers.messages import (
+    Answer,
+    Ask,
+    Drained,
+    Load,
+    Made,
+    Message,
+    Rule,
+    Ruled,
+    Start,
+    Stop,
+    Up,
+    Went,
+)
+from router.control.workers.policy_sync import regime_of
+from router.errors import ConfigError
+from router.fleet.load import NO_SHARE, Share
+from router.kvcache.events import TargetId
+from router.tasks import Tasks
+from scorers.registry import installed
+
+log = logging.getLogger("warmroute.workers")
+
+SCRAPED_WITHIN_S = 5.0
+
+
+class Follower:
+    """What it hears before its rooms are there (`take`) waits for them. `over` is set when it is to end; `alone`: not
+    with all the others.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.over = asyncio.Event()
+        self.alone = True
+        self._tasks = tasks
+        self._line: Line
+        self._house: House | None = None
+        self._started: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._waiting: list[messages.Any] = []
+        self._registry = installed()
+
+    async def connect(self, sock: socket.socket) -> Start:
+        """The leader's first word. Raises ConnectionError when it is gone."""
+        self._line = await Line.on(sock, self._heard, self._lost, self._share)
+        return await self._started
+
+    def take(self, house: House) -> None:
+        """The rooms are there."""
+        self._house = house
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._heard(message)
+
+    def up(self) -> None:
+        """Connections are taken."""
+        assert self._house is not None
+        self._line.tell(Up(self._house.run_id, os.getpid()))
+
+    async def scrape(self) -> bytes:
+        """The metrics page of all workers; of this one, where the leader does not answer."""
+        assert self._house is not None
+        page = await self._line.ask("scrape", within_s=SCRAPED_WITHIN_S)
+        return await asyncio.to_thread(self._house.metrics.page().written) if page is None else page
+
+    def close(self) -> None:
+        self._line.close()
+
+    # Telling
+
+    def booked(self, target: TargetId) -> None:
+        self._line.booked(target)
+
+    def tell(self, message: Message) -> None:
+        self._line.tell(message)
+
+    def hurry(self) -> None:
+        self._line.hurry()
+
+    # the line
+
+    def _share(self, target: TargetId) -> Share:
+        return NO_SHARE if self._house is None else self._house.core.own_share(target)
+
+    def _lost(self) -> None:
+        if not self._started.done():
+            self._started.set_exception(ConnectionError("the leader is gone"))
+        if not self.over.is_set():
+            log.warning("nobody leads any more: stopping")
+        self.over.set()
+
+    def _heard(self, message: messages.Any) -> None:
+        if isinstance(message, Start):
+            self._started.set_result(message)
+        elif isinstance(message, Stop):
+            self.alone = False
+            self.over.set()
+        elif self._house is None:
+            self._waiting.append(message)
+        else:
+            self._do(message, self._house)
+
+    def _do(self, message: messages.Any, house: House) -> None:
+        match message:
+            case Load(target, share):
+                house.core.heard_load(TargetId(target), share)
+            case Went() | Made():
+                house.heard(message)
+            case Drained(instance, on):
+                house.core.heard_drain(instance, on)
+            case Rule():
+                self._rule(message, house)
+            case Ask():
+                self._tasks.spawn("answer", self._answer(message, house))
+            case _:
+                log.error("the leader told what only followers tell: %s", type(message).__name__)
+
+    def _rule(self, rule: Rule, house: House) -> None:
+        core = house.core
+        try:
+            regime = regime_of(rule, core.desk.regime, self._registry)
+        except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
+            log.error("what the leader switched to cannot be built here: %s", wrong)
+            self.tell(Ruled(rule.version, core.desk.regime.digests, str(wrong)))
+            return
+        core.version = rule.version
+        core.swap(regime)
+        self.tell(Ruled(rule.version, regime.digests))
+
+    async def _answer(self, asked: Ask, house: House) -> None:
+        match asked.question:
+            case "families":
+                payload = await house.families()
+            case "record":
+                payload = house.record(asked.about)
+            case "records":
+                payload = house.records(int(asked.about))
+            case "scrape":
+                payload = b""  # the leader's to say
+        self.tell(Answer(asked.number, payload))
+
+
+def settings_of(start: Start) -> Config:
+    return Config.model_validate_json(start.config)

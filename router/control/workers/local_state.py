@@ -1,0 +1,41 @@
+"""The rooms of one worker that the others have a part in; and what every worker does alike with what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+
+from router.control.workers import metrics_merge
+from router.control.workers.messages import Made, Went
+from router.control.workers.scheduler import SharedCore
+from router.scheduling.policy.record_view import readable
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.recent_records import Ring
+
+
+class House(NamedTuple):
+    run_id: str
+    core: SharedCore
+    ring: Ring
+    metrics: Metrics
+
+    def heard(self, told: Went | Made) -> None:
+        if isinstance(told, Went):
+            self.core.heard_session(told)
+        else:
+            self.core.heard_response(told)
+
+    async def families(self) -> bytes:
+        """For `merging`: fixed now, written in another thread."""
+        return await asyncio.to_thread(metrics_merge.told, self.metrics.page())
+
+    def record(self, id: str) -> bytes:
+        """JSON; nothing: it is not kept."""
+        found = self.ring.get(id)
+        return b"" if found is None else msgspec.json.encode(readable(found))
+
+    def records(self, limit: int) -> bytes:
+        """A JSON list, the newest first."""
+        return msgspec.json.encode([readable(record) for record in self.ring.latest(limit)])

@@ -1,0 +1,287 @@
+"""What is known of each target's cache, where those who tell of it meet those who ask.
+
+    frames -> engines/ -> Batch -> StreamBook -> Index --+
+                                                         +--> beliefs(prompt) -> one Belief per target
+    what we sent there (expected for seconds; where -----+
+    no stream is trusted, approximately for minutes)
+
+What is believed where the two disagree, or where neither knows, is decided in `belief.py`. Knows nothing of sockets,
+load or health. One object for all models: keys differ by model, so targets cannot mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from router.clock import Clock
+from router.kvcache.event_sequencer import Apply, AskReplay, Cursor, Forget, Step, StreamBook
+from router.kvcache.events import Batch, Cleared, Event, Key, Pooled, Stored, TargetId, Tier
+from router.kvcache.index import Index, IndexStats
+from router.kvcache.overlap_estimate import Belief, Beliefs
+from router.kvcache.overlap_groups import Outline, outline
+from router.kvcache.snapshot_format import SavedTarget
+from router.kvcache.speculative import Approximate, Expectation, Expected
+from router.kvcache.target_state import Story
+from router.kvcache.tokenized_prompt import Known
+
+
+class Sent(NamedTuple):
+    """A prompt on its way to a target: to be ended by `Knowledge.began` or `failed`."""
+
+    expectation: Expectation
+    approximate: Sequence[Key]  # what the target will approximately hold; empty where its events will tell
+
+
+class Witness(Protocol):
+    """Who else wants to see what engines of a model store: the pool, which must hash as they do."""
+
+    def stored(self, model: str, event: Stored) -> None:
+        """Blocks from token 0 on entered an engine's GPU cache."""
+
+    def pooled(self, model: str, event: Pooled) -> None:
+        """An engine put blocks into the shared pool."""
+
+
+class Stream(NamedTuple):
+    """One target's event stream, for people and metrics."""
+
+    book: StreamBook | None  # None: it has none
+    stats: IndexStats
+    batches: int  # heard or replayed
+    malformed: int
+    skipped: Mapping[str, int]
+    turned_over: bool  # everything it can hold has been announced since we listen
+
+
+class _Saved(NamedTuple):
+    """What is restored of a target beside its blocks."""
+
+    cursor: Cursor
+    stored_blocks: int
+
+
+class Knowledge:
+    """Also the event feeds' `Hearing`: the methods that answer with a number mean "replay from here, please"."""
+
+    def __init__(
+        self,
+        index: Index,
+        expected: Expected,
+        approximate: Approximate,
+        clock: Clock,
+        witness: Witness | None = None,
+    ) -> None:
+        self._index = index
+        self._expected = expected
+        self._approximate = approximate
+        self._clock = clock
+        self._witness = witness
+        self._stories: dict[TargetId, Story] = {}
+        self._beliefs = Beliefs(index, expected, approximate, self._stories)
+        self._saved: dict[TargetId, _Saved] = {}  # restored, and not joined yet
+        self._unsure: set[TargetId] = set()  # whose story is not `sure`
+        self._sized: set[TargetId] = set()  # that told another block size than before, and nobody asked since
+
+    # who is there
+
+    def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
+        """`target` serves `model`; what was known under its name is forgotten, unless it is from a snapshot: that is
+        taken up again, unconfirmed."""
+        self._forget_sent(target)
+        self._stories[target] = story = Story(model)
+        self._unsure.add(target)  # until its first batch
+        saved = self._saved.pop(target, None)
+        if stream and saved is not None and self._index.wake(target, model):
+            story.book = StreamBook.resumed(replayable, saved.cursor)
+            story.stored_blocks = saved.stored_blocks
+            self._look_at(target, story)
+            return
+        self._index.join(target, model)
+        if stream:
+            story.book = StreamBook(replayable)
+
+    def leave(self, target: TargetId) -> None:
+        self._forget_sent(target)
+        self._index.leave(target)
+        self._stories.pop(target, None)
+        self._unsure.discard(target)
+        self._sized.discard(target)
+
+    def holds_at_most(self, target: TargetId, blocks: int) -> None:
+        """Its cache's size, as its metrics page tells."""
+        if (story := self._stories.get(target)) is not None:
+            story.capacity_blocks = blocks
+            self._beliefs.went_on(target)
+            self._look_at(target, story)
+
+    # over a restart of the router
+
+    def saveable(self) -> list[TargetId]:
+        """Whose caches we know something of, by their streams."""
+        return [*self._saved, *(target for target, story in self._stories.items() if story.book is not None)]
+
+    def saved(self, target: TargetId) -> SavedTarget | None:
+        """What is known of it now, in one piece; None: nothing. 30 ns per block."""
+        story = self._stories.get(target)
+        if story is not None and story.book is not None:
+            cursor, stored_blocks = story.book.cursor, story.stored_blocks
+        elif target in self._saved:
+            cursor, stored_blocks = self._saved[target]
+        else:
+            return None
+        shelf = self._index.saved(target)
+        return None if shelf is None or cursor is None else SavedTarget(target, shelf, cursor, stored_blocks)
+
+    def restore(self, saved: SavedTarget) -> None:
+        """What was known of a target that has not joined yet."""
+        self._index.restore(saved.target, saved.shelf)
+        self._saved[saved.target] = _Saved(saved.cursor, saved.stored_blocks)
+
+    def give_up(self) -> None:
+        """Whoever was restored and has not joined by now is forgotten."""
+        for target in self._saved:
+            self._index.give_up(target)
+        self._saved.clear()
+
+    # what engines say
+
+    def stream_connected(self, target: TargetId) -> int | None:
+        book = self._book(target)
+        return None if book is None else self._take(target, book.connected(self._clock.now()))
+
+    def heard(self, target: TargetId, batch: Batch) -> int | None:
+        book = self._book(target)
+        if book is None:
+            return None
+        self._stories[target].count(batch)
+        return self._take(target, book.live(batch, self._clock.now(), self._clock.wall()))
+
+    def replayed(self, target: TargetId, batch: Batch) -> None:
+        if (book := self._book(target)) is not None:
+            self._stories[target].count(batch)
+            self._take(target, book.replayed(batch, self._clock.now()))
+
+    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+        book = self._book(target)
+        return None if book is None else self._take(target, book.replay_ended(complete, self._clock.now()))
+
+    def malformed(self, target: TargetId, reason: str) -> None:
+        if (story := self._stories.get(target)) is not None:
+            story.malformed += 1
+
+    # what requests ask
+
+    def block_tokens(self, target: TargetId) -> int | None:
+        return self._index.block_tokens(target)
+
+    def held_tokens(self, target: TargetId, block_tokens: int | None, believed: bool) -> int | None:
+        """All that `target` is believed to hold, of whatever prompts and in every tier; None: unknown. Its block size
+        and whether its promises are `believed` come from the caller, as in `beliefs`. O(1).
+        """
+        if (story := self._stories.get(target)) is None:
+            return None
+        book, blocks = story.book, self._index.held_blocks(target)
+        if book is None or not book.trusted or not believed:
+            sent = self._approximate.blocks(target, self._clock.now())
+            blocks = max(sent, blocks) if believed else sent  # between two replays the index is behind, not wrong
+            return None if block_tokens is None else blocks * block_tokens
+        if not blocks:
+            return None if book.joined_late and not story.turned_over else 0
+        return None if block_tokens is None else blocks * block_tokens
+
+    def newly_sized(self) -> Collection[TargetId]:
+        """Targets that told another block size than before; each once."""
+        if not self._sized:
+            return ()
+        sized, self._sized = self._sized, set()
+        return sized
+
+    def outline(self, known: Known) -> Outline:
+        """What everybody who joined holds of a prompt, whatever they serve."""
+        return outline(self._index, self._expected, known, self._unsure, self._clock.now())
+
+    def beliefs(
+        self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
+    ) -> dict[TargetId, Belief]:
+        """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
+        return self._beliefs.of(known, block_tokens, distrusted, self._clock.now())
+
+    def sent(self, target: TargetId, known: Known, belief: Belief) -> Sent | None:
+        """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
+        if belief.block_tokens is None:
+            return None
+        keys = known.keys[belief.block_tokens]
+        approximate = belief.overlap is not None and belief.overlap.source == "approximate"
+        expectation = self._expected.sent(target, keys[belief.held_blocks :], self._clock.now())
+        return Sent(expectation, keys if approximate else ())
+
+    def began(self, sent: Sent) -> None:
+        """Its answer has begun: the prompt was computed there."""
+        now = self._clock.now()
+        self._expected.first_byte(sent.expectation, now)
+        if sent.approximate:
+            self._approximate.sent(sent.expectation.target, sent.approximate, now)
+
+    def failed(self, sent: Sent) -> None:
+        """It ended without that."""
+        self._expected.failed(sent.expectation)
+
+    def stream(self, target: TargetId) -> Stream | None:
+        """None: not a target that joined."""
+        if (story := self._stories.get(target)) is None:
+            return None
+        stats = self._index.stats(target)
+        return Stream(story.book, stats, story.batches, story.malformed, story.skipped, story.turned_over)
+
+    # parts of the above
+
+    def _book(self, target: TargetId) -> StreamBook | None:
+        story = self._stories.get(target)  # None: it left, and a last message was on its way
+        return story.book if story is not None else None
+
+    def _take(self, target: TargetId, steps: Sequence[Step]) -> int | None:
+        self._beliefs.went_on(target)
+        replay_from = None
+        for step in steps:
+            match step:
+                case Apply(events):
+                    self._apply(target, events)
+                case Forget():
+                    self._index.forget(target)
+                    self._forget_sent(target)
+                    self._stories[target].stored_blocks = 0
+                case AskReplay(start_seq):
+                    replay_from = start_seq
+        self._look_at(target, self._stories[target])
+        return replay_from
+
+    def _look_at(self, target: TargetId, story: Story) -> None:
+        """After anything that changes what it is."""
+        if story.sure:
+            self._unsure.discard(target)
+        else:
+            self._unsure.add(target)
+        if (size := self._index.block_tokens(target)) != story.block_tokens:
+            story.block_tokens = size
+            self._sized.add(target)
+
+    def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
+        story = self._stories[target]
+        for event in events:
+            if isinstance(event, Pooled):
+                if self._witness is not None:
+                    self._witness.pooled(story.model, event)
+                continue
+            self._expected.stored(target, self._index.apply(target, event))
+            if isinstance(event, Stored) and event.tier is Tier.GPU:
+                story.stored_blocks += len(event.hashes)
+                if self._witness is not None and event.parent is None:
+                    self._witness.stored(story.model, event)
+            elif isinstance(event, Cleared):
+                self._approximate.forget(target)
+
+    def _forget_sent(self, target: TargetId) -> None:
+        self._beliefs.went_on(target)
+        self._expected.forget(target)
+        self._approximate.forget(target)

@@ -1,0 +1,175 @@
+"""`/v1/messages`: the engine turns the request into a chat of its own, and so do we.
+
+Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls
+with their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message, thinking
+as reasoning. Two things depend on the template and so are left to `prompt/tokenization/chat_template.py`
+(`Chat.anthropic`): templates that take a system message only at the beginning get later ones merged into it, and
+`thinking: disabled` asks for the effort "none" or, where a template does not know that word, "low".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from msgspec import UNSET
+
+from router.prompt.api.fields import Fields, Part, given, require, text_of, value
+from router.prompt.api.openai import Asked, Reading, chat_reading, shown_tool, template_kwargs, unknown
+
+Message = dict[str, Any]
+
+BILLING = "x-anthropic-billing-header"  # begins a line that one client puts before its system prompt, new every time
+
+
+class MessagesFields(Fields):
+    messages: Part = UNSET
+    system: Part = UNSET
+    tools: Part = UNSET
+    thinking: Part = UNSET
+    output_config: Part = UNSET
+    chat_template_kwargs: Part = UNSET
+
+
+class _Odd(Exception):
+    """The engine will refuse this request: nothing to convert."""
+
+
+def check_messages(fields: MessagesFields) -> None:
+    require(fields.messages, "messages", b"[", "an array")
+    if given(fields.system):
+        require(fields.system, "system", b'"[', "a string or an array")
+
+
+def read_messages(fields: MessagesFields) -> Reading:
+    kwargs = template_kwargs(value(fields.chat_template_kwargs, "chat_template_kwargs"), _effort(fields))
+    messages = value(fields.messages, "messages")
+    try:
+        chat = _system(value(fields.system, "system")) + [
+            m for message in _blocks(messages) for m in _converted(message)
+        ]
+        tools = _tools(value(fields.tools, "tools"))
+    except _Odd as odd:
+        return unknown(str(odd))
+    return chat_reading(Asked(chat, tools, kwargs), anthropic=True)
+
+
+def _effort(fields: MessagesFields) -> str | None:
+    thinking, config = value(fields.thinking, "thinking"), value(fields.output_config, "output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return "none"
+    effort = config.get("effort") if isinstance(config, dict) else None
+    return effort if isinstance(effort, str) else None
+
+
+def _system(system: Any) -> list[Message]:
+    if isinstance(system, str):
+        return [{"role": "system", "content": system}] if system else []
+    texts = _system_texts(_blocks(system))
+    return [{"role": "system", "content": "".join(texts)}] if texts else []
+
+
+def _system_texts(blocks: list[Message]) -> list[str]:
+    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
+    return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING)]
+
+
+def _converted(message: Message) -> list[Message]:
+    """The chat messages that one message becomes: tool results come out as messages of their own, before it."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system") or not isinstance(content, str | list):
+        raise _Odd("content")
+    if role == "system":
+        return _inline_system(content)
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    before: list[Message] = []
+    own = _from_blocks(role, content, before)
+    return before if role == "user" and "content" not in own else [*before, own]
+
+
+def _inline_system(content: str | list[Any]) -> list[Message]:
+    if isinstance(content, str):
+        return [] if not content or content.startswith(BILLING) else [{"role": "system", "content": content}]
+    if any(block.get("type") in ("tool_addition", "tool_removal") for block in _blocks(content)):
+        raise _Odd("tool_changes")
+    return _system(content)
+
+
+def _from_blocks(role: str, blocks: list[Any], before: list[Message]) -> Message:
+    parts: list[Message] = []
+    calls: list[Message] = []
+    thoughts: list[str] = []
+    for block in _blocks(blocks):
+        kind = block.get("type")
+        if kind == "text" and (text := text_of(block.get("text"))):
+            parts.append({"type": "text", "text": text})
+        elif kind == "image" and block.get("source"):
+            parts.append(_image(block["source"]))
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            calls.append(_call(block))
+        elif kind == "tool_result" and role == "user":
+            before += _result(block)
+        elif kind == "tool_result":
+            parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
+    message: Message = {"role": role}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    if parts:
+        message["content"] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return message
+
+
+def _call(block: Message) -> Message:
+    if not block.get("id"):
+        raise _Odd("content")  # the engine would make an id up from the time of day
+    name, arguments = block.get("name") or "", json.dumps(block.get("input") or {})
+    return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _result(block: Message) -> list[Message]:
+    """The tool message, then the images and tool references that it carried, each as a message of its own."""
+    content = block.get("content")
+    answer = {"role": "tool", "tool_call_id": block.get("tool_use_id") or ""}
+    if isinstance(content, str) or not content:
+        return [answer | {"content": content or ""}]
+    items = _blocks(content)
+    texts = [text_of(item.get("text")) or "" for item in items if item.get("type") == "text"]
+    images = [_image(item.get("source", {})) for item in items if item.get("type") == "image"]
+    names = [item.get("tool_name") or item.get("name") for item in items if item.get("type") == "tool_reference"]
+    references = [{"type": "tool_reference", "name": name} for name in names if name]
+    messages: list[Message] = [answer | {"content": "\n".join(texts)}]
+    if images:
+        messages.append({"role": "user", "content": images})
+    if references:
+        messages.append(answer | {"content": references})
+    return messages
+
+
+def _image(source: Any) -> Message:
+    """Where the picture lies does not matter here: what follows it is unknown anyway."""
+    return {"type": "image_url", "image_url": {"url": source.get("url", "") if isinstance(source, dict) else ""}}
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    shown = []
+    for tool in _blocks(tools):
+        schema = tool.get("input_schema")
+        if not isinstance(schema, dict) or not isinstance(tool.get("name"), str):
+            raise _Odd("tools")
+        shown.append(shown_tool(tool | {"parameters": schema if "type" in schema else schema | {"type": "object"}}))
+    return shown
+
+
+def _blocks(blocks: Any) -> list[Message]:
+    if blocks is None:
+        return []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise _Odd("content")
+    return blocks

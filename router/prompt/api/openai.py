@@ -1,0 +1,220 @@
+"""`/v1/chat/completions` and `/v1/completions`: from the body's fields to what their token ids come from.
+
+Follows vLLM 0.32 (chat_completion/protocol.py, completion/protocol.py, renderers/online_renderer.py): which request
+fields become template variables, how tools are dumped before a template sees them, and which requests cannot be
+matched by prefix at all. Beside the source each function gives the fields for the engine's own `/tokenize`, so that it
+renders the same prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from router.errors import BadRequest
+from router.prompt.api.fields import Fields, Part, given, require, starts, value
+from router.prompt.api.messages import has_media, normalise
+from router.prompt.prompt import Chat, Ids, Source, Text, Unknown
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_TOKEN_IDS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[TokenId])
+_TEXTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[str])
+_TOKEN_LISTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[list[TokenId]])
+_HF_ARGUMENTS = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "conversation"}
+_NOT_VARIABLES = _HF_ARGUMENTS | {
+    "tokenizer_kwargs",
+    "return_assistant_tokens_mask",
+    "add_generation_prompt",
+    "continue_final_message",
+    "messages",
+}  # taken by Hugging Face's function or by the request itself: never template variables from the client
+
+
+class Reading(NamedTuple):
+    """Where the ids come from, here and, asked over `/tokenize`, at the engine."""
+
+    source: Source
+    remote_fields: dict[str, Any]
+
+
+class ChatFields(Fields):
+    stream_options: Part = UNSET
+    messages: Part = UNSET
+    tools: Part = UNSET
+    chat_template: Part = UNSET
+    chat_template_kwargs: Part = UNSET
+    documents: Part = UNSET
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    return_prompt_text: Any = None
+
+
+class CompletionFields(Fields):
+    stream_options: Part = UNSET
+    prompt: Part = UNSET
+    prompt_embeds: Part = UNSET
+    suffix: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+
+
+def check_chat(fields: ChatFields) -> None:
+    require(fields.messages, "messages", b"[", "an array")
+
+
+def check_completion(fields: CompletionFields) -> None:
+    if not given(fields.prompt_embeds):
+        require(fields.prompt, "prompt", b'"[', "a string or an array")
+
+
+def read_chat(fields: ChatFields) -> Reading:
+    if given(fields.chat_template):
+        return unknown("client_template")
+    if fields.truncate_prompt_tokens is not None:
+        return unknown("truncated")
+    if fields.prompt_logprobs is not None or fields.echo:  # echo asks for prompt logprobs, which read no cache
+        return unknown("prompt_logprobs")
+    kwargs = template_kwargs(
+        value(fields.chat_template_kwargs, "chat_template_kwargs"),
+        fields.reasoning_effort,
+        value(fields.documents, "documents"),
+    )
+    tools = shown_tools(value(fields.tools, "tools"))
+    messages = value(fields.messages, "messages")
+    return chat_reading(
+        Asked(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message),
+        add_special_tokens=fields.add_special_tokens,
+    )
+
+
+def read_completion(fields: CompletionFields) -> Reading:
+    if given(fields.prompt_embeds):
+        return unknown("prompt_embeds")
+    if fields.suffix is not None:
+        return unknown("suffix")
+    if fields.truncate_prompt_tokens is not None:
+        return unknown("truncated")
+    if fields.prompt_logprobs is not None or (fields.echo and fields.logprobs is not None):
+        return unknown("prompt_logprobs")
+    if starts(fields.prompt, b'"'):
+        return _text(value(fields.prompt, "prompt"), fields.add_special_tokens)
+    prompts = _prompts(fields.prompt)
+    if prompts and isinstance(prompts[0], int):
+        return Reading(Ids(prompts), {})
+    if len(prompts) != 1:
+        return unknown("many_prompts" if prompts else "empty")
+    if isinstance(prompts[0], str):
+        return _text(prompts[0], fields.add_special_tokens)
+    return Reading(Ids(prompts[0]), {})
+
+
+class Asked(NamedTuple):
+    """A chat as asked for, before normalising. None in `tools` or `kwargs`' place: the engine will refuse it."""
+
+    messages: list[Any]
+    tools: list[dict[str, Any]] | Unknown | None
+    kwargs: dict[str, Any] | Unknown
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+def chat_reading(
+    asked: Asked, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
+) -> Reading:
+    """The chat that an endpoint's conversion asked for, in both forms: rendered here, or by the engine."""
+    if isinstance(asked.kwargs, Unknown):
+        return Reading(asked.kwargs, {})
+    if isinstance(asked.tools, Unknown):
+        return Reading(asked.tools, {})
+    messages = normalise(asked.messages, validated=validated)
+    if messages is None:
+        return unknown("content")
+    source = Chat(
+        messages=messages,
+        tools=asked.tools,
+        template_kwargs=asked.kwargs,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        add_special_tokens=add_special_tokens,
+        cut=has_media(messages),
+        anthropic=anthropic,
+    )
+    remote = {
+        "messages": asked.messages,
+        "add_generation_prompt": asked.add_generation_prompt,
+        "continue_final_message": asked.continue_final_message,
+        "add_special_tokens": add_special_tokens,
+        "chat_template_kwargs": asked.kwargs,
+    }
+    return Reading(source, remote if asked.tools is None else remote | {"tools": asked.tools})
+
+
+def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | Unknown:
+    """Template variables of one request. None and "auto" mean "not given": the engine then takes its default."""
+    if client is None:
+        client = {}
+    if not isinstance(client, dict):
+        raise BadRequest("`chat_template_kwargs` must be an object", param="chat_template_kwargs")
+    if client.get("chat_template") is not None:
+        return Unknown("client_template")
+    extra: dict[str, Any] = {"documents": documents, "reasoning_effort": reasoning_effort}
+    if reasoning_effort is not None and "enable_thinking" not in client:
+        extra["enable_thinking"] = reasoning_effort != "none"
+    extra = {k: v for k, v in extra.items() if v is not None and v != "auto"}
+    return {k: v for k, v in (client | extra).items() if v is not None and v != "auto" and k not in _NOT_VARIABLES}
+
+
+def shown_tools(tools: Any) -> list[dict[str, Any]] | Unknown | None:
+    """Tools as the template sees them: known fields in a fixed order; a missing description or schema is None."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not tools:
+        return Unknown("tools")
+    shown = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return Unknown("tools")
+        shown.append(shown_tool(function, tool.get("defer_loading")))
+    return shown
+
+
+def shown_tool(function: dict[str, Any], defer_loading: Any = None) -> dict[str, Any]:
+    dumped = {key: function.get(key) for key in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        dumped["strict"] = function["strict"]
+    deferred = function.get("defer_loading")
+    if (deferred if deferred is not None else defer_loading) is not None:
+        dumped["defer_loading"] = deferred if deferred is not None else defer_loading
+    tool = {"type": "function", "function": dumped}
+    return tool if defer_loading is None else tool | {"defer_loading": defer_loading}
+
+
+def unknown(reason: str) -> Reading:
+    return Reading(Unknown(reason), {})
+
+
+def _text(text: str, add_special_tokens: bool) -> Reading:
+    return Reading(Text(text, add_special_tokens), {"prompt": text, "add_special_tokens": add_special_tokens})
+
+
+def _prompts(part: Part) -> list[Any]:
+    """`prompt` as an array: of token ids, or of strings or arrays of token ids. Raises BadRequest for anything else."""
+    if not isinstance(part, msgspec.Raw):
+        return []
+    for decoder in (_TOKEN_IDS, _TEXTS, _TOKEN_LISTS):
+        try:
+            return decoder.decode(part)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    raise BadRequest("`prompt` must be a string, token ids, or an array of either", param="prompt")

@@ -1,0 +1,168 @@
+"""`/v1/responses`: input items become chat messages, several items sometimes one message.
+
+Follows vLLM 0.32's openai/responses/utils.py: reasoning, text and function calls that follow each other make one
+assistant message as long as its slot is free; of an assistant's content parts only the first counts; a last message
+that is marked unfinished is continued. Prompts that build on an earlier response are unknown here: their beginning
+lies with the engine that made it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do
+not pass through the chat request's model (`validated=False`: a tool call keeps its keys' order).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from router.prompt.api.fields import Fields, Part, given, require, starts, value
+from router.prompt.api.openai import Asked, Reading, chat_reading, shown_tool, template_kwargs, unknown
+from router.prompt.prompt import Unknown
+
+Message = dict[str, Any]
+
+_UNFINISHED = ("in_progress", "incomplete")
+_CUSTOM_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}  # what the engine shows the model in place of a free-form tool
+
+
+class ResponsesFields(Fields):
+    max_tokens: Any = msgspec.field(name="max_output_tokens", default=UNSET)
+    input: Part = UNSET
+    instructions: str | None = None
+    tools: Part = UNSET
+    reasoning: Part = UNSET
+    chat_template_kwargs: Part = UNSET
+    previous_response_id: str | None = None
+    previous_input_messages: Part = UNSET
+
+
+def check_responses(fields: ResponsesFields) -> None:
+    require(fields.input, "input", b'"[', "a string or an array")
+
+
+def read_responses(fields: ResponsesFields) -> Reading:
+    if fields.previous_response_id is not None or given(fields.previous_input_messages):
+        return unknown("previous_response")
+    reasoning = value(fields.reasoning, "reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    kwargs = template_kwargs(value(fields.chat_template_kwargs, "chat_template_kwargs"), effort)
+    messages: list[Message] = []
+    if fields.instructions:
+        messages.append({"role": "system", "content": fields.instructions})
+    continued = False
+    if starts(fields.input, b'"'):
+        messages.append({"role": "user", "content": value(fields.input, "input")})
+    else:
+        items = value(fields.input, "input")
+        spoken: list[Message] = []
+        for item in items:
+            if not isinstance(item, dict) or not _take(item, spoken):
+                return unknown("content")
+        messages += spoken
+        continued = bool(items) and _unfinished(items[-1])
+    tools = _tools(value(fields.tools, "tools"))
+    asked = Asked(messages, tools, kwargs, not continued, continued)
+    return chat_reading(asked, add_special_tokens=True, validated=False)
+
+
+def _unfinished(item: Message) -> bool:
+    return item.get("type", "message") in ("message", "reasoning") and item.get("status") in _UNFINISHED
+
+
+def _take(item: Message, messages: list[Message]) -> bool:
+    """Adds one input item to the chat, or to its last message. False: the engine refuses such an item."""
+    kind = item.get("type")
+    if kind in ("function_call", "custom_tool_call"):
+        return _fill(messages, "tool_calls", _call(item))
+    if kind == "reasoning":
+        thought = None if item.get("encrypted_content") else _thought(item)
+        return thought is not None and _fill(messages, "reasoning", thought)
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        messages.append(_as_chat({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}))
+        return True
+    if item.get("role") == "assistant":
+        text = _spoken(item.get("content"))
+        return text is not None and _fill(messages, "content", text)
+    if "role" in item:
+        messages.append(_as_chat(item))
+        return True
+    return False
+
+
+def _as_chat(item: Message) -> Message:
+    """The same text parts under the name that chats, and so the engine's `/tokenize`, know them by."""
+    content = item.get("content")
+    if not isinstance(content, list):
+        return item
+    return item | {"content": [_text_part(part) for part in content]}
+
+
+def _text_part(part: Any) -> Any:
+    written = isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
+    return {"type": "text", "text": part.get("text")} if written else part
+
+
+def _fill(messages: list[Message], slot: str, content: Any) -> bool:
+    """Puts `content` into the last assistant message if that slot is free there, else into a new one."""
+    last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
+    if slot == "tool_calls":
+        if content is None:
+            return False
+        if last is not None:
+            last.setdefault("tool_calls", []).append(content)
+            return True
+        content = [content]
+    elif last is not None and last.get(slot) is None:
+        last[slot] = content
+        return True
+    messages.append({"role": "assistant", slot: content})
+    return True
+
+
+def _call(item: Message) -> Message | None:
+    name, call_id = item.get("name"), item.get("call_id")
+    if not isinstance(name, str) or not isinstance(call_id, str):
+        return None
+    written = item.get("arguments")
+    if item["type"] == "custom_tool_call":
+        written = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
+    else:
+        name = f"{item['namespace']}__{name}" if item.get("namespace") else name
+    return {"id": call_id, "function": {"name": name, "arguments": written}, "type": "function"}
+
+
+def _thought(item: Message) -> str | None:
+    """The first text of the content, else of the summary; an empty thought is one, too."""
+    for parts in (item.get("content"), item.get("summary")):
+        if parts:
+            return _spoken(parts)
+    return ""
+
+
+def _spoken(content: Any) -> str | None:
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        content = content[0].get("text")
+    return content if isinstance(content, str) else None
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | Unknown | None:
+    """Function tools as the template sees them; other kinds are not shown to the model at all."""
+    if not tools:
+        return None
+    shown: list[dict[str, Any]] = []
+    for tool in tools if isinstance(tools, list) else [tools]:
+        if not isinstance(tool, dict) or not isinstance(tool.get("tools", []), list):
+            return Unknown("tools")
+        if tool.get("type") == "function":
+            shown.append(shown_tool(tool))
+        elif tool.get("type") == "namespace":
+            inner = [t for t in tool.get("tools") or [] if isinstance(t, dict) and t.get("type") == "function"]
+            shown += [shown_tool(t | {"name": f"{tool.get('name')}__{t.get('name')}"}) for t in inner]
+        elif tool.get("type") == "custom":
+            shown.append(shown_tool(tool | {"parameters": _CUSTOM_SCHEMA}))
+    return shown

@@ -1,0 +1,256 @@
+"""A model's chat template, rendered as Hugging Face's tokenizers and vLLM 0.32 render it.
+
+The environment (sandbox, block trimming, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop
+controls, the `generation` tag) is transformers'; what is decided by looking into the template is vLLM's: whether it
+iterates over content parts or wants one string, whether it knows the role "developer", whether it takes system
+messages in the middle. Templates come from the operator's model folder; a client's own template never gets here.
+Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import msgspec
+
+from router.prompt.prompt import MEDIA, Chat
+from router.prompt.tokenization.content_format import iterates_content
+
+Message = dict[str, Any]
+
+_CUT = "\ue0ffwarmroute-cut\ue0ff"  # stands where media follow; private use characters, in nobody's prompt
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's mark, trailing space included
+_BREAKS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)  # in a template's code
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+class Unrenderable(Exception):
+    """The template refused these messages, or broke on them; the engine will say so to the client."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` only marks text for training: the body is printed as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_say"), [], [], body).set_lineno(line)
+
+    def _say(self, caller: jinja2.runtime.Macro) -> str:
+        return str(caller())
+
+
+class Template:
+    """One compiled template. `wall` gives seconds since the epoch, for templates that print the date."""
+
+    def __init__(self, source: str, wall: Callable[[], float]) -> None:
+        """Raises jinja2.TemplateSyntaxError for a source that is no template."""
+        self.source = source
+        environment = _environment(wall)
+        self._template = environment.from_string(source)
+        self.content_format: Literal["string", "openai"] = (
+            "openai" if iterates_content(environment.parse(source)) else "string"
+        )
+        self._knows_developer = '"developer"' in source or "'developer'" in source
+
+    def render(self, chat: Chat, variables: dict[str, Any]) -> str:
+        """The prompt; for a cut chat, only what stands before the first media part. Raises Unrenderable."""
+        return "".join(self.chunks(chat, variables))
+
+    def chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
+        """The prompt as the template prints it, bit by bit. Whoever wants bytes makes them of each: in one long text a
+        single emoji makes every character four bytes wide, which costs 1 ms for 340 KB.
+
+        `variables` are special tokens and the engine's default template kwargs; the request's own win over them.
+        """
+        values = variables | chat.template_kwargs
+        messages = chat.messages
+        if chat.anthropic:
+            messages = self._merged_system(messages)
+            values = self._known_effort(values)
+        messages = [_flattened(message, self.content_format) for message in messages]
+        if not self._knows_developer:
+            messages = _without_developer(messages)
+        tools = values.pop("tools", chat.tools)
+        if chat.continue_final_message and not chat.cut:
+            return [self._continued(messages, tools, values, chat.add_generation_prompt)]
+        said = self._say(messages, tools, values, chat.add_generation_prompt)
+        return [_before_cut("".join(said))] if chat.cut else said
+
+    def _say(
+        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
+    ) -> list[str]:
+        values = {"documents": None, **values}
+        given = {**values, "messages": messages, "tools": tools, "add_generation_prompt": prompt_answer}
+        try:
+            return list(self._template.generate(given))
+        except (jinja2.TemplateError, *_BREAKS) as refusal:
+            raise Unrenderable(str(refusal)) from None
+
+    def _continued(
+        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
+    ) -> str:
+        """The last message left open: a mark is put behind its text and the prompt is cut there."""
+        if prompt_answer or not messages or "content" not in self.source:
+            raise Unrenderable("this chat's final message cannot be continued")
+        messages = [*messages[:-1], deepcopy(messages[-1])]
+        content = messages[-1]["content"]
+        if isinstance(content, str):
+            messages[-1]["content"], last = content + _CONTINUE, content
+        else:
+            texts = [part for part in content if "text" in part]
+            if not texts:
+                raise Unrenderable("no text to continue")
+            last = texts[-1]["text"]
+            texts[-1]["text"] = last + _CONTINUE
+        text = "".join(self._say(messages, tools, values, False))
+        if last.strip() not in text or _CONTINUE.strip() not in text:
+            raise Unrenderable("the template does not print the message to continue")
+        before, _, after = text.rpartition(_CONTINUE.strip())
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _merged_system(self, messages: list[Message]) -> list[Message]:
+        """One system message in front, where the template refuses later ones; their texts without a separator."""
+        system = [message for message in messages if message["role"] == "system"]
+        if not system or not self._system_first:
+            return messages
+        text = "".join(part["text"] for message in system for part in message["content"])
+        others = [message for message in messages if message["role"] != "system"]
+        return [{"role": "system", "content": [{"type": "text", "text": text}]}, *others]
+
+    @cached_property
+    def _system_first(self) -> bool:
+        """The engine's own probe, in an environment without helpers: a template that needs one counts as refusing."""
+        probe = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            probe.from_string(self.source).render(messages=messages, add_generation_prompt=False)
+        except (jinja2.TemplateError, *_BREAKS):
+            return True
+        return False
+
+    def _known_effort(self, values: dict[str, Any]) -> dict[str, Any]:
+        """`thinking: disabled` asks for effort "none"; templates that do not know that word get "low"."""
+        if values.get("reasoning_effort") != "none" or self._knows_no_effort:
+            return values
+        return values | {"reasoning_effort": "low"} | ({"enable_thinking": True} if "enable_thinking" in values else {})
+
+    @cached_property
+    def _knows_no_effort(self) -> bool:
+        none = self._probe("none")
+        return none is not None and all(self._probe(effort) != none for effort in _EFFORTS)
+
+    def _probe(self, effort: str) -> str | None:
+        content: Any = [{"type": "text", "text": "Hi"}] if self.content_format == "openai" else "Hi"
+        values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        try:
+            return "".join(self._say([{"role": "user", "content": content}], None, values, True))
+        except Unrenderable:
+            return None
+
+
+def _environment(wall: Callable[[], float]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.fromtimestamp(wall()).strftime(pattern)
+
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own, escapes nothing for HTML and keeps the keys' order. Parameter names are the templates'."""
+    if indent is not None and indent > 0 and separators is None:
+        # Python's own encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3.
+        with suppress(msgspec.DecodeError):  # of NaN and infinities, which are no JSON
+            return msgspec.json.format(json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys), indent=indent)
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _flattened(message: Message, content_format: str) -> Message:
+    """Content in the form the template wants. Tool results are one string in both, unless they hold more than text.
+
+    vLLM leaves empty parts out only where it makes the string for the template's sake (chat_utils.py).
+    """
+    parts = message["content"]
+    if any(part["type"] == MEDIA for part in parts):
+        return message | {"content": _with_cut(parts, content_format)}
+    only_text = all(part["type"] == "text" for part in parts)
+    if content_format == "openai" and not (message["role"] == "tool" and only_text):
+        return message
+    texts = [part["text"] if part["type"] == "text" else part["name"] for part in parts]
+    if content_format == "string":
+        texts = [text for text in texts if text]
+    return message | {"content": "\n".join(texts)}
+
+
+def _with_cut(parts: list[Message], content_format: str) -> Any:
+    """In a string the engine may put media in front of all text, so nothing of it is sure; in a list their place is."""
+    if content_format == "string":
+        return _CUT
+    known = parts[: next(i for i, part in enumerate(parts) if part["type"] == MEDIA)]
+    return [*known, {"type": "text", "text": _CUT}]
+
+
+def _before_cut(text: str) -> str:
+    """Up to the last word in front of the cut: that word's own tokens may reach into what follows."""
+    known, found, _ = text.partition(_CUT)
+    if not found:
+        raise Unrenderable("the template does not print the part where media stand")
+    for i in range(len(known) - 1, 0, -1):
+        if known[i].isspace() and not known[i - 1].isspace():
+            return known[:i]
+    return ""
+
+
+def _without_developer(messages: list[Message]) -> list[Message]:
+    """Developer messages as system messages, and then all system messages as one in front."""
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    messages = [_as_system(message) if message["role"] == "developer" else message for message in messages]
+    system = [message for message in messages if message["role"] == "system"]
+    if len(system) == 1 and messages[0] is system[0]:
+        return messages
+    texts = [text for message in system if (text := _text(message["content"]))]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _as_system(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)

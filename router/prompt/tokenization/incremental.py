@@ -1,0 +1,145 @@
+"""A prompt's ids and keys, made here: rendered, taken apart, looked up, and only what is new in it tokenised.
+
+    render, cut, name (a hash per piece) -> memo -> copy what is found, tokenise the rest -> memo
+
+All of it is done at once on the event loop where what is new is short; a long rest goes to a thread, and so does the
+first step for bodies that are very large. Rendering, naming and copying the 340 KB of an 80,000-token chat take 1 to
+3 ms, tokenising them 70.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from router.clock import Clock
+from router.config.schema import Tokens as Settings
+from router.kvcache.block_keys import Keyring
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.prompt import Chat, Text, Unknown
+from router.prompt.tokenization.chat_template import Unrenderable
+from router.prompt.tokenization.local_tokenizer import Local, Parts
+from router.prompt.tokenization.offload import Threads
+from router.prompt.tokenization.prefix import Line
+from router.prompt.tokenization.prefix_cache import Memo, Name, Piece, piece_of
+
+RENDERED_ON_LOOP_BYTES = 500_000  # of the body: 2 to 5 ms
+
+T = TypeVar("T")
+
+
+class Chain(NamedTuple):
+    """What keys are made of besides ids."""
+
+    model: str
+    adapter: str | None
+    salt: str | None
+    block_sizes: frozenset[int]
+
+
+class _Task(NamedTuple):
+    """A prompt, and when it has to be done."""
+
+    local: Local
+    source: Chat | Text
+    chain: Chain
+    spell: bool
+    begun_s: float
+
+    @property
+    def root(self) -> bytes:
+        """All that decides about ids and keys but the text. `repr` says different things differently, and no NUL."""
+        source = self.source
+        cut = isinstance(source, Chat) and source.cut
+        return repr((*self.chain[:3], source.add_special_tokens, cut, self.spell)).encode() + b"\0"
+
+
+class _Read(NamedTuple):
+    parts: Parts
+    names: list[Name]
+
+
+class _Made(NamedTuple):
+    known: Known
+    new: list[Piece]
+
+
+def _leave(made: object) -> None:
+    """Nothing is kept of it."""
+
+
+class Remembering:
+    def __init__(self, settings: Settings, keyring: Keyring, memo: Memo, threads: Threads, clock: Clock) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._memo = memo
+        self._threads = threads
+        self._clock = clock
+        self.remembered: Counter[str] = Counter()  # prompt tokens found, by model
+        self.tokenised: Counter[str] = Counter()  # and those that were not
+
+    async def of(
+        self, local: Local, source: Chat | Text, chain: Chain, body_bytes: int, *, remember: bool = True
+    ) -> Known | Unknown:
+        spell = self._settings.hand_ids == "auto" and isinstance(source, Chat)
+        task = _Task(local, source, chain, spell, self._clock.now())
+        in_thread = body_bytes > max(RENDERED_ON_LOOP_BYTES, self._settings.inline_chars)
+        read = await self._run(partial(self._read, task), task, in_thread)
+        if isinstance(read, Unknown):
+            return read
+        found = self._memo.find(read.names)
+        line = Line(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        for piece in (piece_of(read.parts.head, spell=spell), *found):
+            line.add(piece)
+        new = read.parts.pieces[len(found) :]
+        work = partial(self._made, task, line, new, read.parts.tail)
+        keep = partial(self._keep, task, read.names, found) if remember else _leave
+        made = await self._run(work, task, sum(map(len, new)) > self._settings.inline_chars, keep)
+        return made if isinstance(made, Unknown) else made.known
+
+    async def _run(
+        self, work: Callable[[], T], task: _Task, in_thread: bool, done: Callable[[T], None] = _leave
+    ) -> T | Unknown:
+        if in_thread:
+            left_s = self._settings.budget_ms / 1000 - (self._clock.now() - task.begun_s)
+            return await self._threads.run(work, left_s, done)
+        made = work()
+        done(made)
+        return made
+
+    def _read(self, task: _Task) -> _Read | Unknown:
+        try:
+            text = task.local.text(task.source)
+        except Unrenderable:
+            return Unknown("template_refused")
+        parts = task.local.parts(text, task.source)
+        return _Read(parts, self._memo.names(task.root, parts.pieces))
+
+    def _made(self, task: _Task, line: Line, new: list[bytes], tail: list[int]) -> _Made:
+        """`new`: what follows on `line`, and is nobody else's yet. Piece by piece, since only while it tokenises does
+        a thread leave the interpreter to the event loop.
+        """
+        pieces, keys_s = [], 0.0
+        for text in new:
+            pieces.append(piece_of(task.local.piece_ids(text, task.source), spell=task.spell))
+            made_s = self._clock.now()
+            line.add(pieces[-1])
+            keys_s += self._clock.now() - made_s
+        line.add(piece_of(tail, spell=task.spell))
+        known = Known(
+            ids=line.ids,
+            complete=not (isinstance(task.source, Chat) and task.source.cut),
+            how="local",
+            keys=line.keys,
+            tokens_ms=(self._clock.now() - task.begun_s - keys_s) * 1000,
+            keys_ms=keys_s * 1000,
+            spelled=tuple(line.spelled),
+        )
+        return _Made(known, pieces)
+
+    def _keep(self, task: _Task, names: list[Name], found: list[Piece], made: _Made) -> None:
+        self._memo.remember(names, [*found, *made.new])
+        self.remembered[task.chain.model] += sum(len(piece.ids) for piece in found)
+        self.tokenised[task.chain.model] += sum(len(piece.ids) for piece in made.new)

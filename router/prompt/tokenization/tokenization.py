@@ -1,0 +1,244 @@
+"""From a prompt to its token ids and block keys, within a budget, here or by an engine.
+
+    ids given --------------------------------------+
+    a tokenizer here, believed: remembering.py -----+--> keys for every block size in the fleet
+    else: an engine's /tokenize --------------------+
+
+Short prompts are done on the spot; what is long and new in a thread, since 80,000 tokens take a tenth of a second in
+which no stream may stand still. Trouble is a value: a prompt whose ids cannot be had is `Unknown` and is routed by
+load. What we believe of our own tokenizing is `trust.py`'s matter, and a mismatch is never silent: a log line, a count,
+and the engine's tokenizer from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+from router.clock import Clock
+from router.config.schema import Tokens as Settings
+from router.kvcache.block_keys import Keyring
+from router.kvcache.memory_budget import Budget
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.prompt import Chat, Ids, Prompt, Text, Unknown
+from router.prompt.tokenization.accuracy import Trust
+from router.prompt.tokenization.chat_template import Unrenderable
+from router.prompt.tokenization.incremental import Chain, Remembering
+from router.prompt.tokenization.local_tokenizer import Local
+from router.prompt.tokenization.offload import Threads
+from router.prompt.tokenization.prefix import Line
+from router.prompt.tokenization.prefix_cache import Memo, Piece
+from router.prompt.tokenization.probes import bodies
+
+log = logging.getLogger("warmroute.tokens")
+
+PROOF_TIMEOUT_S = 5.0
+
+
+RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy"]
+"""Why an engine gave no token ids."""
+
+
+class Report(NamedTuple):
+    """What the admin page and the metrics say of a model with a tokenizer here; all others ask their engines."""
+
+    source: Literal["local", "remote"]  # whose ids are used
+    proofs: int
+    mismatches: int
+    refuted: dict[str, str]  # by instance: the first probe that differed there
+    must_agree: int
+    incremental: bool  # only what is new in a prompt is tokenised; False: always the whole
+    whole_because: str | None
+    remembered_tokens: int  # of prompts, since the start: those that were found,
+    tokenised_tokens: int  # and those that were not
+
+
+class RemoteTokenizer(Protocol):
+    """Token ids from an engine; `router.backends.remote_tokenizer` implements it over HTTP. A string answer says why
+    there are none.
+    """
+
+    async def ids(
+        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
+    ) -> array[int] | RemoteFailure:
+        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, taken in turn."""
+
+    async def ask(
+        self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
+    ) -> array[int] | RemoteFailure:
+        """Return the ids from this instance, however many questions are in flight."""
+
+
+class Tokens:
+    """The room's one door. `locals_` by base model id; a model that is not in it asks its engines."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        locals_: Mapping[str, Local],
+        keyring: Keyring,
+        remote: RemoteTokenizer,
+        clock: Clock,
+        budget: Budget | None = None,
+    ) -> None:
+        """`budget`: shared with others that remember; default: one of its own, of `settings.memory_bytes`."""
+        self._settings = settings
+        self._locals = locals_
+        self._keyring = keyring
+        self._remote = remote
+        self._clock = clock
+        self._trust: dict[str, Trust] = {model: Trust() for model in locals_}
+        self._threads = Threads(settings.threads)
+        self.memory = budget or Budget(settings.memory_bytes)
+        memo = Memo(self.memory, secrets.token_bytes(64))
+        self._remembering = Remembering(settings, keyring, memo, self._threads, clock)
+
+    def local(self, model: str) -> Local | None:
+        """The tokenizer that is here for a base model, believed or not."""
+        return self._locals.get(model)
+
+    def asks(self, model: str) -> bool:
+        """Whether `of` asks an engine now: there is no tokenizer here, or it is not believed."""
+        trust = self._trust.get(model)
+        return trust is None or not trust.local
+
+    async def of(
+        self,
+        prompt: Prompt,
+        model: str,
+        adapter: str | None,
+        block_sizes: Iterable[int],
+        instances: Sequence[str],
+        *,
+        remember: bool = True,
+    ) -> Known | Unknown:
+        """Ids and keys of `prompt` for base model `model`; `instances` may be asked. Never raises for trouble. Without
+        `remember`, nothing tells later that it was asked.
+
+        Takes at most `tokens.budget_ms` (beside the prompts done on the spot).
+        """
+        chain = Chain(model, adapter, prompt.salt, frozenset(block_sizes))
+        source = prompt.source
+        if isinstance(source, Unknown):
+            return source
+        if isinstance(source, Ids):
+            begun_s = self._clock.now()
+            return await self._chained(source.ids, "given", chain, begun_s)
+        if self.asks(model):
+            return await self._asked(prompt, source, chain, instances)
+        return await self._remembering.of(self._locals[model], source, chain, len(prompt.body), remember=remember)
+
+    def observed(self, model: str, known: Known | Unknown | None, prompt_tokens: int | None) -> bool:
+        """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
+        if not isinstance(known, Known) or prompt_tokens is None or not known.complete or known.how != "local":
+            return True
+        if len(known.ids) == prompt_tokens:
+            return True
+        self._trust[model].miscounted()
+        log.warning(
+            "tokens of %s: we counted %d prompt tokens, the engine %d; asking the engine's tokenizer from now on",
+            model,
+            len(known.ids),
+            prompt_tokens,
+        )
+        return False
+
+    async def prove(self, instance: str, model: str) -> bool | None:
+        """Compares our ids with those of `instance` on every probe. None: nothing to prove, or no answer."""
+        local = self._locals.get(model)
+        if local is None:
+            return None
+        trust = self._trust[model]
+        options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
+        for name, path, body in bodies(model):
+            prompt = read_prompt(path, "application/json", body, options)
+            theirs = await self._remote.ask(instance, prompt.remote_fields, model, PROOF_TIMEOUT_S)
+            if theirs == "tokenizer_silent":
+                log.warning("tokens of %s: %s did not answer probe %r: nothing proved", model, instance, name)
+                return None
+            if theirs != _ids_or_refusal(local, prompt):
+                trust.differs(instance, name)
+                log.warning("tokens of %s: probe %r differs at %s; asking engines from now on", model, name, instance)
+                return False
+        trust.proved(instance)
+        return True
+
+    def forget(self, instance: str) -> None:
+        """The instance has left: what it refuted no longer counts."""
+        for trust in self._trust.values():
+            trust.refuted.pop(instance, None)
+
+    def report(self) -> dict[str, Report]:
+        return {
+            model: Report(
+                source="local" if trust.local else "remote",
+                proofs=trust.proofs,
+                mismatches=trust.mismatches,
+                refuted=dict(trust.refuted),
+                must_agree=trust.must_agree,
+                incremental=self._locals[model].whole_because is None,
+                whole_because=self._locals[model].whole_because,
+                remembered_tokens=self._remembering.remembered[model],
+                tokenised_tokens=self._remembering.tokenised[model],
+            )
+            for model, trust in self._trust.items()
+        }
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def _asked(
+        self, prompt: Prompt, source: Chat | Text, chain: Chain, instances: Sequence[str]
+    ) -> Known | Unknown:
+        if isinstance(source, Chat) and source.cut:
+            return Unknown("media")  # the engine would load it all, and its placeholders say nothing
+        begun_s = self._clock.now()
+        budget_s = self._settings.budget_ms / 1000
+        ids = await self._remote.ids(prompt.remote_fields, prompt.model or chain.model, instances, budget_s)
+        if isinstance(ids, str):
+            return Unknown(ids)
+        self._compare(chain.model, prompt, ids)
+        return await self._chained(ids, "remote", chain, begun_s)
+
+    def _compare(self, model: str, prompt: Prompt, theirs: array[int]) -> None:
+        """After a wrong count: short prompts are tokenised here as well, until enough of them agree."""
+        trust = self._trust.get(model)
+        if trust is not None and trust.must_agree and len(prompt.body) <= self._settings.inline_chars:
+            trust.compared(_ids_or_refusal(self._locals[model], prompt) == theirs)
+
+    async def _chained(
+        self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float
+    ) -> Known | Unknown:
+        """Ids from somebody else, and their keys; not remembered: there is no text to name them by."""
+        work = partial(self._known, ids, how, chain, begun_s)
+        if len(ids) * 4 <= self._settings.inline_chars:  # as much work as so many characters
+            return work()
+        return await self._threads.run(work, self._settings.budget_ms / 1000)
+
+    def _known(self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float) -> Known:
+        made_s = self._clock.now()
+        line = Line(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        line.add(Piece(array("I", ids)))
+        return Known(
+            ids=line.ids,
+            complete=True,
+            how=how,
+            keys=line.keys,
+            tokens_ms=(made_s - begun_s) * 1000,
+            keys_ms=(self._clock.now() - made_s) * 1000,
+        )
+
+
+def _ids_or_refusal(local: Local, prompt: Prompt) -> array[int] | str:
+    """Our ids, or the word that stands for an engine's refusal to render: a proof may find both refusing."""
+    if not isinstance(prompt.source, Chat | Text):
+        return "unreadable"
+    try:
+        return local.ids(prompt.source)
+    except Unrenderable:
+        return "tokenizer_refused"

@@ -1,0 +1,148 @@
+"""A pair: one engine computes the prompt and hands its KV to another, which answers.
+
+    relay_beside    Mooncake: both halves at once; the decode engine waits for the KV by itself
+    relay_after     Nixl: the prefill half's answer says where the KV lies and goes into the decode half, at once: the
+                    KV is kept under a lease
+
+The prefill half's answer itself is for nobody. Where that half fails before the other has begun to answer, the decode
+half is taken back, because it would wait for KV that will not come: nothing was sent to the client, and the caller may
+try another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. The
+client's leaving ends both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, NamedTuple, Protocol
+
+from router.backends.vllm.disaggregation import decode_body, read_cut, read_handed
+from router.prompt.prompt import Endpoint
+from router.proxy.call import Call
+from router.proxy.relay import (
+    BUSY,
+    Deadline,
+    End,
+    NotStarted,
+    Outgoing,
+    Refusal,
+    Rejected,
+    RelayWatch,
+    kept,
+    pass_on,
+    relay,
+)
+from router.proxy.relay import ask as ask_decode
+from router.proxy.upstreams import Asking, Exchange, Question, Timeouts, Unanswered
+from router.tasks import Tasks
+
+ANSWER_BYTES = 8 * 1024 * 1024
+
+
+class Prefill(NamedTuple):
+    """The prefill half on its way to one target."""
+
+    instance: str
+    target: str
+    record: str
+    endpoint: Endpoint
+    question: Question
+
+
+class Prefilled(NamedTuple):
+    """How it ended. `body`: of a good answer; `refusal`: of one that may be the client's to see."""
+
+    end: Literal["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
+    status: int | None = None
+    body: bytes = b""
+    refusal: Refusal | None = None
+    detail: str = ""
+
+
+class PairWatch(RelayWatch, Protocol):
+    def prefilled(self, prefilled: Prefilled) -> None:
+        """The prefill half is over. Not called when it was cut: the pair was over before it."""
+
+
+async def relay_beside(
+    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+) -> End:
+    """Both halves at once. `outgoing` is the decode half, complete."""
+    legs = Tasks("pair")
+    beginning = asyncio.timeout(None)  # of the answer; it runs out when the prefill half has failed
+    failure: Prefilled | None = None
+
+    async def beside() -> None:
+        nonlocal failure
+        prefilled = await ask_prefill(upstreams, prefill, limits)
+        if prefilled.end == "ok" and not read_cut(prefill.endpoint, prefilled.body):
+            prefilled = Prefilled("failed", prefilled.status, detail="it stopped early and dropped the KV")
+        watch.prefilled(prefilled)
+        if prefilled.end != "ok" and waiting:
+            failure = prefilled
+            beginning.reschedule(asyncio.get_running_loop().time())
+
+    waiting = True
+    legs.spawn("prefill", beside())
+    try:
+        async with beginning:
+            answer = await ask_decode(upstreams, outgoing, limits)
+        waiting = False
+        return await pass_on(call, answer, outgoing, watch)
+    except TimeoutError:
+        if failure is None:
+            raise
+        return unprefilled(failure)
+    finally:
+        await legs.close()
+
+
+async def relay_after(
+    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+) -> End:
+    """One half, then the other. `outgoing` is the client's request, to which is added what the first half hands over;
+    where it hands nothing over, the decode engine computes the prompt itself.
+    """
+    prefilled = await ask_prefill(upstreams, prefill, limits)
+    watch.prefilled(prefilled)
+    if prefilled.end != "ok":
+        return unprefilled(prefilled)
+    if (handed := read_handed(prefilled.body)) is not None:
+        outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
+    return await relay(call, upstreams, outgoing, limits, watch)
+
+
+async def ask_prefill(upstreams: Asking, prefill: Prefill, limits: Timeouts) -> Prefilled:
+    """The prefill half alone, to its end."""
+    answer = await upstreams.ask(
+        prefill.instance, prefill.question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
+    )
+    if isinstance(answer, Unanswered):
+        return Prefilled("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
+    with answer:
+        if answer.status >= 400:
+            return await _refused(answer, prefill)
+        body = await answer.whole(ANSWER_BYTES)
+        if answer.trouble is not None:
+            return Prefilled("died", answer.status, detail=answer.trouble.value)
+        return Prefilled("ok", answer.status, body or b"")
+
+
+async def _refused(answer: Exchange, prefill: Prefill) -> Prefilled:
+    refusal = await kept(answer, prefill.target, prefill.record)
+    detail = f"the prefill engine answered {answer.status}"
+    if answer.status == BUSY:
+        return Prefilled("busy", answer.status, refusal=refusal, detail=detail)
+    if answer.status < 500 and refusal is not None:
+        return Prefilled("rejected", answer.status, refusal=refusal, detail=detail)
+    return Prefilled("failed", answer.status, detail=detail)
+
+
+def unprefilled(prefilled: Prefilled) -> NotStarted | Deadline | Rejected:
+    """What a failed prefill half comes to for the pair."""
+    match prefilled:
+        case Prefilled(end="rejected", refusal=refusal) if refusal is not None:
+            return Rejected(refusal)
+        case Prefilled(end="connect" | "busy" | "died" | "failed" as end):
+            return NotStarted(end, prefilled.detail, prefilled.refusal, prefill=True)
+        case _:
+            return Deadline()

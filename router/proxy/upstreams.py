@@ -1,0 +1,274 @@
+"""The engines as the data path sees them: where they are, how to log in, and a pool of connections to each.
+
+Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes them
+(vLLM's uvicorn does after 5 s). One that the engine closed just as a request went out is not the engine's failure: when
+a *reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one,
+as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that,
+as all other trouble, is a value for the caller, who knows what may be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from router.backends.fetch import Answer
+from router.errors import ConfigError
+from router.proxy.engine_connection import Connection, Take, Trouble
+from router.proxy.headers import NO_HEADERS, Forwarded, request_head
+
+CROSSED_WITHIN_S = 0.1  # the news of a connection closed before it got our request is here within a round trip
+FETCH_BYTES = 8 * 1024 * 1024
+JSON = Forwarded(b"content-type: application/json\r\n", b"")
+
+
+class Timeouts(Protocol):
+    """Seconds; `router/config/schema.py:Limits` is one."""
+
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @property
+    def first_byte_timeout_s(self) -> float: ...
+    @property
+    def idle_timeout_s(self) -> float: ...
+
+
+class Question(NamedTuple):
+    """A request to an engine."""
+
+    method: str
+    target: bytes  # path and query
+    headers: Forwarded
+    body: bytes
+    rank: int | None = None
+
+
+class Unanswered(NamedTuple):
+    """No answer began. `connect`: the engine was not reached; `died`: it took the request; `late`: it stayed silent."""
+
+    reason: Literal["connect", "died", "late"]
+    detail: str
+
+
+class Asking(Protocol):
+    """Who puts a question to an engine."""
+
+    async def ask(
+        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
+    ) -> Exchange | Unanswered:
+        """As `Upstreams.ask`."""
+
+
+class Upstreams:
+    """`keepalive_s`: how long an idle connection is kept. Belongs to the running event loop."""
+
+    def __init__(self, *, connect_timeout_s: float, keepalive_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+        self._engines: dict[str, _Engine] = {}
+        self._tls: dict[str | None, ssl.SSLContext] = {}
+
+    def add(self, instance: str, url: str, *, api_key: str | None = None, ca_file: str | None = None) -> None:
+        """From now on `instance` is at `url` (http or https, no path). Raises `ConfigError` for a bad `ca_file`."""
+        self.remove(instance)
+        tls = self._context(ca_file) if urlsplit(url).scheme == "https" else None
+        self._engines[instance] = _Engine(url, api_key, tls, self._connect_timeout_s, self._keepalive_s)
+
+    def remove(self, instance: str) -> None:
+        """Forgets `instance`. Exchanges that are running end undisturbed."""
+        engine = self._engines.pop(instance, None)
+        if engine is not None:
+            engine.close()
+
+    def close(self) -> None:
+        for instance in list(self._engines):
+            self.remove(instance)
+
+    def idle(self, instance: str) -> int:
+        """Connections to `instance` that wait for a request."""
+        engine = self._engines.get(instance)
+        return len(engine.idle) if engine is not None else 0
+
+    def ask(
+        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
+    ) -> Coroutine[Any, Any, Exchange | Unanswered]:
+        """Sends `question` and waits until its answer has begun: its head and the first byte of its body, or its end.
+
+        An engine sends the head of a stream before it has computed anything, so the head alone promises nothing, and
+        until a byte of body has come the question may still be put to another. Close the exchange when done with it.
+        """
+        engine = self._engines.get(instance)
+        return _removed() if engine is None else engine.ask(question, first_byte_s, idle_s)
+
+    async def fetch(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        """`router/backends/fetch.py:Fetch`. Answers beyond 8 MB count as none."""
+        question = Question(method, path.encode(), JSON if body else NO_HEADERS, body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.ask(instance, question, first_byte_s=timeout_s, idle_s=timeout_s)
+                if isinstance(answer, Unanswered):
+                    return None
+                with answer:
+                    whole = await answer.whole(FETCH_BYTES)
+                    return None if whole is None else Answer(answer.status, whole)
+        except TimeoutError:
+            return None
+
+    def _context(self, ca_file: str | None) -> ssl.SSLContext:
+        """Loading the system's authorities takes tens of ms: once."""
+        if ca_file not in self._tls:
+            try:
+                self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise ConfigError(f"ca_file {ca_file}: {error}") from error
+        return self._tls[ca_file]
+
+
+async def _removed() -> Unanswered:
+    return Unanswered("connect", "the instance was removed")
+
+
+class Exchange:
+    """An answer that has begun. `with` it: leaving gives the connection back, or closes it, which aborts the work."""
+
+    __slots__ = ("_connection", "_engine", "headers", "status")
+
+    def __init__(self, engine: _Engine, connection: Connection) -> None:
+        self._engine = engine
+        self._connection = connection
+        self.status = connection.status
+        self.headers = connection.headers
+
+    @property
+    def connect_s(self) -> float:
+        return self._connection.connect_s
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._connection.trouble
+
+    @property
+    def drained(self) -> bool:
+        """The answer is whole and all of it was given."""
+        return self._connection.drained
+
+    def more(self) -> Awaitable[bytes]:
+        """What has arrived since, never empty; b"" when there is no more: `drained`, or `trouble` says why."""
+        return self._connection.more()
+
+    def pour(self, take: Take) -> Awaitable[bool]:
+        """Hands everything on to `take`, each piece as it arrives. True: `take` had enough, to be called again when it
+        can take more; False: there is no more, `drained`, or `trouble` says why.
+        """
+        return self._connection.pour(take)
+
+    async def whole(self, limit_bytes: int) -> bytes | None:
+        """All of the body, or None when it is larger than that or breaks off."""
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.more():
+            size += len(piece)
+            if size > limit_bytes:
+                return None
+            pieces.append(piece)
+        return b"".join(pieces) if self.drained else None
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.take_back(self._connection)
+
+
+class _Engine:
+    """One instance's address and pool."""
+
+    def __init__(
+        self, url: str, api_key: str | None, tls: ssl.SSLContext | None, connect_timeout_s: float, keepalive_s: float
+    ) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if tls else 80)
+        self._host_header = parts.netloc.rpartition("@")[2].encode()
+        self._credentials = None if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        self._tls = tls
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+        self._removed = False
+        self.idle: list[Connection] = []
+
+    async def ask(self, question: Question, first_byte_s: float, idle_s: float) -> Exchange | Unanswered:
+        credentials = question.headers.credentials if self._credentials is None else self._credentials
+        head = request_head(
+            question.method,
+            question.target,
+            self._host_header,
+            credentials,
+            question.headers.lines,
+            question.rank,
+            len(question.body),
+        )
+        answer = None
+        if self.idle:
+            connection = self.idle.pop()
+            asked_s = asyncio.get_running_loop().time()
+            answer = await self._exchange(connection, question, head, first_byte_s, idle_s)
+            if not connection.stale or asyncio.get_running_loop().time() - asked_s > CROSSED_WITHIN_S:
+                return answer
+        fresh = await self._connect()
+        if isinstance(fresh, Unanswered):
+            return answer or fresh  # it took the question and is gone now: perhaps it died of it
+        return await self._exchange(fresh, question, head, first_byte_s, idle_s)
+
+    async def _exchange(
+        self, connection: Connection, question: Question, head: bytes, first_byte_s: float, idle_s: float
+    ) -> Exchange | Unanswered:
+        connection.send(question.method, head, question.body, first_byte_s, idle_s)
+        try:
+            begun = await connection.begun()
+        except asyncio.CancelledError:
+            self.take_back(connection)
+            raise
+        if begun:
+            return Exchange(self, connection)
+        self.take_back(connection)
+        trouble = connection.trouble or Trouble.CLOSED
+        return Unanswered("late" if trouble is Trouble.LATE else "died", trouble.value)
+
+    async def _connect(self) -> Connection | Unanswered:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._retired), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            return Unanswered("connect", f"no connection within {self._connect_timeout_s:g} s")
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+            return Unanswered("connect", str(error))
+        connection.connect_s = loop.time() - started
+        return connection
+
+    def take_back(self, connection: Connection) -> None:
+        """The exchange is over: into the pool if the connection is clean."""
+        if connection.end() and not self._removed:
+            connection.rest(self._keepalive_s)
+            self.idle.append(connection)
+        else:
+            connection.close()
+
+    def _retired(self, connection: Connection) -> None:
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def close(self) -> None:
+        self._removed = True
+        for connection in self.idle:
+            connection.close()
+        self.idle.clear()

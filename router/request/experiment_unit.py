@@ -1,0 +1,38 @@
+"""Whose request it is, for an experiment: the unit that stays on one arm.
+
+    session   what the client calls its session or user, else the conversation's own beginning
+    user      what the client calls its user (as above, without falling back on the conversation)
+    api_key   the name of the client's key
+    time      the window of time that the request falls into
+    request   the request itself
+
+What names nobody stands for itself alone: such a request is a unit of its own.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from router.config.sections.experiment import Experiment
+from router.prompt.api.conversation_id import opening
+from router.prompt.prompt import Prompt
+
+
+def unit_of(experiment: Experiment, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float) -> bytes:
+    """16 bytes: equal for equal units, in every process. Names of users and keys cannot be read from it."""
+    match experiment.unit:
+        case "session":
+            name = _named(prompt.session) or opening(prompt)
+        case "user":
+            name = _named(prompt.session)
+        case "api_key":
+            name = _named(client)
+        case "time":
+            name = b"%d" % (at_wall_s // experiment.window_s)
+        case "request":
+            name = None
+    return blake2b(name or record_id.encode(), digest_size=16, person=experiment.unit.encode()).digest()
+
+
+def _named(name: str | None) -> bytes | None:
+    return None if name is None else name.encode(errors="surrogatepass")

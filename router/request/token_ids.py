@@ -1,0 +1,63 @@
+"""Token ids beside the text, for one attempt: who gets them, what its record says, and who hears what became of it.
+
+Ties the two rooms that know nothing of each other: `backends/token_ids/passthrough.py` chooses, `proxy/token_ids.py`
+sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.backends.token_ids.passthrough import Engine, Handing, Offer
+from router.fleet.engine_facts import Card
+from router.fleet.instance import Served
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.prompt import Prompt, Unknown
+from router.proxy.token_ids import WithIds
+from router.proxy.upstreams import Asking
+from router.scheduling.ticket import Ticket
+
+
+def offer_to(
+    handing: Handing, ticket: Ticket, prompt: Prompt, served: Served | None, known: Known | Unknown
+) -> Offer | None:
+    """Which engines of `ticket` get the prompt's ids; written into its attempt. None: there are no ids to hand."""
+    if served is None or not isinstance(known, Known) or not known.spelled:
+        return None
+    shares = (ticket,) if ticket.half is None else (ticket, ticket.half)
+    instances = [share.target.instance for share in shares]
+    engines = [Engine(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
+    offer = handing.offer(prompt, known, served.base, served.adapter, engines)
+    if offer is not None and offer.takers:
+        ticket.attempt.handed_ids = ticket.target.instance.id in offer.takers
+        if ticket.half is not None:
+            ticket.half.leg.handed_ids = ticket.half.target.instance.id in offer.takers
+    return offer
+
+
+def asking(handing: Handing, offer: Offer | None, ticket: Ticket, upstreams: Asking, plain: bytes) -> Asking:
+    """Who is asked in this attempt: `upstreams`, with ids where `offer` says so. `plain`: the client's request."""
+    if offer is None or not offer.takers:
+        return upstreams
+    answering = ticket.target.instance.id
+
+    def refused(instance: str, answer: bytes | None) -> None:
+        if instance == answering:
+            ticket.attempt.handed_ids = False
+        elif ticket.half is not None:
+            ticket.half.leg.handed_ids = False
+        handing.refused(instance, offer, answer)
+
+    return WithIds(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)
+
+
+def counted(handing: Handing, offer: Offer | None, ticket: Ticket) -> None:
+    """The attempt is over: what its answer counted, if it did, is held against our ids."""
+    if offer is not None:
+        attempt = ticket.attempt
+        handing.observed(offer, ticket.target.instance.id, attempt.handed_ids, ticket.record.prompt_tokens)
+
+
+def context_tokens(cards: Sequence[Card], model: str) -> int | None:
+    """The longest prompt and answer together, as the engine says of its base model; None: it does not say."""
+    return next((card.max_model_len for card in cards if card.id == model), None)

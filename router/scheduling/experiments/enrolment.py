@@ -1,0 +1,76 @@
+"""Who takes part in a trial: the units that are open, in the order in which they came, and the names of closed ones.
+
+A unit counts once. What returns after it was closed would fall on the same arm again, which is no new evidence, so
+names are remembered, the longest unseen one forgotten first. Bounded: `OPEN_UNITS` units of about 700 bytes and 16 per
+request, `CLOSED_UNITS` names of about 250. What does not fit does not count, and is counted as that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+
+from router.scheduling.experiments.unit import Unit
+from router.scheduling.policy.record import Record
+
+OPEN_UNITS = 100_000
+CLOSED_UNITS = 100_000
+UNIT_REQUESTS = 20_000  # that count, per unit
+
+
+class Roll:
+    """Units count with their requests of `observe_s` seconds. `returns`: may one come back after that?"""
+
+    def __init__(self, observe_s: float, returns: bool) -> None:
+        self.open: Counter[int] = Counter()  # units by arm
+        self.entered = 0
+        self.crowded = 0  # units that did not count
+        self.forgotten = 0  # names of closed ones
+        self._observe_s = observe_s
+        self._returns = returns
+        self._units: dict[bytes, Unit] = {}
+        self._queue: deque[bytes] = deque()
+        self._closed: OrderedDict[bytes, None] = OrderedDict()  # a plain dict takes long to find its first
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def enter(self, arm: int, name: bytes, record: Record) -> Unit | None:
+        """The unit that the request counts for; None: for none."""
+        unit = self._units.get(name)
+        if unit is not None:
+            fits = unit.arm == arm and record.arrived_s <= unit.began_s + self._observe_s
+            return unit if fits and len(unit.running) + len(unit.first_bytes) < UNIT_REQUESTS else None
+        if name in self._closed:
+            self._closed.move_to_end(name)
+            return None
+        if len(self._units) >= OPEN_UNITS:
+            self.crowded += 1
+            self._remember(name)
+            return None
+        unit = self._units[name] = Unit(arm, record.arrived_s)
+        self._queue.append(name)
+        self.open[arm] += 1
+        self.entered += 1
+        return unit
+
+    @property
+    def first(self) -> Unit | None:
+        return self._units[self._queue[0]] if self._queue else None
+
+    def observed(self, unit: Unit, now_s: float) -> bool:
+        """Is its time over?"""
+        return now_s >= unit.began_s + self._observe_s
+
+    def leave(self) -> None:
+        """The first unit is closed."""
+        name = self._queue.popleft()
+        self.open[self._units.pop(name).arm] -= 1
+        self._remember(name)
+
+    def _remember(self, name: bytes) -> None:
+        if not self._returns:
+            return
+        self._closed[name] = None
+        if len(self._closed) > CLOSED_UNITS:
+            self._closed.popitem(last=False)
+            self.forgotten += 1

@@ -1,0 +1,289 @@
+"""A running experiment's books: who fell on which arm, what became of it, and what follows from that.
+
+    began, ended      per request, at the choice and after its end: a few microseconds
+    look              about once a second: closes the units that are over, bets on each (`comparison.py`), asks limits
+    report            what people see
+
+A unit counts with its requests of the first `observe_s` seconds (of unit `time`: of its whole window), and once: what
+returns later would fall on the same arm, which is no new evidence. Units are taken in the order in which they arrived,
+so that all that a bet rests on was known before its unit's arm was drawn. The first of them is over when its time is
+over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so none that hangs
+holds up the rest for long.
+
+Memory is bounded: by `roll.py` for units, by what runs, and 40 KB per arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import inf
+
+from router.config.sections.experiment import Experiment, Metric
+from router.scheduling.experiments.arm_metrics import QUANTILES, Tally
+from router.scheduling.experiments.comparison import METRICS, Comparison, Values, bars
+from router.scheduling.experiments.enrolment import OPEN_UNITS, Roll
+from router.scheduling.experiments.limits import Limit, Watched, fails, slow
+from router.scheduling.experiments.results import ArmReport, Finding, Standing, TrialReport
+from router.scheduling.experiments.unit import Unit, failed, slow_share
+from router.scheduling.policy.record import Record
+
+CLOSES_AT_ONCE = 200  # units per look: about 10 ms
+FIRST_UNITS = 10  # of the first arm, before its quantiles are worth being held against
+REFRESH = 1.05  # they are taken anew when it has so many times the units that it had
+LATE = 10.0
+LATEST_S = 3600.0
+SLOW_SHARE = 0.1  # that may be slower than a limit on the P90
+
+
+class Arm:
+    """`comparison` is None for the first one, which the others are compared with."""
+
+    def __init__(self, name: str, share: float, comparison: Comparison | None, limits: dict[str, Limit]) -> None:
+        self.name = name
+        self.share = share
+        self.comparison = comparison
+        self.limits = limits  # by their keys in the configuration
+        self.tally = Tally()
+        self.reported = False
+        self.out: str | None = None
+
+
+class Trial:
+    """The arms of `spec`, the first one first. Shares are fixed: other shares are another trial."""
+
+    def __init__(self, spec: Experiment) -> None:
+        self._spec = spec
+        self._bars = bars(spec.guard.alpha, len(spec.arms))
+        first_share = next(iter(spec.arms.values()))
+        self._arms = [
+            Arm(
+                name,
+                share,
+                Comparison(share / (share + first_share), spec.guard, self._bars) if i else None,
+                _limits(spec),
+            )
+            for i, (name, share) in enumerate(spec.arms.items())
+        ]
+        self._numbers = {arm.name: i for i, arm in enumerate(self._arms)}
+        self._running: dict[int, Watched] = {}  # by the records' numbers
+        self._roll = Roll(_observed_s(spec), returns=spec.unit != "request")
+        self._quantiles: dict[Metric, float] = {}  # of the first arm, ms
+        self._refresh_at = float(FIRST_UNITS)
+
+    @property
+    def over(self) -> bool:
+        """The first arm is out: there is nothing left to compare with."""
+        return self._arms[0].out is not None
+
+    @property
+    def units(self) -> dict[str, int]:
+        """That are over and count, by arm."""
+        return {arm.name: arm.tally.units for arm in self._arms}
+
+    @property
+    def behind(self) -> int:
+        """Units that are open: many more than arrive in `observe_s` mean that `look` is called too seldom."""
+        return len(self._roll)
+
+    def began(self, arm: str, unit: bytes, record: Record) -> None:
+        """A request was placed by `arm` because its unit (a short digest) was *drawn* for it.
+
+        Not for requests that are on an arm for another reason (an override, a rollback): chance did not put them there.
+        """
+        number = self._numbers.get(arm)
+        if number is None:
+            raise ValueError(f"no arm `{arm}` in this trial; its arms: {', '.join(self._numbers)}")
+        books = self._arms[number]
+        if books.out is not None or self.over or record.number in self._running:
+            return
+        watched = Watched(number, self._roll.enter(number, unit, record), record)
+        self._running[record.number] = watched
+        if watched.unit is not None:
+            watched.unit.running[record.number] = record
+        for limit in books.limits.values():
+            limit.began(watched)
+
+    def ended(self, record: Record) -> None:
+        """The request is over and its record closed. Others than those that `began` are ignored."""
+        watched = self._running.pop(record.number, None)
+        if watched is None:
+            return
+        watched.over = True
+        books = self._arms[watched.arm]
+        books.tally.ended(record)
+        if watched.unit is not None and record.number in watched.unit.running:
+            watched.unit.ended(record)
+        if watched.passed and failed(record):
+            books.limits["error_rate_max"].broke()
+
+    def take_out(self, arm: str, why: str) -> None:
+        """The operator has rolled it back: its units do not count any more."""
+        books = self._arms[self._numbers[arm]]
+        books.out = books.out or why
+
+    def look(self, now_s: float) -> list[Finding]:
+        """Closes what is over, at most `CLOSES_AT_ONCE` units, and says which arms must go. `now_s`: monotonic."""
+        findings: list[Finding] = []
+        for _ in range(CLOSES_AT_ONCE):
+            unit = self._roll.first
+            if unit is None or not self._is_over(unit, now_s):
+                break
+            self._close(unit, findings)
+        for arm in self._arms:
+            if arm.out is None and not self.over:
+                self._ask_limits(arm, now_s, findings)
+        return findings
+
+    def report(self) -> TrialReport:
+        targets = set[str]().union(*(arm.tally.targets for arm in self._arms))
+        requests = sum(arm.tally.requests for arm in self._arms)
+        per_unit = requests / max(1, self._roll.entered)
+        return TrialReport(
+            alpha=self._spec.guard.alpha,
+            bar=self._bars.verdict,
+            guard_bar=self._bars.guard,
+            arms=tuple(self._report_of(arm, len(targets), per_unit) for arm in self._arms),
+            warnings=tuple(self._warnings()),
+        )
+
+    def _is_over(self, unit: Unit, now_s: float) -> bool:
+        if self._arms[unit.arm].out is not None:
+            return True
+        if not self._roll.observed(unit, now_s):
+            return False
+        return unit.hangs(now_s, self._late_s("ttft_p90"), self._late_s("duration_p90"))
+
+    def _late_s(self, metric: Metric) -> float:
+        """A request that is so old hangs."""
+        return min(LATE * self._quantiles[metric] / 1e3, LATEST_S) if self._quantiles else LATEST_S
+
+    def _close(self, unit: Unit, findings: list[Finding]) -> None:
+        """The first unit of the queue is over: bets are made on it, then it becomes part of what is known."""
+        self._roll.leave()
+        arm = self._arms[unit.arm]
+        unit.close()
+        if arm.out is not None or self.over:
+            return
+        values = self._values(unit)
+        guarded = self._guarded(unit, values)
+        for other in [arm] if arm.comparison is not None else self._arms[1:]:
+            if other.comparison is not None and other.out is None:
+                other.comparison.observe(other is arm, values, guarded)
+        arm.tally.closed(unit)
+        self._refresh()
+        if arm.comparison is not None and arm.comparison.alarmed and not arm.reported:
+            findings.append(self._guards(arm, arm.comparison))
+
+    def _values(self, unit: Unit) -> Values:
+        return tuple(self._value(metric, unit) for metric in METRICS)
+
+    def _value(self, metric: Metric, unit: Unit, stretch: float = 1.0) -> float | None:
+        """Of times: the share of requests slower than `stretch` times the first arm's quantile."""
+        if metric == "hit_share":
+            return unit.hit_share
+        if metric == "error_rate":
+            return unit.error_rate
+        if not self._quantiles:
+            return None
+        waits_ms = unit.last_bytes if metric == "duration_p90" else unit.first_bytes
+        return slow_share(waits_ms, stretch * self._quantiles[metric])
+
+    def _guarded(self, unit: Unit, values: Values) -> float | None:
+        metric = self._spec.guard.metric
+        if unit.arm and metric in QUANTILES:
+            return self._value(metric, unit, 1 + self._spec.guard.worse_by)
+        return values[METRICS.index(metric)]
+
+    def _refresh(self) -> None:
+        """The first arm's quantiles change only between units, so no unit is held against itself."""
+        first = self._arms[0].tally
+        if first.first_bytes.units < self._refresh_at:
+            return
+        self._refresh_at = first.first_bytes.units * REFRESH
+        for metric in QUANTILES:
+            quantile = first.quantile(metric)
+            if quantile is not None:
+                self._quantiles[metric] = quantile
+
+    def _guards(self, arm: Arm, comparison: Comparison) -> Finding:
+        guard = self._spec.guard
+        of_arm, of_first = (each.tally.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
+        why = (
+            f"{guard.metric}: {_figure(guard.metric, of_arm)} against {_figure(guard.metric, of_first)} of "
+            f"{self._arms[0].name}: worse by more than {guard.worse_by:.0%}, after {comparison.units} units"
+        )
+        arm.reported = True
+        if guard.action == "rollback":
+            arm.out = why
+        return Finding(
+            arm.name, "guard", guard.metric, why, comparison.units, comparison.too_bad.value, of_arm, of_first
+        )
+
+    def _ask_limits(self, arm: Arm, now_s: float, findings: list[Finding]) -> None:
+        for key, limit in arm.limits.items():
+            if limit.look(now_s) and arm.out is None:
+                most = (
+                    self._spec.limits.ttft_p90_max_ms if key == "ttft_p90_max_ms" else self._spec.limits.error_rate_max
+                )
+                arm.out = f"{key}: {limit.bad} of {limit.requests} requests are beyond it ({most:g})"
+                share = limit.bad / limit.requests
+                findings.append(Finding(arm.name, "limit", key, arm.out, arm.tally.units, limit.evidence, share, None))
+
+    def _report_of(self, arm: Arm, targets: int, per_unit: float) -> ArmReport:
+        return ArmReport(
+            arm=arm.name,
+            share=arm.share,
+            out=arm.out,
+            units_open=self._roll.open[self._numbers[arm.name]],
+            units_closed=arm.tally.units,
+            requests=arm.tally.requests,
+            failed=arm.tally.failed,
+            spread=arm.tally.spread(targets),
+            guard_evidence=arm.comparison.too_bad.peak if arm.comparison is not None else None,
+            standings=tuple(self._standing(arm, metric, per_unit) for metric in METRICS),
+        )
+
+    def _standing(self, arm: Arm, metric: Metric, per_unit: float) -> Standing:
+        estimate = arm.tally.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
+        if arm.comparison is None:
+            return Standing(metric, *estimate, None, None, None, None)
+        race = arm.comparison.races[METRICS.index(metric)]
+        units = race.units_needed(self._bars.verdict) if race.verdict == "not yet known" else 0
+        requests = None if units is None else round(units * per_unit)
+        return Standing(metric, *estimate, race.verdict, race.peak, units, requests)
+
+    def _warnings(self) -> Iterator[str]:
+        if self._spec.isolate == "none" and len(self._arms) > 1:
+            yield "the arms share caches and queues, so each shows what the others do as well; isolate: instances helps"
+        for arm in self._arms[1:]:
+            if arm.comparison is not None and arm.comparison.lopsided:
+                yield f"{arm.name} gets another share of the units than it should: the comparison is not to be trusted"
+        if self._roll.crowded:
+            yield f"{self._roll.crowded} units do not count: {OPEN_UNITS} were open already"
+        if self._roll.forgotten:
+            yield f"{self._roll.forgotten} closed units are forgotten: if they come back, they count twice"
+
+
+def _observed_s(spec: Experiment) -> float:
+    """How long a unit's requests count. A window has its own end; a request is all that there is of it."""
+    if spec.unit == "time":
+        return spec.window_s
+    return 0.0 if spec.unit == "request" else spec.observe_s
+
+
+def _limits(spec: Experiment) -> dict[str, Limit]:
+    limits = {}
+    if (most_ms := spec.limits.ttft_p90_max_ms) is not None:
+        limits["ttft_p90_max_ms"] = Limit(SLOW_SHARE, partial(slow, most_ms=most_ms))
+    if (most := spec.limits.error_rate_max) is not None:
+        limits["error_rate_max"] = Limit(most, fails)
+    return limits
+
+
+def _figure(metric: Metric, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if metric in QUANTILES:
+        return "no answer" if value == inf else f"{value:.0f} ms"
+    return f"{value:.1%}"

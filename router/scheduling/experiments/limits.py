@@ -1,0 +1,130 @@
+"""Limits: absolute bounds on what an arm may do to the requests on it, acted on at once.
+
+Unlike the comparison with the first arm, this looks at every request and does not wait for units to be over: a bad arm
+harms the others too, through the queues that they share. Requests are judged in the order in which they arrived, else
+quick failures would be counted before the good answers beside them that take their time; so nobody is waited for longer
+than the limit itself, or `GRACE_S`. Those that arrived in one second are one value y, the share of bad ones among them:
+what fails together (an engine that dies with forty requests) is one piece of news. Against the bound q,
+
+    R <- (R + 1) (1 + b D),   D = (y - q) / q,   averaged over several b
+
+is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected
+to be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than
+`ALARM` seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8 s
+at a bound of 10 %, 6 s at 5 %, 4 s at 1 %.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from router.scheduling.experiments.e_process import BETS
+from router.scheduling.experiments.unit import Unit, counts, failed, first_byte_ms
+from router.scheduling.policy.record import Record
+
+ALARM = 1e6  # s
+GRACE_S = 10.0  # a request that runs on counts as good until it fails
+
+Judgement = Literal["bad", "good", "skip", "wait"]
+
+
+class Watched:
+    """A request on an arm, until everybody who must know has heard how it went."""
+
+    __slots__ = ("arm", "over", "passed", "record", "unit")
+
+    def __init__(self, arm: int, unit: Unit | None, record: Record) -> None:
+        self.arm = arm
+        self.unit = unit  # None: its unit does not count (any more)
+        self.record = record
+        self.over = False
+        self.passed = False  # counted as good while it ran
+
+
+def slow(watched: Watched, now_s: float, most_ms: float) -> Judgement:
+    """Did, or does, it wait longer for its first byte?"""
+    record = watched.record
+    if not counts(record):
+        return "skip"
+    if watched.over:
+        wait_ms = first_byte_ms(record)
+        if -most_ms <= wait_ms < 0:
+            return "skip"  # the client left before that
+        return "bad" if abs(wait_ms) > most_ms else "good"
+    if record.ttft_ms is not None:
+        return "bad" if record.ttft_ms > most_ms else "good"
+    return "bad" if (now_s - record.arrived_s) * 1e3 > most_ms else "wait"
+
+
+def fails(watched: Watched, now_s: float) -> Judgement:
+    record = watched.record
+    if not watched.over:
+        watched.passed = now_s - record.arrived_s > GRACE_S
+        return "good" if watched.passed else "wait"
+    if failed(record):
+        return "bad"
+    return "good" if counts(record) and record.status is not None else "skip"
+
+
+class Limit:
+    """Of one arm's requests, at most the share `most` (in (0, 1)) may be bad, as `judge` finds them at a time."""
+
+    __slots__ = (
+        "_arrived",
+        "_bad",
+        "_good",
+        "_judge",
+        "_most",
+        "_queue",
+        "_stakes",
+        "alarmed",
+        "bad",
+        "evidence",
+        "requests",
+    )
+
+    def __init__(self, most: float, judge: Callable[[Watched, float], Judgement]) -> None:
+        self._most = most
+        self._judge = judge
+        self._stakes = [0.0] * len(BETS)
+        self._queue: deque[Watched] = deque()
+        self._arrived = 0  # the second whose requests are being counted
+        self._bad = self._good = 0  # of that second
+        self.requests = 0
+        self.bad = 0
+        self.evidence = 0.0
+        self.alarmed = False
+
+    def began(self, watched: Watched) -> None:
+        self._queue.append(watched)
+
+    def broke(self) -> None:
+        """One that had passed as good has failed after all."""
+        self._bad += 1
+
+    def look(self, now_s: float) -> bool:
+        """Must the arm go?"""
+        while self._queue and (judgement := self._judge(self._queue[0], now_s)) != "wait":
+            second = int(self._queue.popleft().record.arrived_s)
+            if second != self._arrived:
+                self._count()
+                self._arrived = second
+            self._bad += judgement == "bad"
+            self._good += judgement == "good"
+        if int(now_s) > self._arrived and not (self._queue and int(self._queue[0].record.arrived_s) == self._arrived):
+            self._count()
+        return self.alarmed
+
+    def _count(self) -> None:
+        """A second's requests are all known."""
+        if not (requests := self._bad + self._good):
+            return
+        gain = (self._bad / requests - self._most) / self._most
+        self._stakes = [(stake + 1) * (1 + bet * gain) for bet, stake in zip(BETS, self._stakes, strict=True)]
+        self.evidence = sum(self._stakes) / len(BETS)
+        self.alarmed = self.alarmed or self.evidence >= ALARM
+        self.requests += requests
+        self.bad += self._bad
+        self._bad = self._good = 0

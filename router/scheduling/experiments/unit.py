@@ -1,0 +1,135 @@
+"""A unit of an experiment: what falls on an arm as a whole, and counts once, with all its requests together.
+
+That is a session, a user, a key, a request or a window of time. Its requests depend on each other; the assignment,
+which is all that inference rests on, was drawn once for all of them.
+
+What becomes of a request:
+    failed      infinitely slow: no answer, a broken one, status >= 500, or 429. Else a failing arm would look fast
+    4xx         does not count: the client's own fault, on any arm alike
+    client left at least so slow as it waited: slower than x if it waited more than x, else it does not count
+    hangs       runs on when its unit is closed: infinitely slow, in time to the first byte or in duration
+    else        what it was
+
+Times are kept as bare numbers: a unit costs about 700 bytes and 16 more per request, and keeps no finished record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from math import inf
+
+from router.scheduling.policy.record import Record
+
+AT_ONCE = 1e-9  # ms: of a client that left as it came; negative zero would not be negative
+
+
+def failed(record: Record) -> bool:
+    """Of a request that is over."""
+    if _end(record) == "broken":
+        return True
+    if record.status is None:
+        return not left(record)
+    return record.status >= 500 or record.status == 429
+
+
+def left(record: Record) -> bool:
+    return _end(record) == "client_gone"
+
+
+def counts(record: Record) -> bool:
+    """False: the client made a mistake, which says nothing of the arm."""
+    return record.status is None or record.status < 400 or failed(record)
+
+
+def first_byte_ms(record: Record) -> float:
+    """Of a request that is over and counts: infinite where it failed; negative: the client left after so many ms."""
+    if failed(record):
+        return inf
+    if record.ttft_ms is not None:
+        return record.ttft_ms
+    return -max(duration_of(record), AT_ONCE)
+
+
+def last_byte_ms(record: Record) -> float:
+    """The same of its duration."""
+    if failed(record):
+        return inf
+    return -max(duration_of(record), AT_ONCE) if left(record) else duration_of(record)
+
+
+def duration_of(record: Record) -> float:
+    if record.duration_ms is None:
+        raise ValueError(
+            f"record {record.id} has no duration: tell the trial of a request's end after closing its record"
+        )
+    return record.duration_ms
+
+
+def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
+    """Share of requests that waited longer; None: of none is it known. Nothing is slower than what failed."""
+    slow = fast = 0
+    for wait_ms in waits_ms:
+        if wait_ms > limit_ms or -wait_ms > limit_ms or wait_ms == inf:
+            slow += 1
+        elif wait_ms >= 0:
+            fast += 1
+    return slow / (slow + fast) if slow + fast else None
+
+
+class Unit:
+    """Requests of one unit so far, all on one arm (by its number)."""
+
+    __slots__ = ("_answered", "_cached", "_failed", "_prompt", "arm", "began_s", "first_bytes", "last_bytes", "running")
+
+    def __init__(self, arm: int, began_s: float) -> None:
+        self.arm = arm
+        self.began_s = began_s
+        self.running: dict[int, Record] = {}  # by their numbers
+        self.first_bytes = array("d")  # ms, see `first_byte_ms`
+        self.last_bytes = array("d")
+        self._answered = 0
+        self._failed = 0
+        self._prompt = 0
+        self._cached = 0
+
+    def ended(self, record: Record) -> None:
+        """One of those running is over."""
+        del self.running[record.number]
+        if not counts(record):
+            return
+        self.first_bytes.append(first_byte_ms(record))
+        self.last_bytes.append(last_byte_ms(record))
+        if record.status is not None or failed(record):
+            self._answered += 1
+            self._failed += failed(record)
+        if record.prompt_tokens and record.cached_tokens is not None:
+            self._prompt += record.prompt_tokens
+            self._cached += min(record.cached_tokens, record.prompt_tokens)
+
+    def hangs(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
+        """Has everything that still runs waited longer than that, for its first byte or, with that, for its last?"""
+        return all(
+            now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)
+            for record in self.running.values()
+        )
+
+    def close(self) -> None:
+        """What still runs is not waited for."""
+        for record in self.running.values():
+            self.first_bytes.append(inf if record.ttft_ms is None else record.ttft_ms)
+            self.last_bytes.append(inf)
+        self.running.clear()
+
+    @property
+    def hit_share(self) -> float | None:
+        """Cached tokens delivered per prompt token; None: no answer told both."""
+        return self._cached / self._prompt if self._prompt else None
+
+    @property
+    def error_rate(self) -> float | None:
+        return self._failed / self._answered if self._answered else None
+
+
+def _end(record: Record) -> str | None:
+    return record.attempts[-1].end if record.attempts else None

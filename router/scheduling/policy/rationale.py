@@ -1,0 +1,69 @@
+"""Why a decision fell as it did, in one sentence for people.
+
+    engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0 (the runner-up, dearer by 0.85 points in all)
+
+The runner-up is the cheapest of the other rows, and the term that made the difference is the one that speaks most for
+the chosen row against it: there is always one, since a sum is only smaller where some part of it is. Where costs do not
+explain the choice (one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
+Everything is read off the decision: nothing is decided again.
+"""
+
+from __future__ import annotations
+
+from router.scheduling.policy.decision import FALLBACK, Decision, Term
+from scorers.contract import View
+
+_FAILED = "the policy failed and the fallback chose: "
+
+
+def why(decision: Decision) -> str:
+    """One sentence without a full stop. Amounts are weighted, in the policy's unit."""
+    failed = _FAILED if decision.policy == FALLBACK else ""
+    return f"{failed}{decision.target}: {_reason(decision)}{_among_whom(decision.view)}"
+
+
+def _reason(decision: Decision) -> str:
+    rows, costs, chosen = decision.rows, decision.costs, decision.chosen
+    if len(rows) == 1:
+        offered = len(decision.view.rows)
+        if offered > 1:
+            return f"the only one of {offered} candidates that the filters left"
+        return "the only one that could win" if decision.view.others else "the only candidate"
+    least, cost = min(costs), costs[chosen]
+    unit = _unit(decision.terms)
+    if cost > least:
+        cheapest = rows[costs.index(least)].target
+        return f"drawn by the picker, although {cheapest} costs {amount(cost - least)}{unit} less"
+    if (equals := costs.count(least)) > 1:
+        return f"by chance among {equals} equals"
+    return _difference(decision, unit)
+
+
+def _among_whom(view: View) -> str:
+    """Where candidates were left out, there may be more equals, and a closer runner-up, than is said."""
+    return f" (priced: {len(view.rows):,} of {len(view.rows) + view.others:,} candidates)" if view.others else ""
+
+
+def _difference(decision: Decision, unit: str) -> str:
+    """For a row that is cheaper than all others."""
+    costs, chosen = decision.costs, decision.chosen
+    other = min((i for i in range(len(costs)) if i != chosen), key=costs.__getitem__)
+    gains = {term.name: term.weight * term.costs[other] - term.weight * term.costs[chosen] for term in decision.terms}
+    name = max(gains, key=gains.__getitem__)
+    said = f"{name} costs {amount(gains[name])}{unit} less than at {decision.rows[other].target}"
+    if len(decision.terms) == 1:
+        return f"{said}, the runner-up"
+    return f"{said} (the runner-up, dearer by {amount(costs[other] - costs[chosen])}{unit} in all)"
+
+
+def _unit(terms: tuple[Term, ...]) -> str:
+    """A raw cost is in nothing that has a name."""
+    return "" if terms[0].unit == "raw" else f" {terms[0].unit}"
+
+
+def amount(value: float) -> str:
+    """With the digits that people compare by: 1,234, 1.20, 0.0042."""
+    size = abs(value)
+    if size >= 99.995:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if size >= 0.00995 or not size else f"{value:.2g}"

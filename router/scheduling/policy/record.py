@@ -1,0 +1,101 @@
+"""Everything about one decision and its outcome. Written once by the line, read by people, metrics and replays.
+
+A record keeps references (the view, the decision), not copies: the readable form is made only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.scheduling.policy.decision import Decision, ShadowChoice
+from router.scheduling.policy.policy import Policy
+
+DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
+PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
+
+
+class Leg(msgspec.Struct, gc=False):
+    """The prefill half of a pair: another instance computes the prompt and hands its KV over."""
+
+    decision: Decision
+    predicted_tokens: int | None  # as in `Attempt`, of the prefill target
+    expected_tokens: int | None
+    end: str = "running"  # ok | rejected | connect | busy | died | failed | deadline | cancelled | client_gone
+    duration_ms: float | None = None
+    cached_tokens: int | None = None  # delivered there
+    handed_ids: bool = False  # as in `Attempt`
+
+    @property
+    def target(self) -> str:
+        return self.decision.target
+
+
+class Attempt(msgspec.Struct, gc=False):
+    """One choice and how it went."""
+
+    decision: Decision
+    predicted_tokens: int | None  # overlap that the index promised for the chosen target, in any tier of its own
+    expected_tokens: int | None  # the same, counting what was just sent there
+    pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
+    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
+    prefill: Leg | None = None  # where the prompt's KV came from, when not from the target's own work
+    handed_ids: bool = False  # the engine got the prompt's token ids from us and needed not make them
+
+
+class Stages(msgspec.Struct, gc=False):
+    """Milliseconds that the router itself added, by stage; None where the stage did not run."""
+
+    parse_ms: float | None = None
+    tokens_ms: float | None = None
+    keys_ms: float | None = None
+    pool_ms: float | None = None
+    match_ms: float | None = None
+    decide_ms: float | None = None
+    connect_ms: float | None = None
+    door_ms: float | None = None  # waited for room in the fleet's caches
+
+
+class Record(msgspec.Struct, gc=False):
+    """One request, from the choice to the end."""
+
+    id: str
+    number: int
+    arrived_s: float  # monotonic
+    at_wall_s: float
+    endpoint: str
+    model: str
+    stream: bool
+    tokens_from: str  # given | local | remote | or why they are unknown
+    prompt_tokens_counted: int | None  # by us, before sending
+    stages: Stages
+    client: str | None = None  # the name of its API key
+    policy: Policy | None = None  # which decided, as it was then
+    arm: str | None = None  # of the experiment; None: there is none, or the request stands outside of it
+    unit: bytes | None = None  # whose arm that is
+    asked_by: str | None = None  # the token that asked for this policy, whatever the arm
+    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a ledger is kept
+    attempts: list[Attempt] = []
+    shadows: list[ShadowChoice] = []
+    status: int | None = None  # what the client got
+    error: str | None = None
+    ttft_ms: float | None = None
+    duration_ms: float | None = None
+    prompt_tokens: int | None = None  # by the engine
+    cached_tokens: int | None = None  # delivered
+    output_tokens: int | None = None
+    poison: bool = False  # two engines died on it
+    done: bool = False
+
+    @property
+    def target(self) -> str | None:
+        return self.attempts[-1].decision.target if self.attempts else None
+
+    @property
+    def deaths(self) -> int:
+        """Of engines that took it, or a pair's prefill half of it, and gave nothing."""
+        halves = (attempt.prefill.end for attempt in self.attempts if attempt.prefill is not None)
+        return sum(attempt.end == "died" for attempt in self.attempts) + sum(end == "died" for end in halves)
+
+    @property
+    def failed_prefills(self) -> int:
+        return sum(attempt.end == "prefill" for attempt in self.attempts)

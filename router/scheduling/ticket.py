@@ -1,0 +1,68 @@
+"""What a choice takes and what becomes of it: the booking of load that `Core.admit` makes and `Core.settle` gives back.
+
+A pair is one ticket with two bookings. The prefill half's share has the prompt's work and ends with that half; the
+ticket's own has the context and ends with the answer. What an end says of the engine, and to plug-ins that learn, is
+said here for both.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.fleet.breaker import Verdict, verdict
+from router.fleet.instance import Target
+from router.fleet.load import Booking
+from router.kvcache.indexer import Sent
+from router.kvcache.overlap_estimate import Belief
+from router.prompt.usage import Usage
+from router.scheduling.policy.record import Attempt, Leg, Record
+from scorers.contract import Outcome, PoolHit
+
+
+class Share(msgspec.Struct):
+    """One target's part in a request, and what was believed of it."""
+
+    target: Target
+    booking: Booking
+    belief: Belief | None
+    sent: Sent | None
+
+
+class Half(Share):
+    """The prefill half of a pair."""
+
+    leg: Leg
+
+
+class Ticket(Share):
+    """One attempt at a request. The line fills in `end` (a word of `Attempt.end`), `status`, and through the record
+    what the engine counted.
+    """
+
+    record: Record
+    attempt: Attempt
+    sent_at: float
+    pooled: PoolHit | None
+    half: Half | None
+    end: str = "client_gone"  # what it is when the line is cut without a word
+    status: int | None = None
+    ttft_ms: float | None = None
+
+    @property
+    def prefilled(self) -> bool:
+        """The engine has the prompt's KV. One that it refused left nothing in its cache."""
+        return self.ttft_ms is not None and self.status is not None and self.status < 400
+
+
+def verdict_of(end: str, status: int | None) -> Verdict:
+    """What an end says of the engine. The client's leaving, our own deadline and the other half's failure say nothing;
+    nor does a full queue.
+    """
+    if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
+        return "neutral"
+    return verdict(status if end in ("ok", "rejected", "failed") else None)
+
+
+def outcome_of(end: str, status: int | None, ttft_ms: float | None, duration_ms: float, usage: Usage) -> Outcome:
+    ok = end == "ok" and status is not None and status < 500
+    return Outcome(ok, status, ttft_ms, duration_ms, *usage)

@@ -1,1 +1,0 @@
-"""The simulator's commands: files in, tables, JSON and charts out. The simulation itself is `router/sim`."""

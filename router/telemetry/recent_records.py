@@ -1,0 +1,38 @@
+"""The last N decision records, in memory: what `/admin/records` shows.
+
+A record is added when its request is decided, not when it ends, so that a request in flight can be looked at too.
+Bounded by count; adding, finding and dropping take constant time whatever the bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+
+from router.scheduling.policy.record import Record
+
+
+class Ring:
+    """Keeps the newest `keep` records."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._order: deque[Record] = deque()
+        self._by_id: dict[str, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, record: Record) -> None:
+        """Its id must be new."""
+        self._order.append(record)
+        self._by_id[record.id] = record
+        if len(self._order) > self._keep:
+            del self._by_id[self._order.popleft().id]
+
+    def get(self, record_id: str) -> Record | None:
+        return self._by_id.get(record_id)
+
+    def latest(self, limit: int) -> list[Record]:
+        """At most `limit` records, newest first."""
+        return list(islice(reversed(self._order), limit))

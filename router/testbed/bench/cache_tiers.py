@@ -1,0 +1,155 @@
+"""`warmroute bench layers`: what each layer of cache is worth, by one prompt in four situations on two engines.
+
+    cold     engine A, never seen before               everything is computed
+    local    engine A again                            A's own cache
+    pool     engine B, which never saw it              the shared pool, or nothing where there is none
+    control  engine B, the same prompt under a salt    a salt is part of every block's name, so no cache knows it:
+                                                       B computes all of it, and is no faster than A
+
+The same prompt in all four, so the greedy answers must be the same: KV from a cache is the KV that would have been
+computed. Where each prompt's KV came from is not inferred from its time but read from the engine's counters. Requests
+go straight to the engines, one at a time, and each waits until the pool shows what the one before it saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import httpx
+
+from router.clock import Clock
+from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, difference, fetch, until
+from router.testbed.bench.environment import BenchFailed, Site
+from router.testbed.loadgen.client import Answer, Client
+from router.testbed.workloads import Span, token_ids
+
+Kind = Literal["cold", "local", "pool", "control"]
+Source = Literal["computed", "local", "pool"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EXPECTED: dict[Kind, Source] = {"cold": "computed", "local": "local", "pool": "pool", "control": "computed"}
+WHERE: dict[Kind, str] = {
+    "cold": "A, first time",
+    "local": "A, again",
+    "pool": "B, after A",
+    "control": "B, same prompt salted",
+}
+ANSWER_TOKENS = 8
+COUNTED_S = 5.0
+SAVED_S = 10.0
+
+
+class Measured(NamedTuple):
+    """One request, with what its engine and the master counted meanwhile."""
+
+    kind: Kind
+    repetition: int
+    answer: Answer
+    engine: EngineCounts
+    master: MasterCounts | None
+
+    @property
+    def source(self) -> Source:
+        """Where most of the prompt's KV came from."""
+        local = self.engine.local_tokens or 0.0
+        pool = 0.0 if self.engine.failed_keys else self.engine.pool_tokens or 0.0
+        if max(local, pool) * 2 <= self.answer.prompt_tokens:
+            return "computed"
+        return "local" if local >= pool else "pool"
+
+
+@dataclass
+class Layers:
+    """What was seen so far."""
+
+    tokens: int
+    seed: int
+    versions: str
+    block_tokens: int
+    seen: list[Measured] = field(default_factory=list)
+    unsaved: int = 0  # prompts whose blocks the master did not show in time
+    interrupted: bool = False
+
+    def of(self, kind: Kind) -> list[Measured]:
+        return [one for one in self.seen if one.kind == kind]
+
+    def as_expected(self, kind: Kind) -> int:
+        return sum(one.source == EXPECTED[kind] for one in self.of(kind))
+
+    def identical(self) -> tuple[int, int]:
+        """Repetitions in which all four answers are the same tokens, of those that have all four."""
+        by_repetition: dict[int, list[tuple[int, ...]]] = {}
+        for one in self.seen:
+            by_repetition.setdefault(one.repetition, []).append(one.answer.token_ids)
+        whole = [answers for answers in by_repetition.values() if len(answers) == len(KINDS)]
+        return sum(len(set(answers)) == 1 for answers in whole), len(whole)
+
+
+async def measure(
+    site: Site, seen: Layers, repetitions: int, clock: Clock, step: Callable[[str], None] = lambda kind: None
+) -> None:
+    """Fills `seen`; what is in it stays when this is cancelled. `step` is told each request as it begins.
+
+    Raises BenchFailed when an engine does not answer, NoCounters when one has no metrics page.
+    """
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=10.0, trust_env=False))
+        blocks = seen.tokens // seen.block_tokens
+        clients = [await stack.enter_async_context(Client(url, site.model, clock)) for url in site.engines[:2]]
+        a, b = [
+            _Bench(url, client, site.master, blocks, http, clock)
+            for url, client in zip(site.engines, clients, strict=False)
+        ]
+        for number, bench in enumerate((a, b)):  # an engine's first request pays for what is set up once
+            step("warm-up")
+            await bench.ask(_prompt(site, seen, repetitions + number), None)
+        for repetition in range(repetitions):
+            prompt = _prompt(site, seen, repetition)
+            for kind in KINDS:
+                step(kind)
+                bench = a if kind in ("cold", "local") else b
+                salt = f"control-{seen.seed}-{repetition}" if kind == "control" else None
+                seen.seen.append(Measured(kind, repetition, *await bench.ask(prompt, salt)))
+                seen.unsaved = a.unsaved + b.unsaved
+
+
+def _prompt(site: Site, seen: Layers, number: int) -> list[int]:
+    return token_ids(Span(number, seen.tokens), seen.seed, site.vocabulary)
+
+
+class _Bench:
+    """One engine under measurement: it serves nobody else meanwhile."""
+
+    def __init__(
+        self, url: str, client: Client, master: str | None, blocks: int, http: httpx.AsyncClient, clock: Clock
+    ) -> None:
+        self._url, self._client, self._master, self._http, self._clock = url, client, master, http, clock
+        self._blocks = blocks  # whole ones in a prompt
+        self.unsaved = 0  # answers whose blocks did not show in the pool in time
+
+    async def ask(self, prompt: Sequence[int], salt: str | None) -> tuple[Answer, EngineCounts, MasterCounts | None]:
+        engine, master = await self._engine(), await self._pool()
+        answer = await self._client.complete(prompt, ANSWER_TOKENS, salt)
+        if not isinstance(answer, Answer):
+            raise BenchFailed(f"{self._url}: {answer.status or 'no answer'}: {answer.reason}")
+        target = (engine.prompt_tokens or 0.0) + len(prompt)
+        counted = await until(self._clock, COUNTED_S, self._engine, lambda now: (now.prompt_tokens or 0.0) >= target)
+        mine = difference(counted, engine)
+        if master is None:
+            return answer, mine, None
+        new = self._blocks if 2 * (mine.computed_tokens or 0.0) > len(prompt) else 0
+        saved = await until(self._clock, SAVED_S, self._pool, lambda now: _stored(now) - _stored(master) >= new)
+        self.unsaved += _stored(saved) - _stored(master) < new
+        return answer, mine, saved and difference(saved, master)
+
+    async def _engine(self) -> EngineCounts:
+        return EngineCounts.read(await fetch(self._http, self._url))
+
+    async def _pool(self) -> MasterCounts | None:
+        return None if self._master is None else MasterCounts.read(await fetch(self._http, self._master))
+
+
+def _stored(master: MasterCounts | None) -> float:
+    return (master and master.stored_keys) or 0.0

@@ -1,0 +1,113 @@
+"""What a benchmark's report comes to: the figures that are compared, and all of it as JSON for other programs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from router.testbed.bench.agents import Outcome, Report
+from router.testbed.bench.cache_tiers import EXPECTED, Layers
+from router.testbed.loadgen.client import Answer, Failed
+from router.testbed.simulator.outcome import quantile
+from router.testbed.workloads.statistics import statistics
+
+
+class Shares(NamedTuple):
+    """Parts of the prompt tokens, by where their KV came from; they add up to 1."""
+
+    local: float
+    pool: float
+    computed: float
+
+
+class Figures(NamedTuple):
+    """What an arm comes to. Milliseconds; per second of the arm's whole time. None: nothing was counted."""
+
+    turns: int
+    failed: int
+    shares: Shares | None
+    ttft_p50_ms: float | None
+    ttft_p90_ms: float | None
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    took_s: float
+
+
+def figures(outcome: Outcome) -> Figures:
+    answers = outcome.answers
+    ttft = sorted(answer.ttft_ms for answer in answers)
+    took_s = outcome.took_s or float("inf")
+    return Figures(
+        turns=len(answers),
+        failed=len(outcome.failures),
+        shares=shares(outcome),
+        ttft_p50_ms=quantile(ttft, 0.5),
+        ttft_p90_ms=quantile(ttft, 0.9),
+        requests_per_s=len(answers) / took_s,
+        prompt_tokens_per_s=sum(answer.prompt_tokens for answer in answers) / took_s,
+        took_s=outcome.took_s,
+    )
+
+
+def shares(outcome: Outcome) -> Shares | None:
+    counted = outcome.engines
+    if counted is None or not counted.prompt_tokens or counted.local_tokens is None:
+        return None
+    local, pool = counted.local_tokens / counted.prompt_tokens, (counted.pool_tokens or 0.0) / counted.prompt_tokens
+    return Shares(local, pool, 1 - local - pool)
+
+
+def layers_json(seen: Layers, when: str) -> dict[str, Any]:
+    same, whole = seen.identical()
+    return {
+        "when": when,
+        "versions": seen.versions,
+        "prompt_tokens": seen.tokens,
+        "block_tokens": seen.block_tokens,
+        "seed": seen.seed,
+        "interrupted": seen.interrupted,
+        "identical": {"same": same, "of": whole},
+        "unsaved": seen.unsaved,
+        "requests": [
+            {
+                "kind": one.kind,
+                "repetition": one.repetition,
+                "source": one.source,
+                "expected": EXPECTED[one.kind],
+                **one.answer._asdict(),
+                "engine": one.engine._asdict() | {"computed_tokens": one.engine.computed_tokens},
+                "master": one.master and one.master._asdict(),
+            }
+            for one in seen.seen
+        ],
+    }
+
+
+def agents_json(report: Report, when: str) -> dict[str, Any]:
+    real = statistics(report.workload, report.block_tokens)
+    return {
+        "when": when,
+        "versions": report.versions,
+        "workload": {"name": report.workload.name, "seed": report.workload.seed, **real._asdict()},
+        "interrupted": report.interrupted,
+        "arms": [
+            {
+                **outcome.arm._asdict(),
+                "whole": outcome.whole,
+                "notes": outcome.notes,
+                **_figures_json(figures(outcome)),
+                "engines": outcome.engines and outcome.engines._asdict(),
+                "requests": [one._asdict() | {"answer": _answer_json(one.answer)} for one in outcome.asked],
+            }
+            for outcome in report.outcomes
+        ],
+    }
+
+
+def _figures_json(mine: Figures) -> dict[str, Any]:
+    return mine._asdict() | {"shares": mine.shares and mine.shares._asdict()}
+
+
+def _answer_json(answer: Answer | Failed) -> dict[str, Any]:
+    told: dict[str, Any] = answer._asdict()
+    told.pop("token_ids", None)
+    return told

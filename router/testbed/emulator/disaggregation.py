@@ -1,0 +1,91 @@
+"""The halves of a prefill/decode pair as a request names them: `kv_transfer_params`, read as vLLM's connectors do.
+
+    mooncake   P and D get the same `transfer_id`; D finds P through its bootstrap server and waits for it there
+    nixl       P's answer carries the params for D, which come back verbatim and name blocks under a lease
+
+Facts: protocol 7.1 and 7.2; vllm .../v1/mooncake/mooncake_connector.py and .../v1/nixl/pull_scheduler.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from router.testbed.emulator.engine_cores import Broken
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.simulator.engine_types import Finish
+
+REMOTE_KEYS = {
+    "mooncake": ("remote_engine_id", "remote_bootstrap_addr", "transfer_id"),
+    "nixl": ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids"),
+}
+KEPT_AFTER: dict[str, tuple[Finish, ...]] = {"mooncake": ("length",), "nixl": ("length", "stop")}
+
+
+class Prefill(NamedTuple):
+    """This engine computes the prompt, and keeps its blocks under `name` for another to fetch."""
+
+    name: str
+    keeps_after: tuple[Finish, ...]
+
+
+class Decode(NamedTuple):
+    """This engine fetches what another has computed."""
+
+    address: str  # base URL of that one's side door
+    engine_id: str
+    name: str
+    cached_tokens: int | None  # what P found in its caches, where it told (nixl)
+
+
+def read_half(options: EngineOptions, params: object, request_id: str) -> Prefill | Decode | None:
+    """None: the request concerns this engine alone, also where what it names is not enough to go by.
+
+    Raises Broken where the scheduler of a real engine asserts its role, and dies.
+    """
+    if options.transfer is None or not isinstance(params, dict):
+        return None
+    strict = options.transfer == "mooncake"
+    if params.get("do_remote_prefill"):
+        if strict and options.role == "prefill":
+            raise Broken("EngineCore encountered an issue: assert not self.is_kv_producer")
+        return _decode(options, params)
+    if params.get("do_remote_decode"):
+        if strict and options.role == "decode":
+            raise Broken("EngineCore encountered an issue: assert not self.is_kv_consumer")
+        name = params.get("transfer_id") if strict else request_id
+        return Prefill(str(name), KEPT_AFTER[options.transfer]) if name else None
+    return None
+
+
+def _decode(options: EngineOptions, params: dict[str, Any]) -> Decode | None:
+    assert options.transfer is not None
+    if any(not params.get(key) for key in REMOTE_KEYS[options.transfer]):
+        return None
+    if options.transfer == "mooncake":
+        address, name, cached = params["remote_bootstrap_addr"], params["transfer_id"], None
+    else:
+        address = f"http://{params['remote_host']}:{int(params['remote_port'])}"
+        name, cached = params["remote_request_id"], params.get("remote_prefill_cached_tokens")
+    return Decode(str(address), str(params["remote_engine_id"]), str(name), cached)
+
+
+def nixl_params(
+    name: str, engine_id: str, host: str, port: int, tokens: int, block_tokens: int, cached_tokens: int
+) -> dict[str, Any]:
+    """What P's answer carries for D: protocol 7.2, all keys of 0.32. Which blocks they were is nobody's business."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(range(1, 1 + -(-tokens // block_tokens)))],
+        "remote_engine_id": engine_id,
+        "remote_request_id": name,
+        "remote_host": host,
+        "remote_port": port,
+        "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": tokens,
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+        "remote_prefill_cached_tokens": cached_tokens,
+    }

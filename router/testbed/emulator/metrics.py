@@ -1,0 +1,118 @@
+"""The metrics page of an emulated engine: vLLM 0.32's names, labels and number format, for what is simulated.
+
+Only what a router or a dashboard looks at; the full page of a real engine is among the recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.simulator.engine_types import Gauges
+
+
+class Line(NamedTuple):
+    name: str
+    kind: str
+    value: Callable[[Gauges], float]
+    labels: str = ""  # beside engine and model_name
+    part: str = ""  # of a histogram
+
+
+def _cached(gauges: Gauges) -> int:
+    return gauges.hit_tokens + gauges.external_hit_tokens
+
+
+BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+LINES = (
+    Line("vllm:num_requests_running", "gauge", lambda g: g.running),
+    Line("vllm:num_requests_waiting", "gauge", lambda g: g.waiting),
+    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting - g.loading, 'reason="capacity"'),
+    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.loading, 'reason="deferred"'),
+    Line("vllm:num_requests_kv_fetch_by_stage", "gauge", lambda g: g.loading, 'stage="in_progress"'),
+    Line("vllm:kv_cache_usage_perc", "gauge", lambda g: g.kv_usage),
+    Line("vllm:prefix_cache_queries_total", "counter", lambda g: g.queried_tokens),
+    Line("vllm:prefix_cache_hits_total", "counter", lambda g: g.hit_tokens),
+    Line("vllm:external_prefix_cache_queries_total", "counter", lambda g: g.external_queried_tokens),
+    Line("vllm:external_prefix_cache_hits_total", "counter", lambda g: g.external_hit_tokens),
+    Line("vllm:num_preemptions_total", "counter", lambda g: g.preemptions),
+    Line("vllm:prompt_tokens_total", "counter", lambda g: g.prompt_tokens),
+    Line(
+        BY_SOURCE, "counter", lambda g: g.prompt_tokens - g.hit_tokens - g.external_hit_tokens, 'source="local_compute"'
+    ),
+    Line(BY_SOURCE, "counter", lambda g: g.hit_tokens, 'source="local_cache_hit"'),
+    Line(BY_SOURCE, "counter", lambda g: g.external_hit_tokens, 'source="external_kv_transfer"'),
+    Line("vllm:prompt_tokens_cached_total", "counter", _cached),
+    Line("vllm:generation_tokens_total", "counter", lambda g: g.generated_tokens),
+    Line("vllm:request_success_total", "counter", lambda g: g.stopped, 'finished_reason="stop"'),
+    Line("vllm:request_success_total", "counter", lambda g: g.truncated, 'finished_reason="length"'),
+    Line("vllm:request_success_total", "counter", lambda g: g.cancelled, 'finished_reason="abort"'),
+)
+
+
+STORE = "vllm:mooncake_store_operation"
+LOADED = 'operation="load_get",status="ok"'
+LOADS = (  # vLLM writes none of them before the first load
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOADED},le="+Inf"', "_bucket"),
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, LOADED, "_count"),
+    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_load_s, LOADED, "_sum"),
+    Line(f"{STORE}_total", "counter", lambda g: g.pool_loads, LOADED),
+    Line(f"{STORE}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOADED),
+)
+
+
+def page(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> bytes:
+    """`gauges` by rank."""
+    lines = [*_counts(options, LINES, gauges), *_cache_config(options)]
+    if any(each.pool_loads for each in gauges):
+        lines += _counts(options, LOADS, gauges)
+    if options.loras:
+        lines += _adapters(options, gauges, wall_s)
+    return "\n".join(lines).encode() + b"\n"
+
+
+def _counts(options: EngineOptions, lines: Sequence[Line], gauges: Sequence[Gauges]) -> Iterator[str]:
+    typed = ""
+    for line in lines:
+        if line.name != typed:
+            typed = line.name
+            yield f"# TYPE {line.name} {line.kind}"
+        for rank, each in enumerate(gauges):
+            labels = _labels({"engine": rank, "model_name": options.model}) + (line.labels and "," + line.labels)
+            yield f"{line.name}{line.part}{{{labels}}} {float(line.value(each))}"
+
+
+def _cache_config(options: EngineOptions) -> Iterator[str]:
+    yield "# TYPE vllm:cache_config_info gauge"
+    for rank in range(options.ranks):
+        labels = {
+            "block_size": options.block_tokens,
+            "cache_dtype": "auto",
+            "effective_attention_block_size": options.block_tokens,
+            "enable_prefix_caching": True,
+            "engine": rank,
+            "hash_block_size": None,  # so it reads on a real engine, too
+            "kv_cache_size_tokens": options.blocks * options.block_tokens,
+            "num_gpu_blocks": options.blocks,
+            "prefix_caching_hash_algo": options.hash_algo,
+            "sliding_window": None,
+        }
+        yield f"vllm:cache_config_info{{{_labels(labels)}}} 1.0"
+
+
+def _adapters(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> Iterator[str]:
+    """One line for the server; its value is when it was written."""
+    running = {name for each in gauges for name in each.running_adapters}
+    waiting = {name for each in gauges for name in each.waiting_adapters}
+    labels = {
+        "max_lora": len(options.loras),
+        "running_lora_adapters": ",".join(sorted(running)),
+        "waiting_lora_adapters": ",".join(sorted(waiting)),
+    }
+    yield "# TYPE vllm:lora_requests_info gauge"
+    yield f"vllm:lora_requests_info{{{_labels(labels)}}} {wall_s}"
+
+
+def _labels(values: dict[str, object]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in values.items())

@@ -1,0 +1,128 @@
+"""vLLM's endpoints beside generation: tokenising, models, and stand-ins for embeddings and scores.
+
+Embeddings and scores mean nothing here; they are there, of the right shape, and the same every time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+import xxhash
+
+from router.clock import Clock
+from router.errors import BadRequest
+from router.testbed.emulator.generate import read_json
+from router.testbed.emulator.http_exchange import Call
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.request_params import CHAT, MESSAGES, Orders
+from router.testbed.emulator.vocabulary import Vocabulary
+
+DIMENSIONS = 8
+
+
+class Small:
+    def __init__(self, options: EngineOptions, vocabulary: Vocabulary, orders: Orders, clock: Clock) -> None:
+        self._options = options
+        self._vocabulary = vocabulary
+        self._orders = orders
+        self._clock = clock
+        self._started = int(clock.wall())
+
+    async def tokenize(self, call: Call) -> None:
+        body = read_json(call)
+        model = body.get("model") or self._options.model
+        self._orders.adapter(model)
+        if "messages" in body:
+            (tokens,) = self._orders.prompts(CHAT, msgspec.json.encode(body | {"model": model}), body)
+        else:
+            tokens = self._vocabulary.encode(body["prompt"], special=body.get("add_special_tokens", True))
+        names = self._vocabulary.names(tokens) if body.get("return_token_strs") else None
+        counted = {"count": len(tokens), "max_model_len": self._options.context_tokens}
+        await call.answer(counted | {"tokens": tokens, "token_strs": names})
+
+    async def detokenize(self, call: Call) -> None:
+        body = read_json(call)
+        await call.answer({"prompt": self._vocabulary.decode(msgspec.convert(body["tokens"], list[int]))})
+
+    async def count_tokens(self, call: Call) -> None:
+        body = read_json(call)
+        self._orders.adapter(body.get("model"))
+        (tokens,) = self._orders.prompts(MESSAGES, call.body, body)
+        told = {"original_input_tokens": len(tokens)}
+        await call.answer({"input_tokens": len(tokens), "context_management": told})
+
+    async def models(self, call: Call) -> None:
+        base = self._card(self._options.model, self._options.tokenizer or self._options.model, None)
+        base["max_model_len"] = self._options.context_tokens
+        adapters = [self._card(name, path, self._options.model) for name, path in self._options.adapters().items()]
+        await call.answer({"object": "list", "data": [base, *adapters]})
+
+    async def version(self, call: Call) -> None:
+        await call.answer({"version": self._options.version})
+
+    async def embeddings(self, call: Call) -> None:
+        body = read_json(call)
+        self._orders.adapter(body.get("model"))
+        texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        data = [
+            {"index": index, "object": "embedding", "embedding": _embedding(str(text))}
+            for index, text in enumerate(texts)
+        ]
+        await call.answer(self._listing("embd", body, data) | {"usage": self._usage(texts)})
+
+    async def rerank(self, call: Call) -> None:
+        body = read_json(call)
+        self._orders.adapter(body.get("model"))
+        documents, query = body["documents"], str(body["query"])
+        results: list[dict[str, Any]] = [
+            {
+                "index": index,
+                "document": {"text": str(text), "multi_modal": None},
+                "relevance_score": _score(query, text),
+            }
+            for index, text in enumerate(documents)
+        ]
+        results.sort(key=lambda result: -float(result["relevance_score"]))
+        usage = self._usage([query, *documents])
+        told = {"id": f"rerank-{uuid.uuid4().hex[:16]}", "model": body["model"]}
+        told["usage"] = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
+        await call.answer(told | {"results": results[: body.get("top_n")]})
+
+    async def score(self, call: Call) -> None:
+        body = read_json(call)
+        self._orders.adapter(body.get("model"))
+        left = _listed(body, "text_1", "data_1", "queries")
+        right = _listed(body, "text_2", "data_2", "documents")
+        pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
+        data = [{"index": index, "object": "score", "score": _score(*pair)} for index, pair in enumerate(pairs)]
+        await call.answer(self._listing("embd", body, data) | {"usage": self._usage([*left, *right])})
+
+    def _card(self, id: str, root: str, parent: str | None) -> dict[str, Any]:
+        card = {"id": id, "object": "model", "created": self._started, "owned_by": "vllm", "root": root}
+        permission = {"id": f"modelperm-{id}", "object": "model_permission", "created": self._started}
+        return card | {"parent": parent, "max_model_len": None, "permission": [permission]}
+
+    def _listing(self, prefix: str, body: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
+        told = {"id": f"{prefix}-{uuid.uuid4().hex[:16]}", "object": "list", "created": int(self._clock.wall())}
+        return told | {"model": body["model"], "data": data}
+
+    def _usage(self, texts: list[Any]) -> dict[str, Any]:
+        count = sum(len(self._vocabulary.encode(str(text))) for text in texts)
+        return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
+
+
+def _listed(body: dict[str, Any], *names: str) -> list[Any]:
+    value = next((body[name] for name in names if name in body), None)
+    if value is None:
+        raise BadRequest(f"`{names[0]}` is missing", param=names[0])
+    return value if isinstance(value, list) else [value]
+
+
+def _score(left: object, right: object) -> float:
+    return xxhash.xxh3_64_intdigest(f"{left}\0{right}".encode()) / 2**64
+
+
+def _embedding(text: str) -> list[float]:
+    return [xxhash.xxh3_64_intdigest(text.encode(), seed) / 2**63 - 1 for seed in range(DIMENSIONS)]

@@ -1,0 +1,117 @@
+"""Sockets around simulated engine cores: one emulated vLLM server, in this process.
+
+`Server` is an async context manager for tests and for whoever runs several in one loop; `serve_engine` is one server's
+whole life in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from email.utils import formatdate
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from router.clock import Clock, SystemClock
+from router.tasks import Tasks
+from router.testbed.emulator.app import App
+from router.testbed.emulator.engine_cores import Cores
+from router.testbed.emulator.kv_connectors import Outside
+from router.testbed.emulator.listener import Listener
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.vocabulary import DATA, Vocabulary
+from router.testbed.simulator.engine_types import EngineShape
+
+
+class Server:
+    """Listens between enter and exit. Raises OSError when a given port is taken."""
+
+    def __init__(self, options: EngineOptions, clock: Clock) -> None:
+        vocabulary = Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
+        self.options = options
+        self._tasks = Tasks(f"engine {options.name}")
+        self.outside = Outside(options, self._tasks)
+        self.cores = Cores(options, _shape(options, vocabulary), clock, self.outside.store)
+        self.app = App(options, vocabulary, self.cores, self.outside, clock, self._tasks)
+        headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
+        self._listener = Listener(self.app, options.host, options.port, tls=_tls(options), headers=headers)
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self.outside)
+            await opening.enter_async_context(self._listener)
+            self._open = opening.pop_all()
+        self.cores.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """At once: connections are cut, and requests end as they do when their client goes."""
+        await self._open.aclose()
+        await self._tasks.close()
+        await self.cores.close()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    @property
+    def announcement(self) -> dict[str, Any]:
+        """What the parent process needs to know, as JSON values."""
+        return {
+            "name": self.options.name,
+            "url": self.url,
+            "pid": os.getpid(),
+            "model": self.options.model,
+            "events": self.cores.sources(),
+            "bootstrap_url": self.outside.door_url,
+        }
+
+
+async def serve_engine(options: EngineOptions, announce: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `announce` is called once, when the engine takes requests."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with Server(options, SystemClock()) as server:
+        announce(server.announcement)
+        await stopped.wait()
+
+
+def _shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+    return EngineShape(
+        block_tokens=options.block_tokens,
+        blocks=options.blocks,
+        prefill_tokens_per_s=options.prefill_tokens_per_s,
+        decode_ms_per_token=options.decode_ms_per_token,
+        load_tokens_per_s=options.load_tokens_per_s,
+        load_base_ms=options.load_base_ms,
+        saves=options.pool_url is not None and options.role != "decode",
+        max_num_seqs=options.max_num_seqs,
+        max_queued=options.max_queued,
+        adapters=options.adapters(),
+        vocabulary=vocabulary.words,
+        end_token=vocabulary.end_token,
+        hash_algo=options.hash_algo,
+        hash_seed=options.hash_seed,
+    )
+
+
+def _tls(options: EngineOptions) -> ssl.SSLContext | None:
+    if options.cert_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.cert_file, options.key_file)
+    return context

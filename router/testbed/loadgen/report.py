@@ -1,0 +1,161 @@
+"""What a load came to: its rows in the simulator's columns, so that the same figures under the same names come of both.
+
+A live endpoint tells how many prompt tokens were cached, not in which tier: the shares by source stay empty and
+`hit_share` stands for them. Beside the figures: how late the client itself was, how far real sizes are from the
+workload's, which target answered what, and failures by reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from router.testbed.loadgen.conversations import Prompts
+from router.testbed.loadgen.job import Sent
+from router.testbed.simulator.outcome import End, Figures, Outcome, figures, quantile
+from router.testbed.workloads import Workload
+
+NOBODY = "?"  # the target where no router names one
+
+
+@dataclass
+class Loaded:
+    """A load so far."""
+
+    url: str
+    model: str
+    workload: Workload
+    prompts: Prompts
+    text_seed: int
+    at_once: int | None  # None: an open loop
+    processes: int
+    tokens_per_word: float | None  # as calibrated; None: prompts were token ids
+    sent: list[Sent] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)  # client processes that failed
+    interrupted: bool = False
+
+    @property
+    def loop(self) -> str:
+        return "open loop" if self.at_once is None else f"closed loop, {self.at_once} at once"
+
+    @property
+    def answered(self) -> list[Sent]:
+        return [one for one in self.sent if one.failure is None]
+
+    @property
+    def failures(self) -> Counter[str]:
+        return Counter(f"{one.status or 'no answer'}: {one.failure}" for one in self.sent if one.failure is not None)
+
+
+class Client(NamedTuple):
+    """How well the client did what the workload says. Shares are real tokens over asked ones, of answered requests."""
+
+    late_p50_s: float | None
+    late_p99_s: float | None
+    late_max_s: float | None
+    prompt_tokens_share: float | None
+    output_tokens_share: float | None
+
+
+class AtTarget(NamedTuple):
+    requests: int
+    hit_share: float | None
+    ttft_p50_s: float | None
+
+
+def figures_of(loaded: Loaded) -> Figures:
+    """Over the whole time. Refusals with 429 are `shed`, other failures `failed`."""
+    places = {target: number for number, target in enumerate(sorted({target_of(one) for one in loaded.answered}))}
+    outcome = Outcome(len(places) or 1)
+    for one in loaded.sent:
+        _add(outcome, one, places)
+    outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.sent), default=0.0)
+    found = figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
+    return found if len(places) > 1 else found._replace(imbalance=None)
+
+
+def _add(outcome: Outcome, one: Sent, places: dict[str, int]) -> None:
+    ok = one.failure is None
+    outcome.arrived_s.append(one.sent_s)
+    outcome.waited_s.append(0.0)
+    outcome.ttft_s.append(float("nan") if one.ttft_s is None else one.ttft_s)
+    outcome.duration_s.append(one.duration_s)
+    outcome.session.append(one.session)
+    outcome.instance.append(places[target_of(one)] if ok else -1)
+    outcome.prompt_tokens.append(one.prompt_tokens or 0)
+    outcome.local_tokens.append(one.cached_tokens or 0)
+    outcome.host_tokens.append(0)
+    outcome.pool_tokens.append(0)
+    outcome.output_tokens.append(one.output_tokens or 0)
+    outcome.end.append(End.OK if ok else End.SHED if one.status == 429 else End.FAILED)
+
+
+def hit_share(some: list[Sent]) -> float | None:
+    """Of the prompt tokens of those answers that tell; None: none does."""
+    return _share((one.cached_tokens, one.prompt_tokens or 0) for one in some if one.cached_tokens is not None)
+
+
+def client_of(loaded: Loaded) -> Client:
+    late, answered = sorted(one.late_s for one in loaded.sent), loaded.answered
+    return Client(
+        late_p50_s=quantile(late, 0.5),
+        late_p99_s=quantile(late, 0.99),
+        late_max_s=late[-1] if late else None,
+        prompt_tokens_share=_share((one.prompt_tokens or 0, one.planned_tokens) for one in answered),
+        output_tokens_share=_share((one.output_tokens or 0, one.planned_output_tokens) for one in answered),
+    )
+
+
+def _share(pairs: Iterable[tuple[int, int]]) -> float | None:
+    """The sum of the first over the sum of the second; None of nothing."""
+    part = whole = 0
+    for one, of in pairs:
+        part, whole = part + one, whole + of
+    return part / whole if whole else None
+
+
+def by_target(loaded: Loaded) -> dict[str, AtTarget]:
+    rows: defaultdict[str, list[Sent]] = defaultdict(list)
+    for one in loaded.answered:
+        rows[target_of(one)].append(one)
+    return {target: _at_target(some) for target, some in sorted(rows.items())}
+
+
+def _at_target(some: list[Sent]) -> AtTarget:
+    return AtTarget(len(some), hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
+
+
+def target_of(one: Sent) -> str:
+    return one.target or NOBODY
+
+
+def loaded_json(loaded: Loaded, versions: str, when: str) -> dict[str, Any]:
+    workload = loaded.workload
+    return {
+        "when": when,
+        "versions": versions,
+        "url": loaded.url,
+        "model": loaded.model,
+        "workload": {
+            "name": workload.name,
+            "seed": workload.seed,
+            "sessions": len(workload.sessions),
+            "turns": workload.turns,
+        },
+        "loop": loaded.loop,
+        "processes": loaded.processes,
+        "prompts": loaded.prompts,
+        "text_seed": loaded.text_seed,
+        "tokens_per_word": loaded.tokens_per_word,
+        "interrupted": loaded.interrupted,
+        "troubles": loaded.troubles,
+        "figures": figures_of(loaded)._asdict() | {"hit_share": hit_share(loaded.answered)},
+        "client": client_of(loaded)._asdict(),
+        "targets": {target: at._asdict() for target, at in by_target(loaded).items()},
+        "failures": dict(loaded.failures),
+        "requests": [msgspec.structs.asdict(one) for one in sorted(loaded.sent, key=lambda one: one.sent_s)],
+    }

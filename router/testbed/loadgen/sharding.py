@@ -1,0 +1,56 @@
+"""How much of a workload is sent, at what pace, and which client process sends what: all settled before the start.
+
+So no process needs to know of another, and the same command sends the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router.errors import ConfigError
+from router.testbed.workloads import Session, Workload
+
+
+class Share(NamedTuple):
+    """One process's."""
+
+    sessions: tuple[Session, ...]
+    at_once: int | None  # None: an open loop
+
+
+def bounded(workload: Workload, requests: int) -> Workload:
+    """The first so many requests, session by session."""
+    kept: list[Session] = []
+    for session in workload.sessions:
+        if requests <= 0:
+            break
+        kept.append(session._replace(turns=session.turns[:requests]))
+        requests -= len(kept[-1].turns)
+    return workload._replace(sessions=tuple(kept))
+
+
+def paced(workload: Workload, rate: float) -> Workload:
+    """A closed loop's sessions as an open one: they begin evenly apart, so that there are `rate` requests per second.
+
+    Only beginnings are set: a session's later turns need its answers, and so wait for them.
+    """
+    apart_s = workload.turns / len(workload.sessions) / rate
+    return workload._replace(
+        sessions=tuple(session._replace(start_s=place * apart_s) for place, session in enumerate(workload.sessions))
+    )
+
+
+def shares(sessions: Sequence[Session], at_once: int | None, processes: int) -> list[Share]:
+    """At most `processes`, none of them without a session. Agents of a closed loop take sessions in turns."""
+    agents = min(len(sessions), at_once or len(sessions))
+    if not agents:
+        raise ConfigError("the workload has no session: nothing to send")
+    processes = min(processes, agents)
+    return [
+        Share(
+            tuple(session for place, session in enumerate(sessions) if place % agents % processes == number),
+            None if at_once is None else len(range(number, agents, processes)),
+        )
+        for number in range(processes)
+    ]

@@ -1,0 +1,28 @@
+"""The start of a stack on a terminal: a line for what is done, and below it what is waited for, with the seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from router.testbed.local_stack.supervisor import Say
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[tuple[Say, Say]]:
+    """Two functions: one prints a line that stays, the other says what is waited for. Without a terminal only lines."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("installing", total=None)
+
+        def line(text: str) -> None:
+            progress.console.print(text, markup=False, soft_wrap=True)
+
+        def waiting(text: str) -> None:
+            if text != progress.tasks[task].description:
+                progress.reset(task, description=text)
+
+        yield line, waiting

@@ -1,0 +1,231 @@
+"""A real stack between enter and exit: Mooncake's master, the client that owns the pool, and vLLM engines over it.
+
+    with RunningStack(settings.stack) as stack:      installed, started, all ready; or StackFailed with one line
+        ... stack.engines[0].url, stack.master_url, stack.kill("engine-1"), stack.restart("master")
+
+It blocks, so that tests and coroutines can both have it: who runs an event loop enters before, or calls from a thread.
+Nothing outlives it (`guard.py`). It does not know the router: `front.py` puts one in front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+import httpx
+
+from router.clock import Clock, SystemClock
+from router.config.schema import Instance, Transfer
+from router.config.sections.local_stack import Stack
+from router.errors import WarmrouteError
+from router.testbed.local_stack import commands, memory, ports
+from router.testbed.local_stack.guard import Guard
+from router.testbed.local_stack.install import allocator, stack_models, stack_venv
+from router.testbed.local_stack.kv_transfer_config import Extra
+from router.testbed.local_stack.process import Child
+
+LOOK_EVERY_S = 0.1
+STOP_S = 10.0
+
+Say = Callable[[str], None]
+
+
+class StackFailed(WarmrouteError):
+    """One line: what did not start or has ended, and where to read more."""
+
+
+class Server(NamedTuple):
+    name: str  # "master", "client", "engine-0", "engine-1", ...
+    url: str  # an engine's API; the master's HTTP interface
+    pid: int
+    log: Path
+
+
+class RunningStack:
+    """`extras[i]` is what engine i has beyond the section; port 0 is one that the system chooses.
+
+    `say` gets a line for each step, `waiting` what is waited for. `venv` takes the place of the one of `install.py`.
+    """
+
+    def __init__(
+        self,
+        asked: Stack,
+        extras: Sequence[Extra] = (),
+        say: Say = lambda line: None,
+        waiting: Say = lambda line: None,
+        venv: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.asked, self._engine_ports = ports.choose(asked)
+        self._extras = [*extras, *[Extra()] * (asked.engines - len(extras))]
+        self._say, self._waiting, self._venv = say, waiting, venv
+        self._clock = clock or SystemClock()
+        self._children: dict[str, Child] = {}
+        self._open = ExitStack()
+        self._left_to_die: set[str] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    # what it is
+
+    @property
+    def engines(self) -> list[Server]:
+        return [self.server(name) for name in self._engine_names]
+
+    @property
+    def master_url(self) -> str | None:
+        """None: there is no store."""
+        return commands.master_url(self.asked) if self.asked.store else None
+
+    @property
+    def model(self) -> Path:
+        """Folder of the model and its tokenizer."""
+        return Path(str(self.asked.model))
+
+    def server(self, name: str) -> Server:
+        child = self._children[name]
+        return Server(name, child.program.ready.removesuffix("/health"), child.pid, child.log)
+
+    def instances(self) -> list[Instance]:
+        """For `fleet.instances` of a router in front."""
+        return [_instance(server, extra) for server, extra in zip(self.engines, self._extras, strict=True)]
+
+    # what can be done to it
+
+    def kill(self, name: str) -> None:
+        """As a crash would end it. It stays dead until `start`, and `dead` does not complain."""
+        self._left_to_die.add(name)
+        self._children[name].kill()
+
+    def start(self, name: str) -> None:
+        """Again, on the same ports; `wait` tells when it works."""
+        self._children[name].start()
+        self._left_to_die.discard(name)
+
+    def wait(self, name: str) -> None:
+        """Until it works. Raises StackFailed."""
+        self._wait([self._children[name]])
+
+    def dead(self) -> str | None:
+        """One line about a child that has ended by itself; None: all run."""
+        ended = (c for c in self._children.values() if not c.running() and c.name not in self._left_to_die)
+        return next((child.epitaph() for child in ended), None)
+
+    async def until_dead(self) -> NoReturn:
+        """For who runs an event loop meanwhile. Raises StackFailed when a child has ended by itself."""
+        while (line := self.dead()) is None:  # noqa: ASYNC110  a process is only known to have ended when one looks
+            await asyncio.sleep(LOOK_EVERY_S)
+        raise StackFailed(line)
+
+    # how it comes and goes
+
+    def _start(self) -> None:
+        venv = self._venv or stack_venv(self._say)
+        if self.asked.model is None:
+            self.asked = self.asked.model_copy(update={"model": str(stack_models(venv, self._say).mid)})
+        ports.demand(self._ports())
+        memory.demand(self.asked, self.model)
+        folder = _logs_folder(self.asked)
+        self._say(f"starting {self.asked.engines} engines{' over a store' * self.asked.store}; logs in {folder}")
+        guard = Guard()
+        self._open.callback(guard.close)
+        http = self._open.enter_context(httpx.Client(timeout=1.0, trust_env=False))
+        for program in self._programs(venv, folder):
+            self._children[program.name] = child = Child(program, folder / f"{program.name}.log", guard, http)
+            child.start()
+            if child.name == commands.MASTER:  # the others do not wait for it
+                self._wait([child])
+        self._wait(child for child in self._children.values() if child.name != commands.MASTER)
+
+    def _programs(self, venv: Path, folder: Path) -> Iterable[commands.Program]:
+        config = None
+        if self.asked.store:
+            config = folder / "mooncake.json"
+            config.write_text(json.dumps(commands.mooncake_config(self.asked), indent=1))
+            yield commands.master(self.asked, venv)
+            yield commands.client(self.asked, venv)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.asked.engines)
+        for name, port, extra in zip(self._engine_names, self._engine_ports, self._extras, strict=True):
+            yield commands.engine(self.asked, commands.Place(name, port, venv, config, threads, allocator()), extra)
+
+    @property
+    def _engine_names(self) -> list[str]:
+        return [f"engine-{i}" for i in range(self.asked.engines)]
+
+    def _ports(self) -> dict[str, int]:
+        named = zip(self._engine_names, self._engine_ports, strict=True)
+        wanted = {f"stack.first_port (this one is of {name})": port for name, port in named}
+        if self.asked.store:
+            mooncake = ("master_port", "master_http_port", "client_port")
+            wanted |= {f"stack.{name}": getattr(self.asked, name) for name in mooncake}
+        return wanted
+
+    def _wait(self, children: Iterable[Child]) -> None:
+        began = self._clock.now()
+        left = list(children)
+        while left:
+            self._waiting("waiting for " + ", ".join(child.name for child in left))
+            for child in left.copy():
+                if not child.running():
+                    raise StackFailed(child.epitaph())
+                if child.works():
+                    left.remove(child)
+                    self._say(f"  {child.name} works after {self._clock.now() - began:.0f} s (pid {child.pid})")
+            if left and self._clock.now() - began > self.asked.start_timeout_s:
+                slow = left[0]
+                raise StackFailed(
+                    f"{slow.name} does not work after {self.asked.start_timeout_s:g} s (stack.start_timeout_s): "
+                    f"{slow.last_error()}; all of it: {slow.log}"
+                )
+            time.sleep(LOOK_EVERY_S if left else 0)
+
+    def _stop(self) -> None:
+        """Engines first: one that has lost its master does not end in time."""
+        engines = [child for child in self._children.values() if child.name in self._engine_names]
+        others = [child for child in self._children.values() if child.name not in self._engine_names]
+        for group in (engines, others):
+            self._end(group)
+        self._open.close()
+
+    def _end(self, children: Sequence[Child]) -> None:
+        """All at the same time; those that do not listen are killed, and so are workers that were left behind."""
+        deadline = self._clock.now() + STOP_S
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait(max(0.0, deadline - self._clock.now()))
+            child.kill()
+
+
+def _logs_folder(asked: Stack) -> Path:
+    folder = Path(asked.logs_dir or "stack-logs").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as trouble:
+        raise StackFailed(f"no logs can be written: {trouble}: change stack.logs_dir") from trouble
+    return folder
+
+
+def _instance(server: Server, extra: Extra) -> Instance:
+    if extra.role == "both":
+        return Instance(name=server.name, url=server.url)
+    transfer = Transfer(protocol="mooncake", bootstrap_url=extra.bootstrap_url)
+    return Instance(name=server.name, url=server.url, role=extra.role, transfer=transfer)

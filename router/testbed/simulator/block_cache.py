@@ -1,0 +1,108 @@
+"""One instance's KV cache by the names of its blocks: shared by live and cached ones, least recently used first out.
+
+    capacity = named blocks in use + tokens of live requests that have no name yet + idle named blocks
+
+Idle ones are what can be evicted. A request's blocks become idle in reverse, so its tail goes before its head and a
+shared prefix goes last; therefore whoever is cached is cached with all before it, and how far a prompt goes is
+bisected. The same rules as `pool.py`, which has every physical block and every copy; here a block is its name, and what
+is computed twice at once is cached once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from router.kvcache.events import EngineHash, Event, Removed, Stored, Tier
+from router.testbed.workloads.block_names import Tokens
+
+
+class Cache:
+    """`tokens` of room in blocks of `block_tokens`. `events` collects what happened until someone drains it."""
+
+    def __init__(self, tokens: int, block_tokens: int) -> None:
+        self.capacity = tokens
+        self.block_tokens = block_tokens
+        self.nameless_tokens = 0  # of live requests: being computed, or too few for a block
+        self.events: list[Event] = []
+        self._uses: dict[int, int] = {}  # by name: how many live requests use it
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the next one to go first
+
+    @property
+    def live_tokens(self) -> int:
+        return len(self._uses) * self.block_tokens + self.nameless_tokens
+
+    @property
+    def cached_blocks(self) -> int:
+        return len(self._uses) + len(self._idle)
+
+    def held(self, names: Sequence[int]) -> int:
+        """How many leading blocks are here."""
+        uses, idle = self._uses, self._idle
+        return bisect_left(names, True, key=lambda name: name not in uses and name not in idle)
+
+    def idle(self, names: Sequence[int]) -> int:
+        """How many of these leading blocks nobody uses: those in use come first."""
+        uses = self._uses
+        return len(names) - bisect_left(names, True, key=lambda name: name not in uses)
+
+    def use(self, names: Sequence[int]) -> None:
+        """A request begins to use these, which are here."""
+        uses, idle = self._uses, self._idle
+        for name in names:
+            if name in uses:
+                uses[name] += 1
+            else:
+                del idle[name]
+                uses[name] = 1
+
+    def name(self, names: Sequence[int], start: int, end: int) -> None:
+        """Blocks `start` to `end` of a request that uses those before are computed: nameless tokens get these names."""
+        uses, idle = self._uses, self._idle
+        self.nameless_tokens -= (end - start) * self.block_tokens
+        new = []
+        for name in names[start:end]:
+            if name in uses:
+                uses[name] += 1
+                continue
+            if name in idle:
+                del idle[name]
+            else:
+                new.append(name)
+            uses[name] = 1
+        self._stored(names, end, new)
+
+    def release(self, names: Sequence[int]) -> None:
+        """A request is done with these, given in prompt order."""
+        uses, idle = self._uses, self._idle
+        for name in reversed(names):
+            left = uses[name] - 1
+            if left:
+                uses[name] = left
+            else:
+                del uses[name]
+                idle[name] = None
+
+    def fit(self) -> None:
+        """Evicts until everything has room."""
+        over = self.live_tokens + len(self._idle) * self.block_tokens - self.capacity
+        if over <= 0 or not self._idle:
+            return
+        count = min(len(self._idle), -(-over // self.block_tokens))
+        gone = [EngineHash(self._idle.popitem(last=False)[0]) for _ in range(count)]
+        self.events.append(Removed(gone, Tier.GPU, 0))
+
+    def drain(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def _stored(self, names: Sequence[int], end: int, new: list[int]) -> None:
+        """New ones are the last of those before `end`: what is cached is cached with all before it."""
+        if new:
+            first = end - len(new)
+            parent = EngineHash(names[first - 1]) if first else None
+            hashes = [EngineHash(name) for name in new]
+            self.events.append(
+                Stored(hashes, parent, Tokens(new, self.block_tokens), self.block_tokens, Tier.GPU, 0, None, None, None)
+            )

@@ -1,0 +1,107 @@
+"""The KV blocks of one simulated engine: which are in use, which hold a reusable prefix, which is taken next.
+
+All blocks lie in one pool. A block in use has a reference per request; a free one waits in the queue to be handed out
+again, and as long as it waits its contents can still be hit. That queue is the whole eviction policy:
+
+    front: never hashed, reused at once   ...   hashed, oldest release first   ...   back: released last
+
+A request's blocks are released in reverse, so its tail is evicted before its head and a shared prefix goes last. The
+same contents may lie in several blocks (copies); a store is announced for each and a removal for each.
+Source of the rules: vLLM v1/core/block_pool.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from router.kvcache.events import Cleared, EngineHash, Event, Removed, Tier
+
+
+class Pool:
+    """`blocks` physical blocks, all free and empty. `events` collects what happened until someone drains it."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.events: list[Event] = []
+        self._references = [0] * blocks
+        self._labels: list[EngineHash | None] = [None] * blocks
+        self._copies: dict[EngineHash, dict[int, None]] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that hold a hashed prefix, copies counted, in use or not."""
+        return sum(len(copies) for copies in self._copies.values())
+
+    def leading(self, labels: Iterable[EngineHash]) -> list[int]:
+        """One block for each leading label that is held."""
+        found = []
+        for label in labels:
+            copies = self._copies.get(label)
+            if copies is None:
+                break
+            found.append(next(iter(copies)))
+        return found
+
+    def waiting(self, blocks: Iterable[int]) -> int:
+        """How many of these lie in the free queue."""
+        return sum(1 for block in blocks if self._references[block] == 0)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more request uses these: they leave the free queue."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` blocks of the free queue, emptied. The caller has looked at `free`."""
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self._references[block] = 1
+            self._evict(block)
+        return taken
+
+    def hold(self, blocks: Sequence[int], labels: Sequence[EngineHash]) -> None:
+        """These blocks are full now and can be hit by their labels."""
+        for block, label in zip(blocks, labels, strict=True):
+            self._labels[block] = label
+            self._copies.setdefault(label, {})[block] = None
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """A request is done with its blocks, given in prompt order."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._labels[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def reset(self) -> bool:
+        """Forget every cached prefix. Refused while any block is in use."""
+        if len(self._free) != self.blocks:
+            return False
+        self._copies.clear()
+        self._labels = [None] * self.blocks
+        self.events.append(Cleared())
+        return True
+
+    def drain(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def _evict(self, block: int) -> None:
+        label = self._labels[block]
+        if label is None:
+            return
+        copies = self._copies[label]
+        del copies[block]
+        if not copies:
+            del self._copies[label]
+        self._labels[block] = None
+        self.events.append(Removed(hashes=[label], tier=Tier.GPU, group=0))

@@ -1,0 +1,124 @@
+"""What a simulated engine is told and what it tells: plain values, between `engine.py` and whoever drives it.
+
+KV from outside comes in two kinds, as with vLLM's connectors. A shared *pool* was asked before the request is
+submitted, and what it holds can be fetched at once. A *peer* (the prefill side of a pair) is still computing: the
+engine makes room, parks the request, and is told when the peer's KV `arrived` or is `lost`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, NewType
+
+from router.config.sections.kv_store import HashAlgo
+from router.kvcache.engine_hashes import DEFAULT_SEED, Digest, EngineChain
+from router.kvcache.events import Event, Pooled
+from router.testbed.engine_profile import Profile
+
+RequestId = NewType("RequestId", int)
+Finish = Literal["stop", "length"]
+Refusal = Literal["queue full", "too long", "empty prompt", "unknown adapter"]
+Source = Literal["pool", "peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """How big and how fast an engine is. `prefill_tokens_per_s` 0 means prompts take no time at all."""
+
+    block_tokens: int = 16
+    blocks: int = 4096
+    prefill_tokens_per_s: float = 8000.0
+    decode_ms_per_token: float = 10.0
+    profile: Profile | None = None  # what a step takes, instead of the two before
+    load_tokens_per_s: float = 100_000.0  # of KV from outside; 0: no time at all
+    load_base_ms: float = 5.0  # per load
+    saves: bool = False  # offers computed prompts to the pool
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_queued: int | None = None  # waiting requests beyond which new ones are refused
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA name -> path (the path is part of the hash)
+    vocabulary: Sequence[int] = range(1000, 4000)  # what answers are made of
+    end_token: int = 2  # closes an answer that ends by itself
+    hash_algo: HashAlgo = "sha256"
+    hash_seed: str = DEFAULT_SEED
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+
+class Request(NamedTuple):
+    """One sequence to complete. Its answer follows from (prompt, seed), unless `script` gives it."""
+
+    token_ids: Sequence[int]
+    max_tokens: int
+    natural_tokens: int | None = None  # length at which the answer ends by itself ("stop"), the end token included
+    script: Sequence[int] | None = None  # the answer's tokens; ends by itself after them
+    adapter: str | None = None
+    salt: str | None = None
+    seed: int = 0
+    external_tokens: int | None = None  # leading tokens whose KV is to be had outside; None: nobody was asked
+    source: Source = "pool"
+    keeps_after: tuple[Finish, ...] = ()  # ended so, its blocks stay until `Engine.free`, for a peer to fetch
+
+
+class Output(NamedTuple):
+    """One new token of one request."""
+
+    token: int
+    finish: Finish | None
+    cached_tokens: int  # of the prompt: found in the prefix cache when it was admitted, or loaded from outside
+
+
+class Save(NamedTuple):
+    """A prompt is computed: its full blocks may go to the shared pool."""
+
+    token_ids: array[int]
+    digests: list[Digest]
+    block_tokens: int
+
+    def pooled(self, new: Container[Digest]) -> list[Pooled]:
+        """What the saving engine announces: one event for each of these blocks that really entered the pool."""
+        label, size = EngineChain.label, self.block_tokens
+        return [
+            Pooled(
+                hashes=[label(digest)],
+                parent=label(self.digests[number - 1]) if number else None,
+                token_ids=self.token_ids[number * size : (number + 1) * size],
+                block_tokens=size,
+            )
+            for number, digest in enumerate(self.digests)
+            if digest in new
+        ]
+
+
+class StepResult(NamedTuple):
+    next_wake_s: float | None  # when to call again, on the caller's clock; None: when something is submitted
+    outputs: dict[RequestId, Output]
+    events: list[Event]  # one batch: removals come before the stores that needed the room
+    saves: Sequence[Save] = ()
+
+
+class Gauges(NamedTuple):
+    running: int
+    waiting: int  # those that load included
+    loading: int
+    kv_usage: float  # share of blocks in use by requests, cached but unused ones not counted
+    cached_blocks: int
+    queried_tokens: int
+    hit_tokens: int
+    external_queried_tokens: int  # not found in its own cache, of requests for which the outside was asked
+    external_hit_tokens: int
+    pool_loads: int
+    pool_loaded_blocks: int
+    pool_load_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    stopped: int
+    truncated: int  # ended by max_tokens
+    cancelled: int
+    running_adapters: tuple[str, ...]
+    waiting_adapters: tuple[str, ...]

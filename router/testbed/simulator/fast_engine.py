@@ -1,0 +1,394 @@
+"""The engine of `engine.py` at a stride: many equal steps at once, blocks by name, no token ever made.
+
+A step that computes part of a prompt is taken by itself. Between those a batch only decodes, and nothing happens but
+that everybody's context grows by a token per step: so the time of many such steps is one sum, and the engine jumps to
+the first step at which somebody ends, or the memory is full, or somebody new has come.
+
+    submit -> waiting -> [prefill steps: a chunk each, decodes beside it] -> first token -> [strides] -> done
+                 |              ^
+                 +-- loading ---+      from host memory, the pool or a peer, beside all computing
+
+Time per step is the profile's. As there: first come, first served, a whole prompt must fit before it begins, decodes
+first, the youngest gives way when memory runs out. Simpler than there: an answer's blocks are named when it ends, a
+prompt's can be hit when they are computed (vLLM: when that is planned), and a request that computes what another one is
+just computing keeps no copy of its own. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from router.fleet.engine_facts import Gauges
+from router.testbed.engine_profile import Profile
+from router.testbed.simulator.block_cache import Cache
+from router.testbed.simulator.kv_tier import Held, Wire
+
+
+class Job:
+    """One request at one engine. `names` are the blocks of its prompt and of its answer but for the last token."""
+
+    __slots__ = (
+        "computed",
+        "external",
+        "finish_at",
+        "generated",
+        "held",
+        "host_tokens",
+        "local_tokens",
+        "names",
+        "output_tokens",
+        "pool_tokens",
+        "prompt_tokens",
+        "tag",
+    )
+
+    def __init__(self, names: Sequence[int], prompt_tokens: int, output_tokens: int, tag: object = None) -> None:
+        self.names = names
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.tag = tag  # whoever waits for it
+        self.generated = 0  # tokens, when it last gave way
+        self.computed = 0  # of prompt and what was generated before
+        self.held = 0  # leading blocks that it uses
+        self.finish_at = 0  # the step after which it ends
+        self.local_tokens: int | None = None  # where its prompt came from, when it was first admitted
+        self.host_tokens = 0
+        self.pool_tokens = 0
+        self.external = 0  # leading tokens that a peer has computed for it
+
+    @property
+    def whole_tokens(self) -> int:
+        """What must be computed before its next token."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self.local_tokens or 0) + self.host_tokens + self.pool_tokens
+
+
+class Ended(NamedTuple):
+    """What a step or stride brought."""
+
+    firsts: list[Job]  # their first token
+    dones: list[Job]  # their last one
+
+
+class Around(NamedTuple):
+    """What one engine has outside of its GPUs."""
+
+    pool: Held | None
+    pool_wire: Wire | None
+    host: Held | None
+    host_wire: Wire | None
+    peer_wire: Wire | None
+
+
+ALONE = Around(None, None, None, None, None)
+NOBODY = Ended([], [])
+
+
+class Engine:
+    """One instance. Times are virtual seconds and never run backwards. `slowdown` stretches every following step."""
+
+    def __init__(
+        self, profile: Profile, block_tokens: int, around: Around = ALONE, max_queued: int | None = None
+    ) -> None:
+        self.profile = profile
+        self.cache = Cache(profile.kv_tokens, block_tokens)
+        self.slowdown = 1.0
+        self.until_s: float | None = None  # when its step or stride ends; None: it has nothing to do
+        self.busy_s = self.prefill_s = 0.0
+        self.preemptions = self.generated_tokens = 0
+        self._size = block_tokens
+        self._around = around
+        self._max_queued = max_queued
+        self._waiting: deque[Job] = deque()
+        self._loading: dict[Job, float] = {}  # until when
+        self._prefilling: deque[Job] = deque()
+        self._chunks: list[tuple[Job, int]] = []  # of the current step
+        self._decoding: dict[Job, None] = {}  # in the order in which they began
+        self._context_tokens = 0  # of all that decode
+        self._ends: list[tuple[int, int, Job]] = []  # by the step at which they end; some may have given way since
+        self._order = 0
+        self._steps = 0  # ever ended
+        self._began_s = 0.0
+        self._stride = 0  # steps of the current stride; 0: it is a step with a prompt
+
+    # what is asked of it
+
+    def submit(self, job: Job, now: float) -> bool:
+        """False: it has no room for it, now (a full queue) or ever (too long)."""
+        if job.prompt_tokens + job.output_tokens > self.profile.kv_tokens:
+            return False
+        if self._max_queued is not None and len(self._waiting) >= self._max_queued:
+            return False
+        self._waiting.append(job)
+        if len(self._waiting) == 1:
+            self._look(now)
+        return True
+
+    def loaded(self, now: float) -> None:
+        """A load may have ended."""
+        done = [job for job, until_s in self._loading.items() if until_s <= now]
+        for job in done:
+            del self._loading[job]
+            reached = min(job.computed, job.whole_tokens - 1)
+            self._name(job, job.computed // self._size)
+            job.computed = reached
+            self._prefilling.append(job)
+        if done:
+            self._look(now)
+
+    @property
+    def loads_until_s(self) -> float | None:
+        """When the next load ends."""
+        return min(self._loading.values(), default=None)
+
+    @property
+    def unfinished(self) -> list[Job]:
+        """Whom it has in hand."""
+        return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
+
+    def gauges(self) -> Gauges:
+        """Its metrics page."""
+        return Gauges(
+            len(self._decoding) + len(self._prefilling),
+            len(self._waiting) + len(self._loading),
+            min(1.0, self.cache.live_tokens / self.profile.kv_tokens),
+            self._size,
+            self.profile.kv_tokens,
+            None,
+            None,
+            output_tokens=self.generated_tokens,
+        )
+
+    # time
+
+    def end(self, now: float) -> Ended:
+        """The step or stride that is due has ended; the next one begins."""
+        if self.until_s is None or now < self.until_s:
+            return NOBODY
+        self.busy_s += self.until_s - self._began_s
+        ended = Ended([], [])
+        steps = self._stride or 1
+        self._grow(steps)
+        for job, count in self._chunks:
+            self._computed(job, count, ended)
+        self._finish(ended)
+        self.cache.fit()
+        self._plan(self.until_s)
+        return ended
+
+    def _look(self, now: float) -> None:
+        """Something new may begin: at once where nothing runs, else after the step that runs now."""
+        if self.until_s is None:
+            self._plan(now)
+        elif self._stride > 1 and (self._prefilling or self._may_admit()):
+            self._cut(now)
+
+    def _cut(self, now: float) -> None:
+        """The stride ends with the step that is under way."""
+        low, high = 1, self._stride
+        while low < high:
+            middle = (low + high) // 2
+            if self._began_s + self._lasts_s(middle) >= now:
+                high = middle
+            else:
+                low = middle + 1
+        if low < self._stride:
+            self._stride = low
+            self.until_s = self._began_s + self._lasts_s(low)
+
+    def _plan(self, now: float) -> None:
+        self._began_s = now
+        self._chunks = []
+        self._stride = 0
+        self.until_s = None
+        budget = self.profile.batched_tokens - len(self._decoding)
+        for job in self._prefilling:
+            if budget <= 0:
+                break
+            count = min(job.whole_tokens - job.computed, budget)
+            self._chunks.append((job, count))
+            budget -= count
+        while budget > 0 and self._may_admit():
+            job = self._waiting.popleft()
+            if self._admit(job, now):
+                count = min(job.whole_tokens - job.computed, budget)
+                self._chunks.append((job, count))
+                budget -= count
+        self._make_room()
+        if self._chunks:
+            self.until_s = now + self._step_s() * self.slowdown
+        elif self._decoding:
+            self._plan_stride(now)
+
+    def _plan_stride(self, now: float) -> None:
+        """As many steps as nothing else can happen in. (One alone always goes on: loads may hold the rest.)"""
+        while self._ends[0][2].finish_at != self._ends[0][0] or self._ends[0][2] not in self._decoding:
+            heappop(self._ends)  # gave way since
+        room = (self.profile.kv_tokens - self.cache.live_tokens) // len(self._decoding)
+        self._stride = max(1, min(self._ends[0][0] - self._steps, room))
+        self.until_s = now + self._lasts_s(self._stride)
+
+    def _make_room(self) -> None:
+        """For everybody's next token: the youngest gives way, until the rest fits."""
+        while len(self._decoding) > 1 and self.cache.live_tokens + len(self._decoding) > self.profile.kv_tokens:
+            self._give_way(next(reversed(self._decoding)))
+
+    def _step_s(self) -> float:
+        """Of the step that is planned."""
+        profile, new, pairs, context = self.profile, 0, 0.0, self._context_tokens
+        for job, count in self._chunks:
+            new += count
+            pairs += count * (job.computed + count / 2)
+            context += job.computed + count
+        self.prefill_s += (profile.us_per_token * new + profile.ns_per_pair * pairs / 1e3) / 1e6
+        return profile.step_s(new, pairs, len(self._decoding), context)
+
+    def _lasts_s(self, steps: int) -> float:
+        """`steps` steps in which everybody decodes: each reads one token per request more than the one before it."""
+        profile, count = self.profile, len(self._decoding)
+        compute = profile.us_per_decode * count
+        memory = profile.weights_ms * 1e3 + profile.ns_per_context_token * self._context_tokens / 1e3
+        growth = profile.ns_per_context_token * count / 1e3
+        flat = 0  # steps that computing holds up
+        if compute > memory:
+            flat = steps if growth <= 0 else min(steps, int((compute - memory) / growth) + 1)
+        left = steps - flat
+        bound = left * (memory + growth * flat) + growth * left * (left - 1) / 2
+        return (steps * profile.step_ms / 1e3 + (flat * compute + bound) / 1e6) * self.slowdown
+
+    # one request's way
+
+    def _may_admit(self) -> bool:
+        """The head of the queue can begin."""
+        if not self._waiting or (
+            len(self._decoding) + len(self._prefilling) + len(self._loading) >= self.profile.max_seqs
+        ):
+            return False
+        job = self._waiting[0]
+        hits = self._hits(job)
+        idle = self.cache.idle(job.names[:hits]) * self._size
+        return self.cache.live_tokens + idle + job.whole_tokens - hits * self._size <= self.profile.kv_tokens
+
+    def _hits(self, job: Job) -> int:
+        """Leading blocks of it that are cached here; the last token is always computed."""
+        return self.cache.held(job.names[: (job.whole_tokens - 1) // self._size])
+
+    def _admit(self, job: Job, now: float) -> bool:
+        """It has all the room that its prompt needs. False: something of it must be loaded first."""
+        hits = self._hits(job)
+        self.cache.use(job.names[:hits])
+        job.held = hits
+        job.computed = hits * self._size
+        self.cache.nameless_tokens += job.whole_tokens - job.computed
+        self.cache.fit()
+        first = job.local_tokens is None
+        if first:
+            job.local_tokens = job.computed
+        until_s = self._fetch(job, now, first)
+        if until_s is not None:
+            self._loading[job] = until_s
+            return False
+        self._prefilling.append(job)
+        return True
+
+    def _fetch(self, job: Job, now: float, first: bool) -> float | None:
+        """Begins to load what lies beyond its own cache. As vLLM does: whatever is there, cheap or not."""
+        pool, pool_wire, host, host_wire, peer_wire = self._around
+        if job.external > job.computed and peer_wire is not None:
+            tokens, job.computed, job.external = job.external - job.computed, job.external, 0
+            job.pool_tokens += tokens
+            return peer_wire.loads(tokens, now)
+        names = job.names[: job.whole_tokens // self._size]
+        until_s: float | None = None
+        if host is not None and host_wire is not None and (reach := host.held(names) * self._size) > job.computed:
+            until_s = host_wire.loads(reach - job.computed, now)
+            host.use(names[: reach // self._size])
+            job.host_tokens += (reach - job.computed) * first
+            job.computed = reach
+        if pool is not None and pool_wire is not None and (reach := pool.held(names) * self._size) > job.computed:
+            until_s = pool_wire.loads(reach - job.computed, now if until_s is None else until_s)
+            pool.use(names[: reach // self._size])
+            job.pool_tokens += (reach - job.computed) * first
+            job.computed = reach
+        return until_s
+
+    def _computed(self, job: Job, count: int, ended: Ended) -> None:
+        """A chunk of it is done."""
+        job.computed += count
+        self._name(job, job.computed // self._size)
+        if job.computed < job.whole_tokens:
+            return
+        self._prefilling.remove(job)
+        self._save(job)
+        if not job.generated:
+            ended.firsts.append(job)
+        self.generated_tokens += 1
+        job.generated += 1
+        if job.generated >= job.output_tokens:
+            self._done(job, ended)
+            return
+        job.finish_at = self._steps + job.output_tokens - job.generated
+        self._decoding[job] = None
+        self._context_tokens += job.whole_tokens - 1  # its newest token is not in the cache yet
+        self._order += 1
+        heappush(self._ends, (job.finish_at, self._order, job))
+
+    def _name(self, job: Job, blocks: int) -> None:
+        if blocks > job.held:
+            self.cache.name(job.names, job.held, blocks)
+            job.held = blocks
+
+    def _save(self, job: Job) -> None:
+        """Prompts go to the host's memory and to the pool; answers do not (vLLM: save_decode_cache is off)."""
+        names = job.names[: job.prompt_tokens // self._size]
+        if self._around.host is not None:
+            self._around.host.use(names)
+        if self._around.pool is not None:
+            self._around.pool.use(names)
+
+    def _grow(self, steps: int) -> None:
+        """Everybody who decodes has so many tokens more."""
+        self._steps += steps
+        more = steps * len(self._decoding)
+        self.generated_tokens += more
+        self._context_tokens += more
+        self.cache.nameless_tokens += more
+
+    def _finish(self, ended: Ended) -> None:
+        while self._ends and self._ends[0][0] <= self._steps:
+            at, _, job = heappop(self._ends)
+            if at != job.finish_at or job not in self._decoding:
+                continue
+            del self._decoding[job]
+            job.generated = job.output_tokens
+            self._context_tokens -= job.whole_tokens - 1
+            self._done(job, ended)
+
+    def _done(self, job: Job, ended: Ended) -> None:
+        """It leaves; what it has computed stays cached as far as it fills blocks."""
+        in_cache = job.whole_tokens - 1
+        full = min(in_cache // self._size, len(job.names))
+        if full > job.held:
+            self._name(job, full)
+        self.cache.nameless_tokens -= in_cache - job.held * self._size
+        self.cache.release(job.names[: job.held])
+        job.held = 0
+        ended.dones.append(job)
+
+    def _give_way(self, job: Job) -> None:
+        """It goes back to the head of the queue, and computes anew what will be gone from the cache by then."""
+        del self._decoding[job]
+        self.preemptions += 1
+        job.generated = job.output_tokens - (job.finish_at - self._steps)
+        job.finish_at = -1
+        self._context_tokens -= job.whole_tokens - 1
+        self.cache.nameless_tokens -= job.whole_tokens - 1 - job.held * self._size
+        self.cache.release(job.names[: job.held])
+        job.held = 0
+        self._waiting.appendleft(job)

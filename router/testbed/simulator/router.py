@@ -1,0 +1,237 @@
+"""One router in virtual time: what `route.py`, the feeds and the health probes do with a `Core`, without a network.
+
+Everything that decides is the live router's own: `Core` with its fleet, books, index, streams, learned speeds and desk.
+Here is only what stands around it: a request is opened, admitted and settled at the moments at which the line would do
+it, batches of events are heard when they arrive, metrics pages when they are polled.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from router.clock import Clock
+from router.config import schema
+from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Served, Target
+from router.kvcache.events import Batch, Key, TargetId
+from router.kvcache.index import Index
+from router.kvcache.indexer import Knowledge
+from router.kvcache.speculative import Approximate, Expected
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.prompt import Endpoint, Prompt, Unknown
+from router.request.admission.controller import Door, Hold, Pass
+from router.request.admission.model_admission import Gate
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
+from router.scheduling.scheduler import Core
+from router.scheduling.selector import Desk
+from router.scheduling.ticket import Ticket
+from router.testbed.simulator.scenario import Scenario
+from router.testbed.workloads.block_names import GivenNames, Tokens
+from scorers.contract import PoolHit
+
+MODEL = "simulated"
+SERVED = Served(MODEL, None)
+CARDS = (Card(MODEL, MODEL, None, None),)
+NO_SOURCE = Unknown("simulated")
+KEPT = 1  # stored responses: there are none
+
+
+class Question(NamedTuple):
+    """A request as a router sees it."""
+
+    session: str
+    names: Sequence[int]  # of the prompt's full blocks
+    prompt_tokens: int
+    pooled_tokens: int | None  # leading ones that the pool holds; None: it did not say
+
+
+class Router:
+    """One of the scenario's: behind its door is its share of the fleet's memory."""
+
+    def __init__(self, policy: schema.Policy, scenario: Scenario, clock: Clock, *, seed: int) -> None:
+        told, shared_pool = schema.Config(), scenario.store is not None
+        self.splits = scenario.prefills > 0
+        self._clock = clock
+        self._block_tokens = scenario.block_tokens
+        self._probes = told.fleet.health.failures
+        regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
+        knowledge = Knowledge(
+            Index(GivenNames(0), told.index.orphan_blocks),
+            Expected(told.index.expected_ttl_s),
+            Approximate(told.index.approximate_blocks, told.index.approximate_ttl_s),
+            clock,
+        )
+        self.core = Core(Fleet(told.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
+        self.gate: Gate | None = None
+        if scenario.door is not None and scenario.door.admission:
+            self.gate = Gate(MODEL, Door(scenario.door, pooled=shared_pool), self.core, clock, 1 / scenario.routers)
+        self._names = [name_of(number) for number in range(scenario.instances)]
+        self._ids = [TargetId(f"{name}/0") for name in self._names]
+        for number in range(scenario.instances):
+            self.core.fleet.join(_instance(number, scenario.role(number)))
+            self.meets(number)
+
+    @property
+    def booked(self) -> int:
+        """Requests that its books hold, all instances together."""
+        return sum(target.books.requests for target in self.core.fleet.serving(None))
+
+    # engines
+
+    def meets(self, number: int) -> None:
+        """An instance answers its probes: it is asked who it is."""
+        name = self._names[number]
+        self.core.fleet.probe_ok(name, self._clock.now())
+        self.core.joined(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
+
+    def misses(self, number: int) -> None:
+        """An instance does not answer its probes."""
+        for _ in range(self._probes):
+            self.core.fleet.probe_failed(self._names[number], self._clock.now())
+
+    def connected(self, number: int) -> int | None:
+        """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
+        return self.core.knowledge.stream_connected(self._ids[number])
+
+    def heard(self, number: int, batch: Batch) -> int | None:
+        return self.core.knowledge.heard(self._ids[number], batch)
+
+    def replayed(self, number: int, batches: Sequence[Batch]) -> int | None:
+        """The answer to a question for a replay, all of it."""
+        for batch in batches:
+            self.core.knowledge.replayed(self._ids[number], batch)
+        return self.core.knowledge.replay_ended(self._ids[number], True)
+
+    def in_flight(self, number: int) -> int:
+        """Requests that this router has there."""
+        member = self.core.fleet.get(self._names[number])
+        return 0 if member is None else member.requests
+
+    def polled(self, number: int, gauges: Gauges) -> None:
+        name, now = self._names[number], self._clock.now()
+        self.core.fleet.polling(name)
+        self.core.polled(name, {0: gauges}, now)
+
+    # requests
+
+    def opens(self, question: Question) -> Asked:
+        number = self.core.desk.next_number()
+        now = self._clock.now()
+        record = Record(
+            id=str(number),
+            number=number,
+            arrived_s=now,
+            at_wall_s=now,
+            endpoint=Endpoint.CHAT.value,
+            model=MODEL,
+            stream=True,
+            tokens_from="given",
+            prompt_tokens_counted=question.prompt_tokens,
+            stages=Stages(),
+        )
+        self.core.opened(record, None)
+        size = self._block_tokens
+        keys = question.names
+        ids = Tokens(keys, size, question.prompt_tokens - len(keys) * size)
+        known = Known(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
+        prompt = Prompt(
+            Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=question.session
+        )
+        pooled = None if question.pooled_tokens is None else PoolHit(question.pooled_tokens, 0.0)
+        return Asked(self, record, prompt, known, pooled)
+
+
+class Asked:
+    """One request on its way through a router: where it goes, and what becomes of it."""
+
+    __slots__ = ("_failed", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
+
+    def __init__(self, router: Router, record: Record, prompt: Prompt, known: Known, pooled: PoolHit | None) -> None:
+        self.router = router
+        self._record = record
+        self._prompt = prompt
+        self._known = known
+        self._pooled = pooled
+        self._failed: set[str] = set()
+        self._ticket: Ticket | None = None
+
+    def arrives(self, gate: Gate) -> Pass | Hold:
+        """At the door of its router."""
+        session = self._prompt.session
+        return gate.arrives(session.encode() if session else None, len(self._known.ids), self._known)
+
+    def admit(self) -> Ticket | None:
+        """Choose and book. None: nobody is left."""
+        router = self.router
+        self._ticket = router.core.admit(
+            self._record,
+            self._prompt,
+            SERVED,
+            self._known,
+            self._pooled,
+            excluding=self._failed,
+            splits=router.splits and self._record.failed_prefills < PREFILLS_ALLOWED,
+        )
+        return self._ticket
+
+    @property
+    def has_killed(self) -> bool:
+        """An engine died with it."""
+        return self._record.deaths > 0
+
+    @property
+    def is_poison(self) -> bool:
+        """Too many did."""
+        return self._record.deaths > DEATHS_ALLOWED
+
+    def prefilled(self) -> Target:
+        """A pair's prompt is computed. Returns who answers."""
+        assert self._ticket is not None
+        self.router.core.prefilled(self._ticket, "ok", 200)
+        return self._ticket.target
+
+    def first_byte(self) -> None:
+        assert self._ticket is not None
+        self._ticket.status = 200
+        self.router.core.first_byte(self._ticket)
+
+    def done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
+        assert self._ticket is not None
+        record = self._record
+        record.status, record.done = 200, True
+        record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
+        self._ticket.end = "ok"
+        self.router.core.settle(self._ticket)
+        self.router.core.closed(record)
+
+    def failed_at(self, end: str, status: int | None = None) -> None:
+        """This attempt is over without an answer; `end` is a word of `Attempt.end`, or of `Leg.end` where that runs."""
+        ticket, core = self._ticket, self.router.core
+        assert ticket is not None
+        culprit = ticket.target
+        if ticket.half is not None and ticket.half.leg.end == "running":
+            core.prefilled(ticket, end, status)
+            culprit, end, status = ticket.half.target, "prefill", None
+        ticket.end, ticket.status = end, status
+        self._failed.add(culprit.id)
+        core.settle(ticket)
+
+
+def name_of(number: int) -> str:
+    return f"engine-{number}"
+
+
+def number_of(instance: str) -> int:
+    return int(instance.rpartition("-")[2])
+
+
+def _instance(number: int, role: str) -> schema.Instance:
+    transfer = None if role == "both" else {"protocol": "nixl"}
+    return schema.Instance.model_validate(
+        {"url": f"http://127.0.0.1:{number + 1}", "name": name_of(number), "role": role, "transfer": transfer}
+    )

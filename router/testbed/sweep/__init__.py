@@ -1,0 +1,1 @@
+"""Grids of simulations: which cells to run, running them in parallel, and comparing their results."""

@@ -1,0 +1,35 @@
+"""What clients ask, as values: sessions of turns with their sizes, pauses and shared beginnings, all from one seed.
+
+`shapes.py` says what a workload is, `arrivals.py` keeps a million requests small, `lengths.py` draws sizes; `agents.py`
+generates closed loops, `templates.py` open ones, each with presets of published statistics. Traces are read in
+`router/testbed/workloads/traces.py`. Nothing here knows an engine or a clock.
+"""
+
+from router.testbed.workloads.agents import CODEX, SCALING, Agents
+from router.testbed.workloads.arrivals import Arrivals, first, sped, window
+from router.testbed.workloads.distributions import LogNormal
+from router.testbed.workloads.model import Session, Span, Turn, Workload, token_ids
+from router.testbed.workloads.presets import PRESETS, PUBLISHED, Preset
+from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, Templates
+
+__all__ = [
+    "CODEX",
+    "GROUPS",
+    "PRESETS",
+    "PUBLISHED",
+    "SCALING",
+    "TOOLS",
+    "Agents",
+    "Arrivals",
+    "LogNormal",
+    "Preset",
+    "Session",
+    "Span",
+    "Templates",
+    "Turn",
+    "Workload",
+    "first",
+    "sped",
+    "token_ids",
+    "window",
+]

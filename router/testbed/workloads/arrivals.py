@@ -1,0 +1,109 @@
+"""Requests of an open loop as columns: a sequence of sessions of one turn, each made when somebody looks at it.
+
+A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iterating makes each session
+for as long as it is needed. It compares, pickles, slices and counts as a tuple of the same sessions would.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from router.testbed.workloads.model import Session, Span, Turn, Workload
+
+
+class Arrivals(Sequence[Session]):
+    """Sessions of one turn. Those with the same number are requests of one conversation."""
+
+    __slots__ = ("_ends", "_numbers", "_output_tokens", "_sources", "_start_s", "_tokens")
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._start_s = array("d")
+        self._output_tokens = array("i")
+        self._ends = array("q")  # behind its last span, per request
+        self._sources = array("Q")  # per span of all requests
+        self._tokens = array("i")
+
+    @classmethod
+    def of(cls, sessions: Iterable[Session]) -> Arrivals:
+        """Raises ValueError for a session of more turns than one."""
+        made = cls()
+        for session in sessions:
+            if len(session.turns) != 1:
+                raise ValueError(f"session {session.number} has {len(session.turns)} turns: an open loop has one each")
+            made.add(session.start_s, session.turns[0].fresh, session.turns[0].output_tokens, session.number)
+        return made
+
+    def add(self, start_s: float, prompt: Iterable[Span], output_tokens: int, number: int | None = None) -> None:
+        """`number`: None: the place it takes."""
+        self._numbers.append(len(self) if number is None else number)
+        for source, tokens in prompt:
+            self._sources.append(source)
+            self._tokens.append(tokens)
+        self._start_s.append(start_s)
+        self._output_tokens.append(output_tokens)
+        self._ends.append(len(self._tokens))
+
+    def in_order(self) -> Arrivals:
+        """By `start_s`; those of one moment stay as they are."""
+        start_s = self._start_s
+        if all(start_s[row] <= start_s[row + 1] for row in range(len(start_s) - 1)):
+            return self
+        return Arrivals.of(map(self._session, sorted(range(len(start_s)), key=start_s.__getitem__)))
+
+    def since(self, from_s: float) -> Arrivals:
+        """The same requests, as if time began at `from_s`."""
+        return Arrivals.of(session._replace(start_s=session.start_s - from_s) for session in self)
+
+    def _session(self, row: int) -> Session:
+        begin, end = self._ends[row - 1] if row else 0, self._ends[row]
+        prompt = tuple(map(Span, self._sources[begin:end], self._tokens[begin:end]))
+        return Session(self._numbers[row], self._start_s[row], (Turn(0, prompt, self._output_tokens[row], 0.0),))
+
+    def __len__(self) -> int:
+        return len(self._start_s)
+
+    def __iter__(self) -> Iterator[Session]:
+        return map(self._session, range(len(self)))
+
+    @overload
+    def __getitem__(self, at: int) -> Session: ...
+    @overload
+    def __getitem__(self, at: slice) -> Arrivals: ...
+    def __getitem__(self, at: int | slice) -> Session | Arrivals:
+        rows = range(len(self))[at]
+        return self._session(rows) if isinstance(rows, int) else Arrivals.of(map(self._session, rows))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Arrivals):
+            return NotImplemented
+        return all(getattr(self, column) == getattr(other, column) for column in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+
+def sped(workload: Workload, factor: float) -> Workload:
+    """The same requests `factor` times as fast. Raises ValueError for a closed loop, whose pace its answers set."""
+    _demand_open(workload)
+    moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
+    return workload._replace(sessions=Arrivals.of(moved))
+
+
+def window(workload: Workload, from_s: float, until_s: float) -> Workload:
+    """The requests that come in [from_s, until_s), as if time began at `from_s`. Raises ValueError as `sped` does."""
+    _demand_open(workload)
+    inside = Arrivals.of(session for session in workload.sessions if from_s <= session.start_s < until_s)
+    return workload._replace(sessions=inside.since(from_s))
+
+
+def first(workload: Workload, requests: int) -> Workload:
+    """The first so many requests. Raises ValueError as `sped` does."""
+    _demand_open(workload)
+    return workload._replace(sessions=workload.sessions[:requests])
+
+
+def _demand_open(workload: Workload) -> None:
+    if workload.is_closed:
+        raise ValueError(f"{workload.name} is a closed loop: its requests have no times of their own")

@@ -1,0 +1,73 @@
+"""A workload laid out in time before anybody serves it: its requests one after the other, whoever sends them.
+
+An open loop says itself when its requests come. A closed one waits for answers, so a time is assumed for those: so many
+sessions at once, each token of an answer `token_s`, then the pause; the next session begins when one ends. Good enough
+to say in which order caches are asked, and to write a trace; how a fleet stands such a load only a simulation can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from typing import NamedTuple
+
+from router.testbed.workloads import Session, Span, Workload
+from router.testbed.workloads.statistics import contexts
+
+
+class Sent(NamedTuple):
+    """One request. `context` is its prompt with what an engine caches of the answer."""
+
+    at_s: float
+    prompt: list[Span]
+    context: list[Span]
+    output_tokens: int
+
+
+class Pace(NamedTuple):
+    """What is assumed of a closed loop."""
+
+    at_once: int = 64  # sessions
+    token_s: float = 0.02  # per token of an answer: 50 a second
+
+
+USUAL = Pace()
+
+
+def laid_out(workload: Workload, pace: Pace = USUAL) -> Iterator[Sent]:
+    """In the order of time."""
+    if not workload.is_closed:
+        for session in workload.sessions:
+            (turn,) = session.turns
+            ((prompt, context),) = contexts(session)
+            yield Sent(session.start_s, prompt, context, turn.output_tokens)
+        return
+    waiting = iter(workload.sessions)
+    working = [
+        (sent.at_s, session.number, sent, rest)
+        for session in islice(waiting, pace.at_once)
+        for rest in [_turns(session, session.start_s, pace)]
+        for sent in [next(rest)]
+    ]
+    heapify(working)
+    while working:
+        at_s, number, sent, rest = working[0]
+        yield sent
+        following = next(rest, None)
+        if following is None and (begun := next(waiting, None)) is not None:
+            ended_s = at_s + pace.token_s * sent.output_tokens
+            number, rest = begun.number, _turns(begun, max(ended_s, begun.start_s), pace)
+            following = next(rest)
+        if following is None:
+            heappop(working)
+        else:
+            heapreplace(working, (following.at_s, number, following, rest))
+
+
+def _turns(session: Session, start_s: float, pace: Pace) -> Iterator[Sent]:
+    at_s = start_s
+    for turn, (prompt, context) in zip(session.turns, contexts(session), strict=True):
+        at_s += turn.think_s
+        yield Sent(at_s, prompt, context, turn.output_tokens)
+        at_s += pace.token_s * turn.output_tokens

@@ -1,0 +1,123 @@
+"""When bootstrap servers are asked, with the clock held in hand and the real registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.backends.feeds.bootstrap import Bootstrap
+from router.backends.fetch import Answer
+from router.clock import ManualClock
+from router.config import schema
+from router.scheduling.prefill_peers import Peers
+from router.tasks import Tasks
+
+NAMED = Answer(200, b'{"0": {"engine_id": "e0", "worker_addr": {}}, "1": {"engine_id": "e1", "worker_addr": {}}}')
+
+
+def an_instance(name: str, role: str = "prefill", url: str | None = "http://p:8998") -> schema.Instance:
+    transfer = {"protocol": "mooncake", "bootstrap_url": url}
+    return schema.Instance.model_validate(
+        {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
+    )
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = ManualClock(100.0)
+        self.tasks = Tasks("test")
+        self.peers = Peers()
+        self.asked: list[str] = []
+        self.answer: Answer | None = NAMED
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.feed = Bootstrap(self.peers, self.fetch, self.tasks, self.clock)
+
+    async def fetch(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        assert (method, path, body) == ("GET", "/query", b"")
+        self.asked.append(instance)
+        answer = self.answer
+        await self.gate.wait()
+        return answer
+
+    async def look(self) -> None:
+        self.feed.look()
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    yield scene
+    await scene.tasks.close()
+
+
+async def test_who_joined_is_asked_once(scene: Scene) -> None:
+    scene.peers.joined(an_instance("p"))
+    for _ in range(3):
+        await scene.look()
+        scene.clock.advance(60.0)
+    assert scene.asked == ["p bootstrap"]
+    assert scene.peers.nameless() == []
+
+
+async def test_only_those_are_asked_that_prefill_and_have_a_server(scene: Scene) -> None:
+    scene.peers.joined(an_instance("d", role="decode"))
+    scene.peers.joined(an_instance("p", url=None))
+    scene.peers.joined(
+        schema.Instance.model_validate(
+            {"url": "http://n:1", "name": "n", "role": "prefill", "transfer": {"protocol": "nixl"}}
+        )
+    )
+    await scene.look()
+    assert scene.asked == []
+
+
+@pytest.mark.parametrize(
+    "answer", [None, Answer(503, b""), Answer(200, b"{}"), Answer(200, b"<html>"), Answer(404, NAMED.body)]
+)
+async def test_silence_and_nonsense_are_asked_again_with_growing_pauses(scene: Scene, answer: Answer | None) -> None:
+    scene.answer = answer
+    scene.peers.joined(an_instance("p"))
+    asked_at = []
+    for _ in range(300):  # 15 s
+        before = len(scene.asked)
+        await scene.look()
+        if len(scene.asked) > before:
+            asked_at.append(round(scene.clock.now() - 100.0, 2))
+        scene.clock.advance(0.05)
+    assert asked_at[:4] == pytest.approx([0.0, 0.1, 0.3, 0.7], abs=0.11)  # pauses 0.1, 0.2, 0.4, ... 5
+    assert 7 <= len(asked_at) <= 9
+    scene.answer = NAMED
+    scene.clock.advance(5.0)
+    await scene.look()
+    assert scene.peers.nameless() == []
+
+
+async def test_who_is_in_doubt_is_asked_again_at_once(scene: Scene) -> None:
+    scene.peers.joined(an_instance("p"))
+    await scene.look()
+    scene.peers.doubt("p")
+    await scene.look()
+    assert len(scene.asked) == 2
+    scene.peers.joined(an_instance("p"))  # it restarted
+    await scene.look()
+    assert len(scene.asked) == 3
+
+
+async def test_an_answer_that_comes_after_its_instance_left_is_dropped(scene: Scene) -> None:
+    scene.gate.clear()
+    scene.peers.joined(an_instance("p"))
+    await scene.look()
+    await scene.look()
+    assert len(scene.asked) == 1, "one question at a time"
+    scene.peers.left("p")
+    scene.gate.set()
+    await scene.look()
+    assert scene.peers.nameless() == []
+    assert not scene.peers

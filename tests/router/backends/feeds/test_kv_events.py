@@ -1,0 +1,390 @@
+"""Real sockets both ways: a scripted engine (an XPUB, which sees who subscribes, and a ROUTER) and the feed.
+
+The listener is a stream book, so what is asserted is what an index would have been told. On asyncio and on uvloop.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.backends.feeds import zmq_reader
+from router.backends.feeds.kv_events import KvEvents
+from router.clock import SystemClock
+from router.fleet.engine_facts import EventEndpoint
+from router.kvcache.event_sequencer import Apply, AskReplay, Forget, Step, StreamBook
+from router.kvcache.events import Batch, Removed, TargetId
+from router.tasks import Tasks
+
+T = TargetId("e/0")
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110  what sockets and other threads do sets no event
+            await asyncio.sleep(0.002)
+
+
+class Engine:
+    """Publishes batches with one removal each, whose hash is `1000 * life + seq`; keeps them all for replay."""
+
+    def __init__(self, topic: bytes = b"kv@e@m", topic_in_replay: bool = True) -> None:
+        self.topic = topic
+        self.topic_in_replay = topic_in_replay
+        self.answers = True
+        self.asked: list[int] = []
+        self.life = 0
+        self.buffer: list[bytes] = []
+        self._tasks = Tasks("engine")
+        self._context = zmq.asyncio.Context()
+
+    def start(self, port: int = 0, replay_port: int = 0) -> None:
+        self.pub, self.router = self._context.socket(zmq.XPUB), self._context.socket(zmq.ROUTER)
+        self.pub.setsockopt(zmq.XPUB_VERBOSER, 1)
+        self.router.setsockopt(zmq.SNDHWM, 0)
+        self.port, self.replay_port = self._bind(self.pub, port), self._bind(self.router, replay_port)
+        self._tasks.spawn("replays", self._replays())
+
+    def _bind(self, socket: zmq.asyncio.Socket, port: int) -> int:
+        if not port:
+            return int(socket.bind_to_random_port("tcp://127.0.0.1"))
+        socket.bind(f"tcp://127.0.0.1:{port}")
+        return port
+
+    @property
+    def source(self) -> EventEndpoint:
+        return EventEndpoint(0, f"tcp://127.0.0.1:{self.port}", f"tcp://127.0.0.1:{self.replay_port}", "")
+
+    async def subscribed(self) -> None:
+        assert await asyncio.wait_for(self.pub.recv(), 10.0) == b"\x01"
+
+    def _frames(self, seq: int) -> list[bytes]:
+        return [self.topic, seq.to_bytes(8, "big"), self.buffer[seq]]
+
+    def make(self, count: int = 1) -> list[int]:
+        """Batches that nobody hears live."""
+        first = len(self.buffer)
+        for seq in range(first, first + count):
+            event = {"type": "BlockRemoved", "block_hashes": [1000 * self.life + seq], "medium": "GPU"}
+            self.buffer.append(msgspec.msgpack.encode([1e9 + 1e6 * self.life + seq, [event], 0]))
+        return list(range(first, first + count))
+
+    async def send(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            await self.pub.send_multipart(self._frames(seq))
+
+    async def publish(self, count: int = 1) -> None:
+        await self.send(self.make(count))
+
+    async def _replays(self) -> None:
+        while True:
+            who, empty, start = await self.router.recv_multipart()
+            assert empty == b""
+            self.asked.append(int.from_bytes(start, "big"))
+            if not self.answers:
+                continue
+            skip = 0 if self.topic_in_replay else 1
+            for seq in range(self.asked[-1], len(self.buffer)):
+                await self.router.send_multipart([who, b"", *self._frames(seq)[skip:]])
+            await self.router.send_multipart([who, b"", *[b"", b"\xff" * 8, b""][skip:]])
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        self.pub.close(linger=0)
+        self.router.close(linger=0)
+
+    async def restart(self) -> None:
+        """Another process on the same ports, with nothing cached."""
+        await self.stop()
+        self.life += 1
+        self.buffer.clear()
+        async with asyncio.timeout(10.0):
+            while True:
+                try:
+                    self.start(self.port, self.replay_port)
+                    return
+                except zmq.ZMQError:  # the ports are given back by another thread
+                    self.pub.close(linger=0)
+                    self.router.close(linger=0)
+                    await asyncio.sleep(0.005)
+
+    @property
+    def hashes(self) -> list[int]:
+        return [1000 * self.life + seq for seq in range(len(self.buffer))]
+
+
+class Listener:
+    """Keeps a stream book per target, and what its steps say."""
+
+    def __init__(self) -> None:
+        self.books: dict[TargetId, StreamBook] = {}
+        self.known: dict[TargetId, list[int]] = {}
+        self.reasons: list[str] = []
+        self.connects = 0
+        self.raise_once = False
+
+    def _take(self, target: TargetId, steps: list[Step]) -> int | None:
+        for step in steps:
+            match step:
+                case Apply(events):
+                    for event in events:
+                        assert isinstance(event, Removed)
+                        self.known[target] += event.hashes
+                case Forget():
+                    self.known[target].clear()
+                case AskReplay(start_seq):
+                    return start_seq
+        return None
+
+    def _book(self, target: TargetId) -> StreamBook:
+        self.known.setdefault(target, [])
+        return self.books.setdefault(target, StreamBook(replayable=True))
+
+    def stream_connected(self, target: TargetId) -> int | None:
+        self.connects += 1
+        return self._take(target, self._book(target).connected(0.0))
+
+    def heard(self, target: TargetId, batch: Batch) -> int | None:
+        if self.raise_once:
+            self.raise_once = False
+            raise RuntimeError("a bug in the listener")
+        return self._take(target, self._book(target).live(batch, 0.0, 0.0))
+
+    def replayed(self, target: TargetId, batch: Batch) -> None:
+        self._take(target, self._book(target).replayed(batch, 0.0))
+
+    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+        return self._take(target, self._book(target).replay_ended(complete, 0.0))
+
+    def malformed(self, target: TargetId, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def caught_up(self, engine: Engine, target: TargetId = T) -> bool:
+        book = self.books.get(target)
+        return book is not None and book.trusted and self.known[target] == engine.hashes
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    made = Engine()
+    made.start()
+    yield made
+    await made.stop()
+    made._context.term()
+
+
+@asynccontextmanager
+async def feed(listener: Listener, replay_timeout_s: float = 5.0) -> AsyncIterator[KvEvents]:
+    tasks = Tasks("feed")
+    events = KvEvents(listener, tasks, SystemClock(), replay_timeout_s)
+    try:
+        yield events
+    finally:
+        await events.close()
+        await tasks.close()
+
+
+@asynccontextmanager
+async def following(engine: Engine) -> AsyncIterator[Listener]:
+    listener = Listener()
+    async with feed(listener) as events:
+        events.follow(T, engine.source)
+        await engine.subscribed()
+        await until(lambda: listener.caught_up(engine))
+        yield listener
+
+
+async def test_a_fresh_engine_is_followed_live(engine: Engine) -> None:
+    async with following(engine) as listener:
+        assert engine.asked == [0]
+        await engine.publish(500)
+        await until(lambda: listener.caught_up(engine))
+        assert engine.asked == [0]
+        assert not listener.reasons
+
+
+@pytest.mark.parametrize("topic_in_replay", [True, False], ids=["0.26", "0.24"])
+async def test_what_was_before_is_replayed(engine: Engine, topic_in_replay: bool) -> None:
+    engine.topic_in_replay = topic_in_replay
+    engine.make(300)
+    async with following(engine) as listener:
+        assert not listener.books[T].joined_late
+        assert not listener.reasons
+
+
+async def test_lost_batches_are_fetched(engine: Engine) -> None:
+    async with following(engine) as listener:
+        await engine.publish(3)
+        engine.make(4)
+        await engine.publish(2)
+        await until(lambda: listener.caught_up(engine))
+        assert listener.books[T].gaps == 1
+
+
+async def test_repeated_and_reordered_batches_end_up_in_order(engine: Engine) -> None:
+    async with following(engine) as listener:
+        await engine.send([engine.make()[0]] * 3)
+        one, two, three = engine.make(3)
+        await engine.send([three, one, two, two])
+        await until(lambda: listener.caught_up(engine))
+        assert listener.known[T] == [0, 1, 2, 3]
+
+
+async def test_messages_that_are_none_of_ours_are_counted(engine: Engine) -> None:
+    async with following(engine) as listener:
+        await engine.publish()
+        await engine.pub.send_multipart([b"one frame"])
+        await engine.pub.send_multipart([b"", b"short", b"\x90"])
+        await engine.pub.send_multipart([b"", b"\0" * 8, b"not msgpack"])
+        await engine.publish()
+        await until(lambda: listener.caught_up(engine))
+        assert listener.reasons == ["frames", "sequence", "payload"]
+
+
+async def test_a_restart_on_the_same_port_is_noticed_even_when_idle(engine: Engine) -> None:
+    async with following(engine) as listener:
+        await engine.publish(5)
+        await until(lambda: listener.caught_up(engine))
+        await engine.restart()
+        await until(lambda: listener.connects == 2 and listener.caught_up(engine))
+        assert listener.known[T] == []
+        await engine.subscribed()
+        await engine.publish(2)
+        await until(lambda: listener.caught_up(engine))
+        assert listener.books[T].restarts == 1
+
+
+async def test_a_restart_that_overtook_us_is_relearned(engine: Engine) -> None:
+    async with following(engine) as listener:
+        await engine.publish(5)
+        await until(lambda: listener.caught_up(engine))
+        await engine.restart()
+        engine.make(9)
+        await until(lambda: listener.connects == 2 and listener.caught_up(engine))
+        assert listener.known[T] == [1000 + seq for seq in range(9)]
+
+
+async def test_an_engine_that_is_not_there_yet(engine: Engine) -> None:
+    source = engine.source
+    await engine.stop()
+    listener = Listener()
+    async with feed(listener) as events:
+        events.follow(T, source)
+        await engine.restart()
+        await engine.subscribed()
+        await engine.publish(3)
+        await until(lambda: listener.caught_up(engine))
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["silent", "none"])
+async def test_without_an_answer_a_replay_times_out(engine: Engine, without: bool) -> None:
+    engine.answers = False
+    engine.make(3)
+    listener = Listener()
+    async with feed(listener, replay_timeout_s=0.05) as events:
+        events.follow(T, engine.source._replace(replay_endpoint=None) if without else engine.source)
+        await engine.subscribed()
+        await until(lambda: T in listener.books and listener.books[T].state == "lost")
+        assert engine.asked == ([] if without else [0, 0])
+        await engine.publish(2)
+        await until(lambda: listener.books[T].trusted)
+        await until(lambda: listener.known[T] == [3, 4])
+        assert listener.books[T].joined_late
+
+
+async def test_an_endpoint_that_is_none(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    async with feed(listener, replay_timeout_s=0.05) as events:
+        events.follow(T, EventEndpoint(0, "nonsense", None, ""))
+        assert listener.reasons == ["endpoint"]
+        events.follow(T, engine.source._replace(replay_endpoint="nonsense"))
+        await engine.subscribed()
+        await until(lambda: T in listener.books and listener.books[T].state == "lost")
+    assert caplog.text.count("cannot listen at nonsense") == 1
+    assert caplog.text.count("cannot ask nonsense") == 2
+
+
+async def test_only_the_topic_asked_for(engine: Engine) -> None:
+    listener = Listener()
+    async with feed(listener) as events:
+        events.follow(T, engine.source._replace(topic="kv@e"))
+        assert await asyncio.wait_for(engine.pub.recv(), 10.0) == b"\x01kv@e"
+        await engine.pub.send_multipart([b"other", b"short", b""])
+        await engine.publish(2)
+        await until(lambda: listener.caught_up(engine) and listener.known[T] == [0, 1])
+        assert not listener.reasons
+
+
+async def test_a_long_replay_leaves_the_loop_its_turns(engine: Engine) -> None:
+    engine.make(10_000)
+    listener, most = Listener(), 0
+
+    async def count_per_turn() -> None:
+        nonlocal most
+        before = -1
+        while True:
+            await asyncio.sleep(0)
+            now = listener.books[T].last_seq if T in listener.books else -1
+            most, before = max(most, now - before), now
+
+    tasks = Tasks("test")
+    async with feed(listener) as events:
+        tasks.spawn("count", count_per_turn())
+        events.follow(T, engine.source)
+        await until(lambda: listener.caught_up(engine))
+        await tasks.close()
+    assert 1 <= most <= zmq_reader.SLICE_MESSAGES
+
+
+async def test_a_failing_listener_stops_nothing_for_long(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async with following(engine) as listener:
+        listener.raise_once = True
+        await engine.publish(2)
+        await until(lambda: listener.caught_up(engine))
+        assert "a bug in the listener" in caplog.text
+
+
+async def test_dropped_targets_are_silent_and_leave_nothing_open(engine: Engine) -> None:
+    await engine.publish(3)
+    listener = Listener()
+    open_files = len(os.listdir("/proc/self/fd"))
+    async with feed(listener) as events:
+        targets = [TargetId(f"e/{rank}") for rank in range(20)]
+        for target in targets:
+            events.follow(target, engine.source)
+        await until(lambda: all(listener.caught_up(engine, target) for target in targets))
+        for target in targets:
+            events.follow(target, engine.source)  # anew, while everything runs
+        events.drop(targets[0])
+        events.drop(targets[0])
+        for target in targets[1:]:
+            events.drop(target)
+        heard = dict(listener.known)
+        await engine.publish(5)
+        events.follow(T, engine.source)
+        await until(lambda: len(listener.known[T]) == 8)
+        assert all(listener.known[target] == heard[target] for target in targets[1:])
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
+
+
+async def test_a_listener_may_drop_the_target_while_it_is_told(engine: Engine) -> None:
+    listener = Listener()
+    async with feed(listener) as events:
+        connected = listener.stream_connected
+
+        def drop(target: TargetId) -> int | None:
+            events.drop(target)
+            return connected(target)
+
+        listener.stream_connected = drop  # type: ignore[method-assign]
+        events.follow(T, engine.source)
+        await until(lambda: listener.connects == 1)
+        listener.stream_connected = connected  # type: ignore[method-assign]
+        events.follow(T, engine.source)
+        await until(lambda: listener.connects == 2)
+        assert engine.asked == [] or engine.asked == [0]

@@ -1,0 +1,88 @@
+"""Asking an engine: what is sent, what each kind of answer means, and how many may be asked at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+
+import pytest
+
+from router.backends.fetch import Answer
+from router.backends.remote_tokenizer import IN_FLIGHT, Remote
+
+# recorded from vLLM 0.32
+TOKENIZED = b'{"count":11,"max_model_len":16384,"tokens":[1,1505,201,1785,2,201,1,3401,632,849,201],"token_strs":null}'
+
+
+class Engine:
+    """Answers as told; counts who is waiting."""
+
+    def __init__(self, answer: Answer | None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str, str, dict[str, object]]] = []
+        self.waiting = self.most_waiting = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self.full = asyncio.Event()
+
+    async def __call__(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        self.asked.append((instance, method, path, json.loads(body)))
+        self.waiting += 1
+        self.most_waiting = max(self.waiting, self.most_waiting)
+        if self.waiting == IN_FLIGHT:
+            self.full.set()
+        await self.open.wait()
+        self.waiting -= 1
+        return self.answer
+
+
+async def test_the_question_and_the_ids() -> None:
+    engine = Engine(Answer(200, TOKENIZED))
+    remote = Remote(engine)
+    ids = await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
+    await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
+    assert ids == array("I", [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201])
+    assert [asked[1:] for asked in engine.asked] == [("POST", "/tokenize", {"model": "m", "prompt": "x"})] * 2
+    assert {asked[0] for asked in engine.asked} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (None, "tokenizer_silent"),
+        (Answer(503, b""), "tokenizer_silent"),
+        (Answer(400, TOKENIZED), "tokenizer_refused"),
+        (Answer(200, b"nonsense"), "tokenizer_refused"),
+        (Answer(200, b'{"tokens":[-1]}'), "tokenizer_refused"),
+    ],
+)
+async def test_trouble(answer: Answer | None, trouble: str) -> None:
+    assert await Remote(Engine(answer)).ids({}, "m", ["a"], 1.0) == trouble
+
+
+async def test_nobody_to_ask() -> None:
+    engine = Engine(None)
+    assert await Remote(engine).ids({}, "m", [], 1.0) == "tokenizer_silent"
+    assert engine.asked == []
+
+
+async def test_an_engine_that_hangs_is_silent() -> None:
+    engine = Engine(Answer(200, TOKENIZED))
+    engine.open.clear()
+    assert await Remote(engine).ids({}, "m", ["a"], 0.01) == "tokenizer_silent"
+
+
+async def test_questions_are_bounded_and_waiting_for_a_turn_as_well() -> None:
+    engine = Engine(Answer(200, TOKENIZED))
+    engine.open.clear()
+    remote = Remote(engine)
+    first = [asyncio.ensure_future(remote.ids({}, "m", ["a"], 60.0)) for _ in range(IN_FLIGHT)]
+    await engine.full.wait()
+    assert await remote.ids({}, "m", ["a"], 0.01) == "tokenizer_busy"
+    assert engine.most_waiting == IN_FLIGHT
+    engine.open.set()
+    assert all(isinstance(ids, array) for ids in await asyncio.gather(*first))
+    assert isinstance(await remote.ids({}, "m", ["a"], 1.0), array)

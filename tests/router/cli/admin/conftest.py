@@ -1,0 +1,62 @@
+"""A running admin listener on a real socket, in a thread of its own, as a command finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import typer
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from typer.testing import CliRunner
+
+from router.config.sections.listeners import AdminToken, Listen
+from router.control.api.admin import admin_app
+from router.proxy.listener import Listener, serve_config
+from tests.router.control.api.test_admin import Rooms, Unexplained, token
+from tests.router.control.steered import Steered, crowded_holder
+
+
+@dataclass
+class Running:
+    house: Steered
+    url: str
+    portal: BlockingPortal
+
+    def here(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """On the router's own thread."""
+        return self.portal.call(call, *arguments)
+
+    def said(self, commands: typer.Typer, *words: str) -> str:
+        """What a command prints. What it raises is raised."""
+        result = CliRunner().invoke(commands, [*words, "--admin", self.url], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+
+def served(*tokens: AdminToken) -> Iterator[Running]:
+    with start_blocking_portal(backend_options={"use_uvloop": True}) as portal:
+
+        def build() -> tuple[Steered, Listener]:
+            house = Steered()
+            house.decided(crowded_holder(), crowded_holder())
+            admin = admin_app(Rooms(), house.control, Unexplained(), tokens)
+            return house, Listener(serve_config(admin, Listen(host="127.0.0.1", port=0)))
+
+        house, listener = portal.call(build)
+        portal.call(listener.start)
+        try:
+            yield Running(house, f"http://127.0.0.1:{listener.port}", portal)
+        finally:
+            portal.call(listener.stop, 0.1)
+
+
+@pytest.fixture
+def router() -> Iterator[Running]:
+    yield from served()
+
+
+@pytest.fixture
+def guarded_router() -> Iterator[Running]:
+    yield from served(token("eye", "read"))

@@ -1,0 +1,110 @@
+"""`warmroute experiment` against a running admin API, and charts that are really drawn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from router.cli.admin import experiment as module
+from router.cli.admin.experiment import experiment
+from router.errors import ConfigError, WarmrouteError
+from tests.router.cli.admin.conftest import Running
+from tests.router.control.steered import EXPERIMENT
+
+
+def run_some(router: Running, requests: int = 300) -> None:
+    """Requests of 100 ms, and 200 ms on `far`, of which every tenth fails."""
+
+    def run() -> None:
+        core, clock = router.house.core, router.house.clock
+        assert core.trial is not None
+        for i in range(requests):
+            record = router.house.record()
+            core.opened(record, b"unit %d" % i)
+            slow = record.arm == "far"
+            record.done, record.ttft_ms = True, 200.0 if slow else 100.0
+            record.duration_ms = 2 * record.ttft_ms
+            record.status = 500 if slow and i % 10 == 0 else 200
+            record.prompt_tokens, record.cached_tokens = 100, 50
+            core.closed(record)
+            clock.advance(1.0)  # type: ignore[attr-defined]
+            core.trial.look(clock.now())
+
+    router.here(run)
+
+
+def test_none(router: Running) -> None:
+    assert router.said(experiment, "show") == "no experiment is running\n"
+    with pytest.raises(WarmrouteError, match="no experiment is running"):
+        router.said(experiment, "end")
+
+
+def test_start_show_end(router: Running, tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text("experiment:\n  unit: request\n  arms: {near: 50, far: 50}\n  shadows: [other]\n")
+    assert "would: start experiment of near, far" in router.said(experiment, "start", str(file), "--dry-run")
+    assert "done: start experiment of near, far" in router.said(experiment, "start", str(file))
+    run_some(router)
+    said = router.said(experiment, "show")
+    assert "against near; intervals hold at every look" in said
+    rows = [line.split() for line in said.splitlines()]
+    (p50,) = [row for row in rows if row[:2] == ["ttft_p50", "near"]]
+    assert p50[2:4] == ["100", "ms"] or p50[2:4] == ["101", "ms"]  # of a histogram of 1 % steps
+    assert "worse" in said
+    assert "the arms share caches" in said
+    assert "shadows, by prediction" in said
+    assert router.said(experiment) == said
+    assert "near decides for everybody" in router.said(experiment, "end")
+    assert "no experiment is running; the last one ended" in router.said(experiment, "show")
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_a_chart(router: Running, tmp_path: Path, suffix: str, magic: bytes) -> None:
+    router.here(router.house.control.start_experiment, EXPERIMENT, "ann")
+    run_some(router)
+    file = tmp_path / f"chart{suffix}"
+    assert f"written: {file}" in router.said(experiment, "show", "--chart", str(file)).replace("\n", "")
+    assert file.read_bytes().startswith(magic)
+    if suffix == ".svg":
+        assert "ttft_p90" in file.read_text()
+
+
+def test_a_chart_of_an_experiment_that_has_just_begun(router: Running, tmp_path: Path) -> None:
+    router.here(router.house.control.start_experiment, EXPERIMENT, "ann")
+    router.said(experiment, "show", "--chart", str(tmp_path / "chart.png"))
+    assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_charts_that_cannot_be(router: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"wanted a name that ends in \.png or \.svg"):
+        router.said(experiment, "show", "--chart", str(tmp_path / "chart.gif"))
+    with pytest.raises(WarmrouteError, match="there is nothing to draw"):
+        router.said(experiment, "show", "--chart", str(tmp_path / "chart.png"))
+    router.here(router.house.control.start_experiment, EXPERIMENT, "ann")
+    (tmp_path / "file").touch()
+    with pytest.raises(WarmrouteError, match=r"--chart: .*chart\.png: (file exists|not a directory)"):
+        router.said(experiment, "show", "--chart", str(tmp_path / "file" / "chart.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(WarmrouteError, match=r"pip install 'warmroute\[bench\]'"):
+        router.said(experiment, "show", "--chart", str(tmp_path / "chart.png"))
+
+
+def test_watch_looks_again_until_it_is_stopped(router: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", pause)
+    router.said(experiment, "show", "--watch")
+    assert looks == [module.REFRESH_S] * 3
+
+
+def test_options_before_the_word_are_not_lost_in_silence() -> None:
+    with pytest.raises(ConfigError, match="options go behind the word: warmroute experiment show --admin"):
+        CliRunner().invoke(experiment, ["--watch", "show"], catch_exceptions=False)

@@ -1,0 +1,131 @@
+"""The load as a command: what it shows and writes, and what it says when there is little or nothing to show."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from router.cli.load.command import Asked, NothingAnswered, run_load
+from router.errors import ConfigError
+from router.testbed.loadgen.calibration import NoEndpoint
+from router.testbed.workloads import CODEX, GROUPS, Workload
+from tests.fakes.engines import engine, eventually
+
+NOBODY = "http://127.0.0.1:1"
+AGENTS = CODEX.scaled(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+def printed(told: Console) -> str:
+    assert isinstance(told.file, io.StringIO)
+    return told.file.getvalue()
+
+
+def asked(url: str, **changes: Any) -> Asked:
+    return Asked(**({"url": url, "at_once": 3} | changes))
+
+
+async def test_two_processes_one_report(tmp_path: Path) -> None:
+    told, written, drawn = console(), tmp_path / "load.json", tmp_path / "load.png"
+    async with engine(model="the-model", decode_ms_per_token=0.5) as fake:
+        assert await run_load(asked(fake.url, json=written, chart=drawn), AGENTS, console=told)
+    report = json.loads(written.read_text())
+    assert (report["model"], report["processes"], report["prompts"]) == ("the-model", 2, "text")
+    assert report["workload"] == {"name": "codex", "seed": 3, "sessions": 4, "turns": AGENTS.turns}
+    assert len(report["requests"]) == report["figures"]["requests"] == AGENTS.turns
+    assert report["failures"] == {}
+    assert 0 < report["figures"]["hit_share"] < 1
+    assert report["client"]["output_tokens_share"] == 1.0
+    # a template's tokens weigh much in prompts of 120; words are calibrated, so the rest is near
+    assert 0.95 < report["client"]["prompt_tokens_share"] < 1.4
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert f"{AGENTS.turns} / 0 / 0" in printed(told)
+    assert f"written: {written}" in printed(told)
+
+
+async def test_lengths_come_near_the_workloads_with_another_seed_too() -> None:
+    """Prompts of 1,440 tokens, of which the template's are about 10."""
+    few = GROUPS.scaled(tokens=0.2).workload(1)
+    few = few._replace(sessions=few.sessions[:6])
+    for seed in (1, 2):
+        told = console()
+        async with engine(model="m") as fake:
+            assert await run_load(asked(fake.url, at_once=None, text_seed=seed, processes=1), few, console=told)
+            calls = fake.seen("/v1/chat/completions")
+        assert len(calls) == 6 + 2  # and two that calibrate
+        (line,) = [line for line in printed(told).splitlines() if "real / asked" in line]
+        real = float(line.split()[-3].rstrip("%"))
+        assert real == pytest.approx(100, abs=4)
+
+
+async def test_ids_are_exact_and_nothing_is_calibrated(tmp_path: Path) -> None:
+    written = tmp_path / "load.json"
+    async with engine(model="m") as fake:
+        assert await run_load(asked(fake.url, prompts="ids", json=written), AGENTS, console=console())
+        assert fake.seen("/v1/chat/completions") == []
+    report = json.loads(written.read_text())
+    assert report["tokens_per_word"] is None
+    assert report["client"]["prompt_tokens_share"] == 1.0
+
+
+async def test_an_endpoint_that_is_down_is_one_line() -> None:
+    with pytest.raises(NoEndpoint, match="does it run there"):
+        await run_load(asked(NOBODY), AGENTS, console=console())
+    with pytest.raises(NoEndpoint, match="the first request failed"):
+        await run_load(asked(NOBODY, model="m"), AGENTS, console=console())
+
+
+async def test_where_nothing_is_answered_the_report_says_why_and_then_it_fails() -> None:
+    told = console()
+    with pytest.raises(NothingAnswered):
+        await run_load(asked(NOBODY, model="m", prompts="ids"), AGENTS, console=told)
+    assert "0 / 0 / 4" in printed(told)
+    assert "failed 4x: no answer: ConnectError" in printed(told)
+
+
+async def test_an_endpoint_that_dies_midway_is_counted_by_reason(tmp_path: Path) -> None:
+    told, written = console(), tmp_path / "load.json"
+    async with engine(model="m", decode_ms_per_token=2.0) as fake:
+        running = asyncio.ensure_future(run_load(asked(fake.url, json=written), many(), console=told))
+        await eventually(lambda: len(fake.seen("/v1/chat/completions")) > 6, 30.0)
+    assert await asyncio.wait_for(running, 60)
+    report = json.loads(written.read_text())
+    assert report["figures"]["requests"] > 0
+    assert report["figures"]["failed"] > 0
+    assert sum(report["failures"].values()) == report["figures"]["failed"]
+    assert any("no answer" in reason or "broke off" in reason for reason in report["failures"])
+    assert "failed " in printed(told)
+
+
+async def test_interrupted_it_tells_what_was_done(tmp_path: Path) -> None:
+    told, written = console(), tmp_path / "load.json"
+    async with engine(model="m", decode_ms_per_token=5.0) as fake:
+        running = asyncio.ensure_future(run_load(asked(fake.url, json=written), many(), console=told))
+        await eventually(lambda: running.done() or len(fake.seen("/v1/chat/completions")) > 8, 30.0)
+        running.cancel()
+        assert await running is False
+    report = json.loads(written.read_text())
+    assert report["interrupted"]
+    assert 0 < report["figures"]["requests"] < many().turns
+    assert "interrupted" in printed(told)
+
+
+async def test_a_chart_of_no_known_kind_is_refused_before_anything_is_sent() -> None:
+    async with engine(model="m") as fake:
+        with pytest.raises(ConfigError, match=r"\.png or \.svg"):
+            await run_load(asked(fake.url, chart=Path("load.gif")), AGENTS, console=console())
+        assert fake.seen("/v1/chat/completions") == []
+
+
+def many() -> Workload:
+    small = CODEX.scaled(tokens=0.01, sessions=40 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001)
+    return small.workload(4)

@@ -1,0 +1,109 @@
+"""What is told, as rows of text; on the terminal; on the page."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+
+from rich.console import Console
+
+from router.cli.simulate import grids, page
+from router.cli.simulate.grids import Entry, Grid
+from router.cli.simulate.tables import printed
+from router.testbed.sweep.cells import Failed, Load
+from router.testbed.sweep.columns import Value
+from router.testbed.sweep.comparison import Capacity, compared
+from router.testbed.sweep.fleets import Fleet
+from tests.router.testbed.sweep.cells import a_cell, a_result
+
+
+def a_grid() -> Grid:
+    slow, fast = a_result(a_cell("slow"), ttft_p90_s=2.0, ttft_mean_s=None), a_result(a_cell("<fast>"), ttft_p90_s=1.25)
+    (table,) = compared([slow, fast])
+    return grids.of_comparison(table)
+
+
+def test_a_row_per_policy_the_best_known_and_the_missing_shown() -> None:
+    grid = a_grid()
+    assert grid.title == "8 instances, no pool, rho 0.9 (4 requests/s)"
+    told = {head: [row[number] for row in grid.rows] for number, head in enumerate(grid.heads)}
+    assert told["policy"] == [Entry("slow"), Entry("<fast>")]
+    assert told["p90"] == [Entry("2.00"), Entry("1.25", best=True)]
+    assert told["TTFT s mean"] == [Entry("-"), Entry("1.00")]
+    assert "shed" not in told
+
+
+def test_seeds_bring_their_spread_to_the_headline_figures_only() -> None:
+    (table,) = compared([a_result(a_cell(seed=1), ttft_p90_s=1.0), a_result(a_cell(seed=2), ttft_p90_s=3.0)])
+    grid = grids.of_comparison(table)
+    told = dict(zip(grid.heads, grid.rows[0], strict=True))
+    assert told["p90"].text == "2.00 ±1.00"
+    assert told["p99"].text == "1.00"
+
+
+def test_capacities_a_grid_per_fleet() -> None:
+    most, less = Value(6.0, 0.5), Value(4.0, None)
+    found = [
+        Capacity("a", Fleet(4), "rate", most, Value(5.5, 0.1), Value(0.91, 0.0), bounded=False),
+        Capacity("b", Fleet(4), "rate", less, Value(3.9, None), Value(0.905, None), bounded=True),
+        Capacity("a", Fleet(8), "rate", None, None, None, bounded=True),
+    ]
+    small, large = grids.of_capacities(found)
+    assert small.title == "Capacity of 4 instances, no pool"
+    assert [row[1] for row in small.rows] == [Entry("at least 6.00 ±0.50", best=True), Entry("4.00")]
+    assert [row[3].text for row in small.rows] == ["91.0%", "90.5%"]
+    assert [entry.text for entry in large.rows[0]] == ["a", "none", "none", "-"]
+
+
+def test_what_went_wrong_is_said() -> None:
+    failed = [Failed("warm, 8 instances", "MemoryError")]
+    said = grids.remarks(failed, interrupted=True, seeds=3)
+    assert said[0] == "warm, 8 instances failed: MemoryError"
+    assert "3 seeds" in said[1]
+    assert said[2].startswith("Interrupted")
+    assert grids.remarks([], interrupted=False, seeds=1) == []
+
+
+def test_the_terminal_marks_the_best_with_a_star() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(printed(a_grid()))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert any("<fast>" in line and "1.25*" in line for line in lines)
+    assert any("slow" in line and "2.00 " in line and "*" not in line for line in lines)
+
+
+class Outline(HTMLParser):
+    """Every tag with its attributes, and all text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_holds_all_and_needs_nothing_from_elsewhere() -> None:
+    told = page.Page("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
+    outline = Outline()
+    outline.feed(page.html(told, ['<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><path/></svg>']))
+    assert {"warmroute simulate -p '<fast>'", "One & two."} <= set(outline.text.splitlines())
+    assert "1.25" in outline.text
+    assert [attributes for tag, attributes in outline.tags if tag == "td"].count({"class": "best"}) == 1
+    kinds = [tag for tag, _ in outline.tags]
+    assert kinds.count("svg") == 1
+    assert not {"script", "link", "img", "iframe"} & set(kinds)
+    assert not any(name in attributes for _, attributes in outline.tags for name in ("src", "href"))
+
+
+def test_loads_are_named_with_their_unit() -> None:
+    assert [str(Load("rate", 7.5)), str(Load("rho", 0.9)), str(Load("sessions", 16))] == [
+        "7.5 requests/s",
+        "rho 0.9",
+        "16 sessions per instance",
+    ]

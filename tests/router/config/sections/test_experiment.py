@@ -1,0 +1,91 @@
+"""The `experiment` section: what it takes, and what it says of what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config.reader import experiment_from, read_config
+from router.config.sections.experiment import Experiment
+from router.errors import ConfigError
+
+KNOWN = ("warm", "random", "round_robin")
+MAIN = """\
+fleet: {instances: [{url: 'http://127.0.0.1:8100'}]}
+policies:
+  warm: {scorers: [{name: random}]}
+  random: {scorers: [{name: random}]}
+"""
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as refusal:
+        experiment_from(text, KNOWN)
+    return str(refusal.value)
+
+
+def test_the_whole_of_it() -> None:
+    experiment = experiment_from(
+        """
+        experiment:
+          unit: api_key
+          seed: 7
+          arms: {warm: 90, random: 10}
+          shadows: [round_robin]
+          guard: {metric: error_rate, worse_by: 20%, alpha: 0.01, min_units: 50, action: report}
+          limits: {ttft_p90_max_ms: 30000, error_rate_max: 5%}
+          isolate: instances
+          observe_s: 60
+        """,
+        KNOWN,
+    )
+    assert (experiment.unit, experiment.seed, experiment.arms) == ("api_key", 7, {"warm": 90.0, "random": 10.0})
+    assert (experiment.guard.worse_by, experiment.limits.error_rate_max) == (0.2, 0.05)
+    assert (experiment.isolate, experiment.observe_s, experiment.guard.action) == ("instances", 60.0, "report")
+
+
+def test_without_the_word_above_it() -> None:
+    assert experiment_from("arms: {warm: 100}\nshadows: [random]", KNOWN) == Experiment(
+        arms={"warm": 100.0}, shadows=["random"]
+    )
+
+
+@pytest.mark.parametrize(("written", "share"), [("0.2", 0.2), ("20%", 0.2), ("'2.5 %'", 0.025), ("0", 0.0)])
+def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
+    assert experiment_from(f"arms: {{warm: 100}}\nguard: {{worse_by: {written}}}", KNOWN).guard.worse_by == share
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arms: {warm: 90, random: 20}", "arms: the shares add up to 110, not 100 (percent)"),
+        ("arms: {warm: 110, random: -10}", "arms: random has a share of -10; every share must be above 0"),
+        ("arms: {warm: 100, random: 0}", "arms: random has a share of 0; every share must be above 0"),
+        ("arms: {warm: 90, randm: 10}", 'experiment:1: arms.randm: unknown policy "randm": did you mean "random"?'),
+        ("arms: {warm: 50, warm: 50}", "arms.warm: given twice"),
+        ("arms: {warm: 100}\nshadows: [warm]", "shadows: warm is an arm already"),
+        ("arms: {warm: 100}\nshadows: [random, random]", "shadows: random is named twice"),
+        ("arms: {warm: 100}\nshadows: [nope]", 'experiment:2: shadows[0]: unknown policy "nope"'),
+        ("arms: {}", "arms"),
+        ("unit: sesion\narms: {warm: 100}", "experiment:1: unit"),
+        ("arms: {warm: 100}\nguard: {metric: p90}", "experiment:2: guard.metric"),
+        ("arms: {warm: 100}\nguard: {worse_by: lots}", "experiment:2: guard.worse_by"),
+        ("arms: {warm: 100}\nlimits: {error_rate_max: 500%}", "experiment:2: limits.error_rate_max"),
+        ("arms: {warm: 50, random: 50}\nunit: time\nisolate: instances", "isolate: instances needs another unit"),
+        ("arms: {warm: 100}\nguards: {}", "guard"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:
+    assert says in refused(text)
+
+
+def test_a_main_file_whose_experiment_names_a_missing_policy(tmp_path: Path) -> None:
+    file = tmp_path / "main.yaml"
+    file.write_text(MAIN + "experiment: {arms: {warm: 50, rondom: 50}, shadows: [worm]}\n")
+    with pytest.raises(ConfigError) as refusal:
+        read_config(file)
+    assert str(refusal.value).splitlines() == [
+        f'{file}:5: experiment.arms.rondom: unknown policy "rondom": did you mean "random"?',
+        f'{file}:5: experiment.shadows[0]: unknown policy "worm": did you mean "warm"?',
+    ]

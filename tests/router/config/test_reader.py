@@ -1,0 +1,448 @@
+"""Reading the operator's files: what comes back, and every message for what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from router.config.reader import (
+    effective,
+    experiment_from,
+    load_policies,
+    policies_from,
+    policy_from,
+    read_all,
+    read_any,
+    read_client_keys,
+    read_config,
+    read_instances,
+    read_policy_file,
+)
+from router.config.schema import Config, Policy
+from router.config.sections.faults import TroubleFile
+from router.errors import ConfigError
+from tests.paths import CONFIGS
+
+POLICY = "policies: {warm: {scorers: [{name: random}]}}\n"
+MINIMAL = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\n" + POLICY
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def put(folder: Path, text: str, name: str = "main.yaml") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(folder: Path, text: str) -> list[str]:
+    """The lines said about a main file, without its name."""
+    file = put(folder, text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    return [line.removeprefix(f"{file}:") for line in str(caught.value).splitlines()]
+
+
+def test_the_smallest_file(folder: Path) -> None:
+    config = read_config(put(folder, MINIMAL))
+    assert [instance.id for instance in config.fleet.instances] == ["10.0.0.1:8000"]
+    assert config.listen.port == 8000
+    assert config.policies["warm"].picker.name == "best"
+
+
+def test_paths_come_back_absolute(folder: Path) -> None:
+    put(folder, "{}", "models/m/tokenizer.json")
+    put(folder, "[]", "fleet.yaml")
+    put(folder, "scorers: [{name: random}]", "policies/warm.yaml")
+    text = "fleet: {file: fleet.yaml}\ntokenizers: {m: {path: models/m}}\npolicies_dir: policies\n"
+    config = read_config(put(folder, text))
+    assert config.fleet.file == str(folder / "fleet.yaml")
+    assert config.tokenizers["m"].path == str(folder / "models/m")
+    assert config.policies_dir == str(folder / "policies")
+
+
+# what is written wrongly
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listen: {prot: 1}", '1: listen.prot: unknown key "prot": did you mean "port"?'),
+        ("lisen: {}", '1: lisen: unknown key "lisen": did you mean "listen"?'),
+        ("log: {zzz: 1}", '1: log.zzz: unknown key "zzz": known here: level'),
+        (
+            "listen:\n  port: '8000'",
+            '2: listen.port: found the text "8000", wanted a whole number '
+            "(port of the public listener; 0 lets the system choose)",
+        ),
+        (
+            "listen: {port: 8000.5}",
+            "1: listen.port: found the number 8000.5, wanted a whole number "
+            "(port of the public listener; 0 lets the system choose)",
+        ),
+        (
+            "listen: {port: true}",
+            "1: listen.port: found true, wanted a whole number (port of the public listener; 0 lets the system choose)",
+        ),
+        (
+            "listen: {port: 65536}",
+            "1: listen.port: found the number 65536, wanted at most 65535 "
+            "(port of the public listener; 0 lets the system choose)",
+        ),
+        (
+            "log: {level: loud}",
+            "1: log.level: found the text \"loud\", wanted 'debug', 'info', 'warning' or 'error' "
+            "(least severity that is logged)",
+        ),
+        (
+            "records: {keep: 0}",
+            "1: records.keep: found the number 0, wanted more than 0 (decision records kept in memory)",
+        ),
+        (
+            "active: [a]",
+            "1: active: found a list, wanted text (name of the policy that decides)",
+        ),
+        ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
+        ("limits:", "1: limits: found nothing, wanted a mapping"),
+        (
+            "limits: {grace_s: {}}",
+            "1: limits.grace_s: found a mapping, wanted a number (time that streams have to finish after SIGTERM)",
+        ),
+        (
+            "limits: {grace_s: 1e999}",
+            "1: limits.grace_s: found the number inf, wanted a finite number "
+            "(time that streams have to finish after SIGTERM)",
+        ),
+        (
+            "edge: {strip_fields: x}",
+            '1: edge.strip_fields: found the text "x", wanted a list (top-level JSON fields that clients may not set)',
+        ),
+        ("listen:\n  tls: {cert_file: a.pem}", "2: listen.tls.key_file: missing (PEM private key of the listener)"),
+        ("admin:\n  host: 0.0.0.0", "1: admin: open to everyone on 0.0.0.0: list tokens, or set host to 127.0.0.1"),
+        (
+            "policies: {p: {scorers: []}}",
+            "1: policies.p.scorers: found an empty list, wanted at least 1 of them "
+            "(costs that are weighted and added up)",
+        ),
+        ("policies: {p: {scorer: [{name: a}]}}", '1: policies.p.scorer: unknown key "scorer": did you mean "scorers"?'),
+        (
+            "fleet:\n  instances:\n    - url: http://a\n    - uri: http://b",
+            '4: fleet.instances[1].uri: unknown key "uri": did you mean "url"?',
+        ),
+        (
+            "fleet: {instances: [{url: http://a, kv_events: on}]}",
+            "1: fleet.instances[0].kv_events: found the text \"on\", wanted 'auto' or 'off' "
+            "(auto: ask GET /kv_event_sources; off: approximate knowledge only; or the sources, by rank)",
+        ),
+        (
+            "fleet:\n  instances:\n    - url: http://a\n      kv_events:\n        - endpont: tcp://a:1",
+            '5: fleet.instances[0].kv_events[0].endpont: unknown key "endpont": did you mean "endpoint"?',
+        ),
+        (
+            "fleet: {instances: [{url: http://a, name: a/b}]}",
+            '1: fleet.instances[0].name: found the text "a/b", wanted text like ^[A-Za-z0-9][A-Za-z0-9._:-]*$ '
+            "(short name for logs, metrics and headers; default: host:port)",
+        ),
+        ("- 1", "1: found a list, wanted a mapping"),
+        ("7", "1: found the number 7, wanted a mapping"),
+    ],
+)  # fmt: skip
+def test_messages_for_wrong_text(folder: Path, text: str, said: str) -> None:
+    assert said in refusal(folder, text)
+
+
+@pytest.mark.parametrize("url", ["http://a/v1", "http://me:pass@a", "ftp://a", "a:8000", "http://a b", "http://a?x"])
+def test_urls_are_bare_and_never_repeated(folder: Path, url: str) -> None:
+    (said,) = refusal(folder, f'fleet: {{instances: [{{url: "{url}"}}]}}\n' + POLICY)
+    assert said.startswith("1: fleet.instances[0].url: found other text, wanted text like ^https?://")
+
+
+@pytest.mark.parametrize("port", ["70000", "x", ""])
+def test_urls_have_a_port_that_can_be(folder: Path, port: str) -> None:
+    (said,) = refusal(folder, f'fleet: {{instances: [{{url: "http://a:{port}"}}]}}\n' + POLICY)
+    assert said == "1: fleet.instances[0].url: the port is not a number from 1 to 65535"
+
+
+def test_a_token_in_the_place_of_its_hash_is_not_repeated(folder: Path) -> None:
+    said = refusal(folder, MINIMAL + "admin: {tokens: [{name: me, hash: my-secret}]}")
+    assert len(said) == 1
+    assert "my-secret" not in said[0]
+
+
+def test_everything_wrong_is_said_at_once_in_order(folder: Path) -> None:
+    text = "log: {level: 5}\nlisten: {prot: 1}\nusage: x\n"
+    said = [line.split(": ")[:2] for line in refusal(folder, text)]
+    assert said == [["1", "log.level"], ["2", "listen.prot"], ["3", "usage"]]
+
+
+# what is referred to
+
+
+def test_references_that_lead_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    text = """\
+listen: {tls: {cert_file: c.pem, key_file: k.pem}}
+clients: {keys_file: keys}
+fleet:
+  file: fleet.yaml
+  instances:
+    - {url: http://a, api_key_env: NOT_SET, ca_file: ca.pem}
+tokenizers:
+  m: {path: model}
+  n: {chat_template: chat.jinja}
+policies_dir: policies
+index: {key_secret_env: NOT_SET}
+"""
+    at = str(folder)
+    assert refusal(folder, text) == [
+        f"1: listen.tls.cert_file: no such file: {at}/c.pem",
+        f"1: listen.tls.key_file: no such file: {at}/k.pem",
+        f"2: clients.keys_file: no such file: {at}/keys",
+        f"4: fleet.file: no such file: {at}/fleet.yaml",
+        "6: fleet.instances[0].api_key_env: the environment variable NOT_SET is not set",
+        f"6: fleet.instances[0].ca_file: no such file: {at}/ca.pem",
+        f"8: tokenizers.m.path: there is no tokenizer.json in {at}/model",
+        f"9: tokenizers.n.chat_template: no such file: {at}/chat.jinja",
+        f"10: policies_dir: no such folder: {at}/policies",
+        "11: index.key_secret_env: the environment variable NOT_SET is not set",
+    ]
+
+
+def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "hush-hush")
+    config = read_config(put(folder, "fleet: {instances: [{url: http://a, api_key_env: ENGINE_KEY}]}\n" + POLICY))
+    assert config.fleet.instances[0].api_key_env == "ENGINE_KEY"
+    assert "hush-hush" not in effective(config)
+
+
+def test_a_fleet_needs_a_source(folder: Path) -> None:
+    said = "1: fleet: no engines: give at least one of instances, file and embedded"
+    assert refusal(folder, "fleet: {health: {interval_s: 1}}\n" + POLICY) == [said]
+    assert refusal(folder, POLICY) == [said]
+    assert read_config(put(folder, "fleet: {embedded: {}}\n" + POLICY)).fleet.embedded is not None
+
+
+def test_two_instances_of_one_name(folder: Path) -> None:
+    said = refusal(folder, "fleet:\n  instances:\n    - url: http://a\n    - url: http://A:80\n" + POLICY)
+    assert said == [
+        '3: fleet.instances[0]: two instances are called "a:80": give them names of their own',
+        '4: fleet.instances[1]: two instances are called "a:80": give them names of their own',
+    ]
+
+
+def test_one_rank_twice(folder: Path) -> None:
+    events = "kv_events: [{endpoint: 'tcp://a:1'}, {endpoint: 'tcp://a:2', rank: 0}]"
+    said = refusal(folder, f"fleet: {{instances: [{{url: http://a, {events}}}]}}\n" + POLICY)
+    assert said == ["1: fleet.instances[0].kv_events: rank 0 is given twice"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "complaint"),
+    [
+        ("role: decode", ".transfer: role decode needs it: give `transfer: {protocol: ...}`"),
+        (
+            "role: prefill, transfer: {protocol: mooncake}",
+            ".transfer: a prefill instance with protocol mooncake needs `bootstrap_url`",
+        ),
+        ("role: prefill, transfer: {protocol: nixl}", None),
+        ("role: decode, transfer: {protocol: mooncake}", None),
+        ("role: prefill, transfer: {protocol: mooncake, bootstrap_url: 'http://a:8998'}", None),
+    ],
+)
+def test_halves_of_a_pair_say_how_kv_gets_across(folder: Path, instance: str, complaint: str | None) -> None:
+    text = f"fleet: {{instances: [{{url: 'http://a', {instance}}}]}}\n" + POLICY
+    if complaint is None:
+        assert read_config(put(folder, text)).fleet.instances[0].transfer is not None
+    else:
+        assert refusal(folder, text) == [f"1: fleet.instances[0]{complaint}"]
+
+
+def test_the_active_policy_must_exist(folder: Path) -> None:
+    assert refusal(folder, MINIMAL + "active: wram\n") == ['3: active: unknown policy "wram": did you mean "warm"?']
+    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == ['2: active: unknown policy "x": known here: warm']
+
+
+# policies
+
+
+def test_policies_from_both_places(folder: Path) -> None:
+    put(
+        folder,
+        "scorers: [{name: queue_depth, weight: 2, half: 3}]\npicker: {name: softmax, temperature: 0.1}",
+        "p/b.yaml",
+    )
+    put(folder, "no policy", "p/readme.txt")
+    policies = load_policies(read_config(put(folder, MINIMAL + "policies_dir: p\n")))
+    assert sorted(policies) == ["b", "warm"]
+    assert policies["b"].scorers[0].model_extra == {"half": 3}
+    assert policies["b"].picker.model_extra == {"temperature": 0.1}
+
+
+def test_a_relative_policies_dir_starts_at_base_dir(folder: Path) -> None:
+    put(folder, "scorers: [{name: random}]", "p/b.yaml")
+    assert list(load_policies(Config(policies_dir="p"), folder)) == ["b"]
+    with pytest.raises(ConfigError, match="policies_dir: no such folder"):
+        load_policies(Config(policies_dir="q"), folder)
+
+
+def test_every_broken_policy_file_is_named(folder: Path) -> None:
+    put(folder, "scorers: [{name: random}]", "p/warm.yaml")
+    put(folder, "scorers: [{nam: random}]", "p/one.yaml")
+    put(folder, "", "p/two.yml")
+    said = refusal(folder, MINIMAL + "policies_dir: p\nactive: one\n")
+    at = folder / "p"
+    assert said == [
+        f"{at}/one.yaml:1: scorers[0].name: missing (registered name, see scorers/README.md)",
+        f"{at}/two.yml:1: the file is empty",
+        f'{at}/warm.yaml: there is already a policy "warm", inline or in another file',
+    ]
+
+
+def test_a_policy_file_alone(folder: Path) -> None:
+    policy = read_policy_file(put(folder, "filters: [{name: max_waiting}]\nscorers: [{name: random}]"))
+    assert [plugin.name for plugin in policy.filters] == ["max_waiting"]
+    assert policy.scorers[0].weight == 1.0
+    with pytest.raises(ConfigError, match="weight: found the number -1, wanted at least 0"):
+        read_policy_file(put(folder, "scorers: [{name: random, weight: -1}]"))
+
+
+def test_main_files_and_others_are_told_apart(folder: Path) -> None:
+    assert isinstance(read_any(put(folder, MINIMAL)), Config)
+    assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), Policy)
+    assert isinstance(read_any(put(folder, "events_lost: 0.1")), TroubleFile)
+    with pytest.raises(ConfigError, match="wanted a mapping"):
+        read_any(put(folder, "[]"))
+
+
+# the list of instances
+
+
+def test_a_list_of_instances(folder: Path) -> None:
+    put(folder, "pem", "lists/ca.pem")
+    file = put(folder, "- url: http://a:1\n- {url: 'https://b', name: b, ca_file: ca.pem}\n", "lists/fleet.yaml")
+    a, b = read_instances(file)
+    assert (a.id, b.id, b.ca_file) == ("a:1", "b", str(folder / "lists/ca.pem"))
+    assert read_instances(put(folder, "[]", "none.yaml")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "1: the file is empty"),
+        ("url: http://a", "1: found a mapping, wanted a list"),
+        ("- url: http://a\n- http://b", '2: [1]: found the text "http://b", wanted a mapping'),
+        ("- url: http://a\n  nme: b", '2: [0].nme: unknown key "nme": did you mean "name"?'),
+        ("- {}", "1: [0].url: missing (base URL of the engine, without a path)"),
+        ("- {url: http://a, ca_file: ca.pem}", "1: [0].ca_file: no such file: "),
+    ],
+)
+def test_a_list_of_instances_that_is_not_right(folder: Path, text: str, said: str) -> None:
+    file = put(folder, text, "fleet.yaml")
+    with pytest.raises(ConfigError) as caught:
+        read_instances(file)
+    assert str(caught.value).startswith(f"{file}:{said}")
+
+
+def test_a_broken_list_is_found_with_the_main_file(folder: Path) -> None:
+    put(folder, "- {}", "fleet.yaml")
+    (said,) = refusal(folder, "fleet: {file: fleet.yaml}\n" + POLICY)
+    assert said.startswith(f"{folder}/fleet.yaml:1: [0].url: missing")
+
+
+# client keys
+
+
+def test_client_keys(folder: Path) -> None:
+    digest = hashlib.sha256(b"key").hexdigest()
+    file = put(folder, f"# ours\n{digest.upper()}  team search # a comment\n\n", "keys")
+    assert read_client_keys(file) == {digest: "team search"}
+
+
+def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
+    put(folder, "sk-plain-key me\n" + "a" * 64 + "\n", "keys")
+    said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
+    wanted = "wanted the sha256 of a key (64 hex digits) and a name"
+    assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
+
+
+# the effective configuration
+
+
+def test_effective_has_every_default_and_reads_back_the_same(folder: Path) -> None:
+    config = read_config(put(folder, MINIMAL + "log: {level: debug}\n"))
+    text = effective(config)
+    assert "busy_interval_s: 0.25" in text
+    assert read_config(put(folder, text, "again.yaml")) == config
+
+
+def test_effective_with_all_policies_inline(folder: Path) -> None:
+    put(folder, "scorers: [{name: queue_depth, half: 3}]", "p/b.yaml")
+    config = read_config(put(folder, MINIMAL + "policies_dir: p\nactive: b\n"))
+    again = read_config(put(folder, effective(config, load_policies(config)), "again.yaml"))
+    assert again.policies == load_policies(config)
+    assert again.policies_dir is None
+
+
+def test_effective_of_a_policy(folder: Path) -> None:
+    policy = read_policy_file(put(folder, "scorers: [{name: random}]"))
+    assert read_policy_file(put(folder, effective(policy))) == policy
+
+
+def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
+    config = read_config(put(folder, "fleet: {instances: [{url: 'http://127.0.0.1:8100'}]}"))
+    shipped = CONFIGS / "policies" / "warm.yaml"
+    assert load_policies(config) == {config.active: read_policy_file(shipped)}
+
+
+# texts that were sent
+
+
+def test_policies_and_experiments_from_texts() -> None:
+    policy = Policy.model_validate({"scorers": [{"name": "random"}]})
+    assert policy_from("scorers: [{name: random}]", "mine") == policy
+    assert policies_from("a: {scorers: [{name: random}]}\nb: {scorers: [{name: random}]}") == {"a": policy, "b": policy}
+    section = "arms: {a: 90, b: 10}\n"
+    alone = experiment_from(section, ["a", "b"])
+    assert alone.arms == {"a": 90.0, "b": 10.0}
+    assert experiment_from("experiment:\n  " + section, ["a", "b"]) == alone
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (
+            lambda: policy_from("scorers: []", "p"),
+            "policy p:1: scorers: found an empty list, wanted at least 1 of them",
+        ),
+        (lambda: policies_from("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
+        (lambda: policies_from("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
+        (lambda: experiment_from("x: 1", []), 'experiment:1: x: unknown key "x"'),
+        (
+            lambda: experiment_from("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"]),
+            'experiment:3: arms.c: unknown policy "c": known here: a, b\n'
+            'experiment:4: shadows[0]: unknown policy "d": known here: a, b',
+        ),
+        (
+            lambda: experiment_from("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
+            "experiment:1: experiment: arms: the shares add up to 101, not 100 (percent)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_texts(read: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read()
+    assert said in str(refused.value)
+
+
+def test_the_policies_come_with_the_main_file(folder: Path) -> None:
+    put(folder, "scorers: [{name: random}]", "p/b.yaml")
+    config, policies = read_all(put(folder, MINIMAL + "policies_dir: p\n"))
+    assert config == read_config(folder / "main.yaml")
+    assert policies == load_policies(config)

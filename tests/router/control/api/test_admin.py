@@ -1,0 +1,238 @@
+"""The operator's door: what it shows, who may come in, and that its OpenAPI tells the truth."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from router.config.sections.listeners import AdminToken
+from router.control.api.admin import admin_app
+from router.control.explain import Asked
+from router.errors import NoTarget
+from tests.router.control.steered import Steered
+
+LOOPBACK = "http://127.0.0.1:8001"
+
+
+class Rooms:
+    """Two instances and one record."""
+
+    def __init__(self) -> None:
+        self.draining = {"a": False, "b": False}
+
+    def instances(self) -> list[dict[str, Any]]:
+        return [
+            {"id": id, "url": f"http://{id}", "state": "draining" if on else "ready", "targets": [{"requests": 3}]}
+            for id, on in self.draining.items()
+        ]
+
+    def discovery(self) -> dict[str, str | None]:
+        return {"config": None, "file": "fleet.yaml: no such file"}
+
+    def drain(self, instance: str, on: bool) -> bool:
+        if instance not in self.draining:
+            return False
+        self.draining[instance] = on
+        return True
+
+    async def record(self, record_id: str) -> dict[str, Any] | None:
+        return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
+
+    async def records(self, limit: int) -> list[dict[str, Any]]:
+        return [{"id": f"r{n}", "target": None} for n in range(limit)]
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
+
+    def door(self) -> list[dict[str, Any]]:
+        return [{"model": "m", "capacity_tokens": None, "waiting": []}]
+
+    def pool(self) -> dict[str, Any] | None:
+        return {"leader": "mooncake master a:9003", "models": []}
+
+
+class Unexplained:
+    """Nobody could serve anything."""
+
+    body_bytes = 1000
+    extra_paths = ()
+
+    async def explain(self, asked: Asked) -> dict[str, Any]:
+        raise NoTarget("nobody")
+
+
+def token(name: str, *rights: str) -> AdminToken:
+    digest = hashlib.sha256(f"{name}-token".encode()).hexdigest()
+    return AdminToken.model_validate({"name": name, "hash": digest, "rights": list(rights)})
+
+
+def open_door(rooms: Rooms | None = None) -> TestClient:
+    return TestClient(admin_app(rooms or Rooms(), Steered().control, Unexplained(), []), base_url=LOOPBACK)
+
+
+def guarded() -> TestClient:
+    tokens = [token("eye", "read"), token("hand", "read", "write")]
+    return TestClient(admin_app(Rooms(), Steered().control, Unexplained(), tokens))
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-token"}
+
+
+def test_instances_with_all_that_is_told() -> None:
+    body = open_door().get("/admin/instances").json()
+    assert body["instances"][0] == {"id": "a", "url": "http://a", "state": "ready", "targets": [{"requests": 3}]}
+    assert len(body["instances"]) == 2
+    assert body["discovery"] == {"config": None, "file": "fleet.yaml: no such file"}
+
+
+def test_workers_with_what_decides_in_each() -> None:
+    body = open_door().get("/admin/workers").json()
+    assert body["workers"][1] == {"number": 1, "pid": 101, "up": False, "policies": {"warm": "0a"}}
+    assert len(body["workers"]) == 2
+
+
+def test_drain_and_undrain() -> None:
+    rooms = Rooms()
+    client = open_door(rooms)
+    assert client.post("/admin/instances/b/drain").json() == {"id": "b", "draining": True}
+    assert rooms.draining == {"a": False, "b": True}
+    assert client.post("/admin/instances/b/undrain").json() == {"id": "b", "draining": False}
+    assert rooms.draining == {"a": False, "b": False}
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain"])
+def test_draining_nobody(action: str) -> None:
+    answer = open_door().post(f"/admin/instances/zz/{action}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_instance")
+
+
+def test_a_record() -> None:
+    assert open_door().get("/admin/records/r1").json() == {"id": "r1", "target": "a/0", "attempts": []}
+    assert open_door().get("/admin/records/r2").status_code == 404
+
+
+def test_records_up_to_a_limit() -> None:
+    assert len(open_door().get("/admin/records").json()["records"]) == 50
+    assert len(open_door().get("/admin/records?limit=2").json()["records"]) == 2
+    for wrong in ("0", "1001", "many"):
+        answer = open_door().get(f"/admin/records?limit={wrong}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, "limit")
+
+
+# who may come in
+
+
+def test_without_a_token_nobody_comes_in() -> None:
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic eye-token"}, bearer("other")):
+        answer = guarded().get("/admin/instances", headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert answer.json()["error"]["code"] == "invalid_token"
+
+
+def test_reading_is_not_writing() -> None:
+    client = guarded()
+    assert client.get("/admin/instances", headers=bearer("eye")).status_code == 200
+    answer = client.post("/admin/instances/a/drain", headers=bearer("eye"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_right")
+    assert client.post("/admin/instances/a/drain", headers=bearer("hand")).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8001", "localhost:8001", "[::1]:8001", "LOCALHOST"])
+def test_open_door_answers_to_its_loopback_names(host: str) -> None:
+    assert open_door().get("/admin/instances", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1:8001", "[", ""])
+def test_open_door_refuses_other_names(host: str) -> None:
+    answer = open_door().get("/admin/instances", headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "wrong_host")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}],
+)
+def test_open_door_refuses_other_sites_pages(headers: dict[str, str]) -> None:
+    rooms = Rooms()
+    answer = open_door(rooms).post("/admin/instances/a/drain", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "wrong_origin")
+    assert rooms.draining["a"] is False
+
+
+def test_open_door_takes_its_own_pages() -> None:
+    headers = {"origin": LOOPBACK, "sec-fetch-site": "same-origin"}
+    assert open_door().post("/admin/instances/a/drain", headers=headers).status_code == 200
+
+
+def test_tokens_are_enough_from_anywhere() -> None:
+    headers = {**bearer("eye"), "host": "router.internal:8001"}
+    assert guarded().get("/admin/instances", headers=headers).status_code == 200
+
+
+# its description
+
+OWN_ERRORS = {
+    ("get", "/admin/records/{id}"): {"404"},
+    ("post", "/admin/instances/{id}/drain"): {"404"},
+    ("post", "/admin/instances/{id}/undrain"): {"404"},
+    ("put", "/admin/policies"): {"400", "413"},
+    ("get", "/admin/policies/{name}"): {"404"},
+    ("put", "/admin/policies/{name}"): {"400", "413"},
+    ("post", "/admin/activate"): {"400", "404"},
+    ("post", "/admin/undo"): {"409"},
+    ("post", "/admin/explain"): {"400", "404", "413", "503"},
+    ("put", "/admin/experiment"): {"400", "413"},
+    ("delete", "/admin/experiment"): {"409"},
+}
+
+
+def test_every_error_is_described() -> None:
+    paths = open_door().get("/admin/openapi.json").json()["paths"]
+    assert len(paths) == 15
+    for path, methods in paths.items():
+        for method, description in methods.items():
+            wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())
+            assert wanted == set(description["responses"]), (method, path)
+
+
+schema = schemathesis.openapi.from_asgi(
+    "/admin/openapi.json", admin_app(Rooms(), Steered().control, Unexplained(), [token("hand", "read", "write")])
+)
+
+
+@schema.parametrize()
+def test_openapi_tells_the_truth(case: schemathesis.Case) -> None:
+    # A policy is text: what stands in it no JSON schema can say.
+    of_text = case.method == "PUT"
+    case.call_and_validate(headers=bearer("hand"), excluded_checks=[positive_data_acceptance] if of_text else [])
+
+
+def test_a_refused_method_is_told_all_that_there_are() -> None:
+    answer = open_door().post("/admin/experiment")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, PUT")
+    assert answer.json()["error"]["message"] == "POST /admin/experiment: method not allowed"
+
+
+def test_the_door_is_shown_by_model() -> None:
+    shown = open_door().get("/admin/door").json()
+    assert shown == {"models": [{"model": "m", "capacity_tokens": None, "waiting": []}]}
+
+
+def test_the_pool_or_that_there_is_none() -> None:
+    assert open_door().get("/admin/pool").json() == {
+        "configured": True,
+        "leader": "mooncake master a:9003",
+        "models": [],
+    }
+
+    class Without(Rooms):
+        def pool(self) -> dict[str, Any] | None:
+            return None
+
+    assert open_door(Without()).get("/admin/pool").json() == {"configured": False}

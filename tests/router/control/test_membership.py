@@ -1,0 +1,285 @@
+"""Who hears of it when instances come, tell of themselves and go; no network is needed for that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from router.backends.feeds.health import Health
+from router.backends.feeds.kv_events import KvEvents
+from router.backends.feeds.metrics import MetricsPoll
+from router.backends.fetch import Answer
+from router.clock import ManualClock
+from router.config import schema
+from router.control.membership import Membership
+from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.instance import State
+from router.kvcache.block_keys import Keyring
+from router.kvcache.events import TargetId
+from router.proxy.headers import NO_HEADERS
+from router.proxy.upstreams import Question, Unanswered, Upstreams
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.scheduler import Core
+from router.tasks import Tasks
+from router.wiring import build_core, build_handing, build_tokens, built_policies
+from tests.fakes.caches import Cache
+from tests.fakes.engines import eventually
+from tests.paths import TOKENIZER
+
+RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
+CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
+NOWHERE = "tcp://127.0.0.1:1"  # nobody listens there, and nobody must
+
+
+def config(**changes: object) -> schema.Config:
+    return schema.Config.model_validate({"policies": RANDOM, "seed": 1} | changes)
+
+
+def instance(name: str, port: int = 1, **known: object) -> schema.Instance:
+    return schema.Instance.model_validate({"name": name, "url": f"http://127.0.0.1:{port}"} | known)
+
+
+class House:
+    """The rooms that instances are known in. Nothing is started: what is watched is not asked."""
+
+    def __init__(self) -> None:
+        settings = config(tokenizers={"warm-tiny": {"path": TOKENIZER}})
+        self.clock = ManualClock(1000.0)
+        self.tasks = Tasks("test")
+        keyring = Keyring(1)
+        self.core: Core = build_core(settings, Regime(built_policies(settings), "warm"), keyring, self.clock)
+        self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
+        self.tokens = build_tokens(settings, keyring, self.upstreams, self.clock)
+        self.handing = build_handing(settings, self.tokens, self.upstreams, self.tasks)
+        self.members = Membership(self.core, self.upstreams, self.tokens, self.handing, self.tasks)
+        fleet = settings.fleet
+        self.health = Health(self.members, self.silent, self.tasks, self.clock, fleet.health)
+        self.polls = MetricsPoll(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
+        self.events = KvEvents(self.core.knowledge, self.tasks, self.clock, 5.0)
+        self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
+
+    async def silent(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        return None
+
+    async def close(self) -> None:
+        await self.events.close()
+        await self.tasks.close()
+        self.tokens.close()
+        self.upstreams.close()
+
+    @property
+    def ids(self) -> list[str]:
+        return [member.id for member in self.core.fleet]
+
+    def followed(self) -> list[str]:
+        return sorted(self.events._streams)
+
+    async def why_unanswered(self, name: str) -> str:
+        answer = await self.upstreams.ask(name, Question("GET", b"/", NO_HEADERS, b""), first_byte_s=1, idle_s=1)
+        assert isinstance(answer, Unanswered)
+        return answer.detail
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.close()
+
+
+def sources(*ranks: int) -> Sequence[EventEndpoint]:
+    return [EventEndpoint(rank, NOWHERE, None, "") for rank in ranks]
+
+
+# lists
+
+
+async def test_who_is_new_joins_every_room(house: House) -> None:
+    house.members.listed("config", [instance("a"), instance("b")])
+    assert house.ids == ["a", "b"]
+    assert sorted(house.health._wards) == sorted(house.polls._watched) == ["a", "b"]
+    assert await house.why_unanswered("a") != "the instance was removed"
+
+
+async def test_who_is_gone_leaves_every_room(house: House) -> None:
+    house.members.listed("config", [instance("a"), instance("b")])
+    house.members.joined("a", [CARD], sources(0, 1))
+    assert house.followed() == ["a/0", "a/1"]
+    house.members.listed("config", [instance("b")])
+    assert house.ids == ["b"]
+    assert sorted(house.health._wards) == sorted(house.polls._watched) == ["b"]
+    assert house.followed() == []
+    assert house.core.knowledge.stream(TargetId("a/0")) is None
+    assert await house.why_unanswered("a") == "the instance was removed"
+
+
+async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.tokens._trust["warm-tiny"].differs("a", "a probe")
+    assert house.tokens.report()["warm-tiny"].source == "remote"
+    house.members.listed("config", [])
+    assert house.tokens.report()["warm-tiny"].source == "local"
+
+
+async def test_whether_it_takes_ids_is_asked_when_it_tells_of_itself_and_forgotten_when_it_goes(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    assert house.handing.report().takers == {}
+    house.members.joined("a", [CARD], [])
+    assert house.handing.report().takers["a"] == (False, "it was not tried yet")
+    house.members.listed("config", [])
+    assert house.handing.report().takers == {}
+
+
+async def test_who_stays_is_left_alone(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], [])
+    house.members.listed("config", [instance("b"), instance("a")])
+    states = {member.id: member.state for member in house.core.fleet}
+    assert states == {"a": State.READY, "b": State.JOINING}
+
+
+async def test_who_changed_leaves_and_joins_anew(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], sources(0))
+    house.members.listed("config", [instance("a", port=2)])
+    (member,) = house.core.fleet
+    assert (member.config.url, member.state) == ("http://127.0.0.1:2", State.JOINING)
+    assert house.followed() == []
+
+
+async def test_lists_of_two_discoveries_add_up(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.listed("file", [instance("b"), instance("c")])
+    house.members.listed("file", [instance("c")])
+    assert house.ids == ["a", "c"]
+    house.members.listed("config", [])
+    assert house.ids == ["c"]
+
+
+async def test_whom_two_discoveries_name_is_the_first_ones(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.members.listed("config", [instance("a", port=2)])
+    for _ in range(2):
+        house.members.listed("file", [instance("a", port=3), instance("b")])
+        house.members.listed("config", [instance("a", port=2)])
+    assert {member.id: member.config.url for member in house.core.fleet} == {
+        "a": "http://127.0.0.1:2",
+        "b": "http://127.0.0.1:1",
+    }
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["instance a is listed by both config and file: the one of config counts"]
+    house.members.listed("config", [])
+    assert house.members._configs["a"].url == "http://127.0.0.1:3"
+
+
+async def test_one_that_cannot_join_does_not_keep_the_others_out(
+    house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = tmp_path / "ca.pem"
+    bad.write_text("not a certificate")
+    broken = schema.Instance(name="a", url="https://127.0.0.1:1", ca_file=str(bad))
+    house.members.listed("config", [broken, instance("b")])
+    assert house.ids == ["b"]
+    assert "instance a does not join" in caplog.text
+    house.members.listed("config", [instance("a"), instance("b")])
+    assert sorted(house.ids) == ["a", "b"]
+
+
+async def test_an_engines_key_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sesame")
+    house.members.listed("config", [instance("a", api_key_env="ENGINE_KEY"), instance("b")])
+    heads = []
+    for name in ("a", "b"):
+        async with asyncio.timeout(5):
+            heads.append(await first_head(house, name))
+    assert [b"authorization: Bearer sesame" in head for head in heads] == [True, False]
+
+
+async def first_head(house: House, name: str) -> bytes:
+    """What `name` is sent, as the engine would see it."""
+    heads: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.put_nowait(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        config = house.members._configs[name].model_copy(
+            update={"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+        )
+        others = [other for other in house.members._configs.values() if other.id != name]
+        house.members.listed("config", [config, *others])
+        await house.why_unanswered(name)
+        return await heads.get()
+
+
+# what an instance tells
+
+
+async def test_who_told_what_it_serves_is_ready_and_heard(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.members.listed("config", [instance("a")])
+    with caplog.at_level(logging.INFO, logger="warmroute.members"):
+        house.members.joined("a", [CARD], sources(0, 1))
+    assert house.core.fleet.resolve("warm-tiny") is not None
+    assert house.followed() == ["a/0", "a/1"]
+    assert "instance a is ready: warm-tiny" in caplog.text
+
+
+async def test_joining_again_with_fewer_ranks_hangs_up_on_the_others(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], sources(0, 1))
+    house.members.joined("a", [CARD], sources(1))
+    assert house.followed() == ["a/1"]
+    house.members.joined("a", [CARD], [])
+    assert house.followed() == []
+
+
+async def test_a_newcomers_tokenizer_is_proved(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], [])
+    await eventually(lambda: "a did not answer probe" in caplog.text)
+
+
+async def test_adapters_come_and_go_while_it_runs(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], [])
+    house.members.serves("a", [CARD, Card("lora", "/loras/lora", "warm-tiny", None)])
+    assert [card.id for card in house.core.fleet.models()] == ["warm-tiny", "lora"]
+
+
+async def test_probes_bring_it_down_with_a_word_why(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.members.listed("config", [instance("a")])
+    assert house.members.probe_ok("a", 0.0), "it is joining: ask who it is"
+    house.members.joined("a", [CARD], [])
+    assert not house.members.probe_ok("a", 1.0)
+    house.members.probe_failed("a", 2.0)
+    assert "down" not in caplog.text
+    house.members.probe_failed("a", 3.0)
+    assert "instance a is down: probes fail" in caplog.text
+
+
+async def test_its_metrics_reach_the_books(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], sources(0))
+    target = house.core.fleet.target(TargetId("a/0"))
+    assert target is not None
+    booking = target.book(100, 100)
+    assert (house.members.in_flight("a"), house.members.in_flight("nobody")) == (1, 0)
+    house.members.polling("a")
+    house.members.gauges("a", {0: Gauges(3, 1, 0.5, 16, 1600, None, None)}, 1000.0, 1000.1)
+    assert (target.books.elsewhere, target.block_tokens, target.capacity_tokens) == (3, 16, 1600)
+    booking.release()
+
+
+async def test_events_go_straight_to_what_is_known(house: House) -> None:
+    house.members.listed("config", [instance("a")])
+    house.members.joined("a", [CARD], sources(0))
+    cache = Cache(16)
+    assert house.core.knowledge.heard(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
+    assert house.core.block_sizes("warm-tiny") == {16}

@@ -1,0 +1,232 @@
+"""What people and metrics are told, over real rooms."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery.static import StaticDiscovery
+from router.backends.feeds.health import Health
+from router.backends.fetch import Answer
+from router.backends.no_kv_store import NoPool
+from router.backends.remote_tokenizer import Remote
+from router.backends.token_ids.passthrough import Handing
+from router.backends.token_ids.support import Taker, Takers
+from router.clock import ManualClock
+from router.config import schema
+from router.config.schema import Policy as PolicySpec
+from router.control.api.admin import Operations
+from router.control.control import Control
+from router.control.status import Report
+from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.kvcache.events import Batch, EngineHash, Stored, TargetId, Tier
+from router.prompt.prompt import Endpoint, Prompt, Text
+from router.prompt.tokenization.tokenization import Tokens
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import Record, Stages
+from router.tasks import Tasks
+from router.telemetry.audit_log import Audit
+from router.telemetry.metrics.state import families
+from router.telemetry.recent_records import Ring
+from router.wiring import build_core
+from tests.fakes.caches import RING, Cache, prompt_of
+
+IDS = list(range(20))
+WARM = build_policy(
+    "warm", PolicySpec.model_validate({"scorers": [{"name": "prefix_overlap"}, {"name": "queue_depth"}]})
+)
+RANDOM = build_policy("random", PolicySpec.model_validate({"scorers": [{"name": "random"}]}))
+CARD = Card("m", "/models/m", None, 8192)
+
+
+class House:
+    """`a` publishes events, `b` does not, `c` has not yet told what it is."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000.0, wall=5000.0)
+        config = schema.Config(seed=1)
+        self.core = build_core(config, Regime({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
+        self.tokens = Tokens(config.tokens, {}, RING, Remote(self.silent), self.clock)
+        members: dict[str, list[EventEndpoint]] = {"a": [EventEndpoint(0, "tcp://a:1", None, "")], "b": []}
+        for name in "abc":
+            self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
+        for name, sources in members.items():
+            self.core.joined(name, [CARD], sources)
+            self.core.polled(name, {0: Gauges(3, 2, 0.25, 4, 400, None, None)}, self.clock.now())
+        self.cache = Cache()
+        self.cache.wall_s = 4998.0
+        self.core.knowledge.heard(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
+        self.ring = Ring(10)
+        health = Health(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
+        self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
+        takers = Takers(self.tokens.local, self.silent, Tasks("test"))
+        self.takers = takers._known
+        self.handing = Handing(takers, lambda model: True, on=True)
+        self.pool = NoPool()
+        self.control = Control(self.core, self.ring, Audit(), self.clock)
+        self.report = Report(
+            self.core,
+            self.tokens,
+            self.handing,
+            self.pool,
+            health,
+            self.sources,
+            self.ring,
+            self.control,
+            None,
+            self.clock,
+            "r",
+        )
+
+    async def silent(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        return None
+
+    def request(self) -> Record:
+        number = self.core.desk.next_number()
+        record = Record(f"r-{number}", number, 1000.0, 5000.0, "/v1/completions", "m", True, "local", 20, Stages())
+        prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True)
+        assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(IDS)) is not None
+        self.ring.add(record)
+        return record
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_it_is_what_the_admin_door_asks_for(house: House) -> None:
+    operations: Operations = house.report
+    assert json.loads(msgspec.json.encode(operations.instances()))  # plain JSON types throughout
+
+
+def test_instances_in_the_order_they_joined(house: House) -> None:
+    shown = house.report.instances()
+    assert [(one["id"], one["url"], one["state"], one["models"]) for one in shown] == [
+        ("a", "http://a:8000", "ready", ["m"]),
+        ("b", "http://b:8000", "ready", ["m"]),
+        ("c", "http://c:8000", "joining", []),
+    ]
+    assert {one["trouble"] for one in shown} == {None}
+
+
+def test_a_target_with_its_load_speed_promises_and_stream(house: House) -> None:
+    house.request()
+    house.clock.advance(0.5)
+    (target,) = house.report.instances()[0]["targets"]
+    assert {name: target[name] for name in ("id", "rank", "breaker", "block_tokens", "capacity_tokens")} == {
+        "id": "a/0", "rank": 0, "breaker": "closed", "block_tokens": 4, "capacity_tokens": 400,
+    }  # fmt: skip
+    load = target["load"]
+    assert (load["requests"], load["running"], load["waiting"], load["metrics_age_s"]) == (1, 3, 2, 0.5)
+    assert target["speed"]["samples"] == 0
+    assert target["promises"] == {"trusted": True, "kept": 0, "broken": 0, "missed": 0, "alarm": None}
+    stream = target["stream"]
+    assert stream.pop("bytes") > 0
+    assert stream == {
+        "state": "live", "joined_late": False, "turned_over": False, "last_seq": 0, "silent_s": 0.5, "lag_s": 1.0,
+        "events": 1, "gaps": 0, "replays": 0, "restarts": 0, "duplicates": 0, "malformed": 0, "skipped": {"group": 1},
+        "blocks": {"gpu": 5, "cpu": 0, "disk": 0}, "orphans": 0,
+    }  # fmt: skip
+
+
+def test_whether_an_instance_takes_token_ids_and_why_not(house: House) -> None:
+    house.takers["a"] = Taker(False, "it refused the ids of a prompt")
+    shown = {one["id"]: one["token_ids"] for one in house.report.instances()}
+    assert shown == {"a": {"takes": False, "why": "it refused the ids of a prompt"}, "b": None, "c": None}
+    assert house.report.snapshot().handing == ({"a": False}, {}, {})
+
+
+def test_no_stream_is_said_as_none(house: House) -> None:
+    shown = {one["id"]: one["targets"][0] for one in house.report.instances()}
+    assert shown["b"]["stream"] is None
+    assert shown["c"]["stream"] is None
+
+
+def miss(house: House, times: int) -> None:
+    target = house.core.fleet.target(TargetId("a/0"))
+    assert target is not None
+    for _ in range(times):
+        target.trust.observe(0, 400, 4)
+
+
+def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trusted(house: House) -> None:
+    miss(house, 8)
+    promises = house.report.instances()[0]["targets"][0]["promises"]
+    assert promises["missed"] == 8
+    assert "unknown to the index" in promises["alarm"]
+    house.cache.seq += 1
+    house.core.knowledge.heard(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
+    assert house.report.instances()[0]["targets"][0]["promises"]["alarm"] is None
+
+
+def test_a_list_that_cannot_be_read_shows(house: House, tmp_path: Path) -> None:
+    assert house.report.discovery() == {"config": None, "file": None}
+    missing = house.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0)
+    missing.look()
+    told = house.report.discovery()
+    assert told["config"] is None
+    assert "fleet.yaml" in (told["file"] or "")
+    assert house.report.snapshot().discovery_trouble == {"config": False, "file": True}
+
+
+def test_draining_and_undraining(house: House) -> None:
+    assert house.report.drain("a", True)
+    assert house.report.instances()[0]["state"] == "draining"
+    assert house.report.drain("a", False)
+    assert house.report.instances()[0]["state"] == "ready"
+    assert not house.report.drain("nobody", True)
+
+
+async def test_records_newest_first_and_one_by_its_id(house: House) -> None:
+    first, second = house.request(), house.request()
+    assert [shown["id"] for shown in await house.report.records(5)] == [second.id, first.id]
+    assert [shown["id"] for shown in await house.report.records(1)] == [second.id]
+    shown = await house.report.record(first.id)
+    assert shown is not None
+    assert (shown["id"], shown["target"]) == (first.id, "a/0")
+    assert await house.report.record("never") is None
+
+
+def test_a_router_alone_is_one_worker(house: House) -> None:
+    (alone,) = house.report.workers()
+    assert (alone["number"], alone["pid"], alone["run"], alone["up"]) == (0, os.getpid(), "r", True)
+    assert alone["policies"] == {"warm": WARM.digest}
+
+
+def test_the_snapshot_behind_the_metrics(house: House) -> None:
+    house.request()
+    snapshot = house.report.snapshot()
+    a, b, c = snapshot.targets
+    assert (a.target, a.instance, a.state, a.breaker) == ("a/0", "a", "ready", "closed")
+    assert (a.requests, a.prefilling, a.running, a.waiting, a.kv_usage) == (1, 1, 3, 2, 0.25)
+    assert (a.index_blocks, a.orphans, a.batches, a.events, dict(a.skipped)) == ((5, 0, 0), 0, 1, 1, {"group": 1})
+    assert (a.stream_state, a.trusted, a.lag_s) == ("live", True, 1.0)
+    assert (b.stream_state, b.trusted, b.lag_s, b.index_blocks) == ("off", False, None, (0, 0, 0))
+    assert (c.state, c.running, c.batches, c.index_bytes) == ("joining", None, 0, 0)
+    assert list(families(snapshot))
+
+
+def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> None:
+    target = house.core.fleet.target(TargetId("a/0"))
+    assert target is not None
+    for _ in range(3):
+        target.trust.observe(400, 0, 4)
+    assert not house.report.snapshot().targets[0].trusted
+    assert house.report.instances()[0]["targets"][0]["promises"]["trusted"] is False
+
+
+def test_orphans_are_told(house: House) -> None:
+    orphan = Stored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
+    house.cache.seq += 1
+    house.core.knowledge.heard(TargetId("a/0"), Batch(1, 4999.5, 0, [orphan], {}))
+    assert house.report.snapshot().targets[0].orphans == 1
+    assert house.report.instances()[0]["targets"][0]["stream"]["orphans"] == 1

@@ -1,0 +1,168 @@
+"""What a leader tells whom, over real lines; the followers' ends are the test's own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import uvloop
+
+from router.clock import ManualClock
+from router.config import schema
+from router.config.sections.experiment import Experiment
+from router.control.workers.channel import Line
+from router.control.workers.leader import Leader
+from router.control.workers.local_state import House
+from router.control.workers.messages import Began, Drained, Load, Made, Rule, Ruled, Start, Up, Went
+from router.control.workers.role import Seat
+from router.control.workers.scheduler import SharedCore
+from router.fleet.engine_facts import Card
+from router.fleet.load import NO_SHARE, Share
+from router.kvcache.events import TargetId
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.tasks import Tasks
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.state import Snapshot
+from router.telemetry.recent_records import Ring
+from router.wiring import build_core
+from tests.fakes.caches import RING
+from tests.fakes.engines import eventually
+
+A = TargetId("a/0")
+WARM = build_policy("warm", schema.DEFAULT_POLICY)
+OTHER = build_policy("other", schema.Policy.model_validate({"scorers": [{"name": "random"}]}))
+ARMS = Experiment.model_validate({"arms": {"warm": 50, "other": 50}})
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Crewman:
+    """A follower's end of its line."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.line: Line
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+class Ship:
+    def __init__(self) -> None:
+        self.tasks = Tasks("test")
+        clock = ManualClock(100.0)
+        config = schema.Config(workers=3, seed=7)
+        self.leader = Leader(config, 5, clock, self.tasks)
+        regime = Regime({"warm": WARM, "other": OTHER}, "warm")
+        core = build_core(config, regime, RING, clock, secret=5, seat=Seat(0, 5, self.leader))
+        self.core = cast(SharedCore, core)
+        metrics = Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True)
+        self.leader.take(House("run0", self.core, Ring(10), metrics))
+        self.core.fleet.join(schema.Instance(name="a", url="http://a:8000"))
+        self.core.joined("a", [Card("m", None, None, None)], [])
+        self.crew: list[Crewman] = []
+
+    async def hire(self) -> Crewman:
+        man = Crewman()
+        ours, theirs = socket.socketpair()
+        man.line = await Line.on(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
+        self.crew.append(man)
+        await self.leader._born(len(self.crew), ours)
+        return man
+
+    @property
+    def requests(self) -> int:
+        target = self.core.fleet.target(A)
+        assert target is not None
+        return target.books.requests
+
+
+@asynccontextmanager
+async def ship() -> AsyncIterator[Ship]:
+    sailing = Ship()
+    try:
+        yield sailing
+    finally:
+        for man in sailing.crew:
+            man.line.close()
+        await eventually(lambda: not sailing.leader._members)
+        await sailing.tasks.close()
+
+
+async def test_the_first_words_are_all_that_a_follower_needs() -> None:
+    async with ship() as s:
+        s.core.drain("a", True)
+        s.core.desk.sessions.put((False, "m", "agent"), "a/0")
+        s.core.remember_response("resp_1", A)
+        man = await s.hire()
+        await eventually(lambda: man.of(Made))
+        (start,), (rule,) = man.of(Start), man.of(Rule)
+        settings = schema.Config.model_validate_json(start.config)
+        assert (start.number, start.secret, settings.seed, settings.watch) == (1, 5, 7, False)
+        assert settings.tokens.memory_bytes == schema.Tokens().memory_bytes // 3
+        assert (rule.active, sorted(rule.policies), rule.version) == ("warm", ["other", "warm"], s.core.version)
+        assert man.of(Drained) == [Drained("a", True)]
+        assert man.of(Went) == [Went(False, "m", "agent", "a/0")]
+        assert man.of(Made) == [Made("resp_1", "a/0")]
+
+
+async def test_everybody_hears_of_the_load_of_all_others() -> None:
+    async with ship() as s:
+        one, other = await s.hire(), await s.hire()
+        one.line.tell(Load(A, Share(requests=2)))
+        await eventually(lambda: Load(A, Share(requests=2)) in other.heard)
+        assert s.requests == 2
+        assert all(load.share == NO_SHARE for load in one.of(Load)), "its own load is not told to it"
+        other.line.tell(Load(A, Share(requests=5)))
+        await eventually(lambda: Load(A, Share(requests=5)) in one.heard)
+        assert s.requests == 7
+        one.line.close()
+        await eventually(lambda: s.requests == 5)
+        assert s.core.own_share(A) == NO_SHARE
+
+
+async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
+    """The leader says a, the follower b before it hears that: b came later, and the follower hears so."""
+    async with ship() as s:
+        one, other = await s.hire(), await s.hire()
+        mine, theirs = Went(False, "m", "agent", "a/0"), Went(False, "m", "agent", "b/0")
+        one.line.tell(theirs)
+        s.leader.tell(mine)
+        s.core.heard_session(mine)
+        await eventually(lambda: theirs in one.heard and theirs in other.heard)
+        for man in (one, other):
+            assert man.of(Went)[-1] == theirs
+        assert s.core.desk.sessions.items() == [((False, "m", "agent"), "b/0")]
+
+
+async def test_a_switch_waits_for_those_that_take_connections() -> None:
+    async with ship() as s:
+        man = await s.hire()
+        await s.leader.everywhere()  # one that is not up does not hold anybody up
+        man.line.tell(Up("run1", 1))
+        await eventually(lambda: s.leader.workers()[1]["up"])
+        s.core.swap(Regime({"warm": WARM, "other": OTHER}, "other"))
+        waiting = s.tasks.spawn("wait", s.leader.everywhere())
+        await eventually(lambda: [rule.active for rule in man.of(Rule)][-1:] == ["other"])
+        assert not waiting.done()
+        man.line.tell(Ruled(man.of(Rule)[-1].version, {"other": OTHER.digest}))
+        await waiting
+        assert s.leader.workers()[1]["policies"] == {"other": OTHER.digest}
+
+
+async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() -> None:
+    async with ship() as s:
+        man = await s.hire()
+        before = s.core.version
+        s.core.swap(Regime({"warm": WARM, "other": OTHER}, "warm", ARMS))
+        man.line.tell(Began(before, 1, "warm", b"early", 99.0))
+        man.line.tell(Began(s.core.version, 2, "warm", b"now", 99.5))
+        trial = s.core.trial
+        assert trial is not None
+        await eventually(lambda: trial.behind)
+        assert trial.behind == 1

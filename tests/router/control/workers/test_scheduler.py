@@ -1,0 +1,206 @@
+"""Two cores that tell each other: the same load everywhere, and nothing left at the end."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.clock import ManualClock
+from router.config import schema
+from router.config.sections.experiment import Experiment
+from router.control.workers.experiment import ToldTrial
+from router.control.workers.messages import Drained, Made, Message, Rule, Went
+from router.control.workers.role import Seat
+from router.control.workers.scheduler import NUMBERS, SharedCore
+from router.fleet.engine_facts import Card
+from router.fleet.load import NO_SHARE, Share
+from router.kvcache.events import TargetId
+from router.prompt.prompt import Endpoint, Prompt, Text
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import Record, Stages
+from router.scheduling.ticket import Ticket
+from router.wiring import build_core
+from tests.fakes.caches import RING, prompt_of
+
+CARD = Card("m", "/models/m", None, 8192)
+LEAST = build_policy("least", schema.Policy.model_validate({"scorers": [{"name": "least_requests"}]}))
+STICKY = build_policy("sticky", schema.Policy.model_validate({"scorers": [{"name": "session_affinity"}]}))
+REGIME = Regime({"least": LEAST, "sticky": STICKY}, "least")
+EXPERIMENT = Experiment.model_validate({"arms": {"least": 50, "sticky": 50}})
+
+
+class Told:
+    """What a worker tells, kept for whoever listens."""
+
+    def __init__(self) -> None:
+        self.targets: set[TargetId] = set()
+        self.messages: list[Message] = []
+
+    def booked(self, target: TargetId) -> None:
+        self.targets.add(target)
+
+    def tell(self, message: Message) -> None:
+        self.messages.append(message)
+
+    def hurry(self) -> None: ...
+
+
+class Worker:
+    def __init__(self, number: int, instances: str = "ab") -> None:
+        self.told = Told()
+        seat = Seat(number, 1, self.told)  # type: ignore[arg-type]
+        core = build_core(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, seat=seat)
+        self.core = cast(SharedCore, core)
+        for name in instances:
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
+        self.core.joined(name, [CARD], [])
+
+    def admit(self, session: str | None = None) -> Ticket:
+        number = self.core.desk.next_number()
+        record = Record(f"r-{number}", number, 100.0, 0.0, "/v1/completions", "m", True, "local", 20, Stages())
+        prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=session)
+        ticket = self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(list(range(20))))
+        assert ticket is not None
+        return ticket
+
+    def requests(self, target: str) -> int:
+        found = self.core.fleet.target(TargetId(target))
+        assert found is not None
+        return found.books.requests
+
+    def hears_loads_of(self, other: Worker) -> None:
+        for target in other.told.targets:
+            self.core.heard_load(target, other.core.own_share(target))
+        other.told.targets.clear()
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["admit", "byte", "settle", "tell"])), max_size=40))
+def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: list[tuple[int, str]]) -> None:
+    workers = Worker(0), Worker(1)
+    tickets: tuple[list[Ticket], list[Ticket]] = [], []
+
+    def tell() -> None:
+        workers[0].hears_loads_of(workers[1])
+        workers[1].hears_loads_of(workers[0])
+        for target in ("a/0", "b/0"):
+            own = [worker.core.own_share(TargetId(target)) for worker in workers]
+            assert workers[0].requests(target) == workers[1].requests(target) == own[0].requests + own[1].requests
+            books = [worker.core.fleet.target(TargetId(target)).books for worker in workers]  # type: ignore[union-attr]
+            assert books[0].prefill_attended == books[1].prefill_attended
+            assert books[0].context_tokens == books[1].context_tokens
+            assert min(min(share) for share in own) >= 0
+
+    for who, what in steps:
+        worker, open_ = workers[who], tickets[who]
+        if what == "admit":
+            open_.append(worker.admit())
+        elif what == "byte" and open_:
+            worker.core.first_byte(open_[-1])
+        elif what == "settle" and open_:
+            worker.core.settle(open_.pop(0))
+        elif what == "tell":
+            tell()
+    for worker, open_ in zip(workers, tickets, strict=True):
+        for ticket in open_:
+            worker.core.settle(ticket)
+    tell()
+    assert [worker.requests(target) for worker in workers for target in ("a/0", "b/0")] == [0] * 4
+
+
+def test_the_next_choice_sees_what_others_booked() -> None:
+    one, other = Worker(0), Worker(1)
+    first = one.admit()
+    other.hears_loads_of(one)
+    assert other.admit().target.id != first.target.id
+
+
+def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> None:
+    worker = Worker(1, "a")
+    worker.core.heard_load(TargetId("b/0"), Share(requests=3))
+    worker.join("b")
+    assert worker.requests("b/0") == 3
+    assert worker.core.own_share(TargetId("b/0")) == NO_SHARE
+    worker.core.left("b")
+    worker.core.heard_load(TargetId("b/0"), NO_SHARE)
+    worker.join("b")
+    assert worker.requests("b/0") == 0
+
+
+def test_a_session_is_told_when_it_moves_and_only_then() -> None:
+    one, other = Worker(0), Worker(1)
+    one.core.swap(Regime(REGIME.policies, "sticky"))
+    one.told.messages.clear()
+    target = one.admit("agent").target.id
+    one.admit("agent")
+    one.admit(None)
+    (went,) = one.told.messages
+    assert isinstance(went, Went)
+    assert (went.prefill, went.model, went.target) == (False, "m", target)
+    other.core.heard_session(went)
+    ticket = other.admit("agent")
+    assert ticket.attempt.decision.view.last_target == target
+
+
+def test_a_response_is_found_where_it_was_only_told_of() -> None:
+    one, other = Worker(0), Worker(1)
+    one.told.messages.clear()
+    one.core.remember_response("resp_1", TargetId("b/0"))
+    (made,) = one.told.messages
+    assert isinstance(made, Made)
+    other.core.heard_response(made)
+    assert other.core.made_by("resp_1") == "b/0"
+    assert other.core.responses() == [("resp_1", "b/0")]
+    assert other.told.messages == []
+
+
+def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
+    one, other = Worker(0), Worker(1, "")
+    one.told.messages.clear()
+    assert one.core.drain("a", True)
+    assert not one.core.drain("zz", True)
+    assert one.told.messages == [Drained("a", True)]
+    other.core.heard_drain("a", True)
+    other.join("a")
+    assert other.core.fleet.candidates("m", (), 100.0) == ()
+    other.core.heard_drain("a", False)
+    assert len(other.core.fleet.candidates("m", (), 100.0)) == 1
+
+
+def test_the_leader_tells_what_decides_and_followers_do_not() -> None:
+    leader, follower = Worker(0), Worker(1)
+    for worker in (leader, follower):
+        worker.told.messages.clear()
+        worker.core.swap(Regime(REGIME.policies, "sticky"))
+    (rule,) = leader.told.messages
+    assert isinstance(rule, Rule)
+    assert (rule.version, rule.active) == (leader.core.version, "sticky")
+    assert follower.told.messages == []
+
+
+def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
+    leader, follower = Worker(0), Worker(1)
+    for worker in (leader, follower):
+        worker.core.version = 7
+        worker.core.swap(Regime(REGIME.policies, "least", EXPERIMENT))
+    assert type(leader.core.trial) is not ToldTrial
+    assert leader.core.trial_since == leader.core.version == 8
+    trial = follower.core.trial
+    assert isinstance(trial, ToldTrial)
+    assert trial.version == 7
+    follower.core.version = 9
+    follower.core.swap(Regime(REGIME.policies, "sticky", EXPERIMENT))  # the experiment goes on
+    assert follower.core.trial is trial
+    assert trial.version == 9
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_chance_falls_differently_in_every_worker(worker: int) -> None:
+    assert Worker(worker).core.desk.next_number() == worker * NUMBERS

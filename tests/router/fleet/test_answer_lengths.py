@@ -1,0 +1,20 @@
+from router.fleet.answer_lengths import REMEMBERED, Answers
+
+
+def test_nothing_is_known_before_the_first_answer() -> None:
+    answers = Answers()
+    assert answers.tokens("m") is None
+    answers.came("m", 100)
+    assert answers.tokens("m") == 100
+    assert answers.tokens("other") is None
+    assert answers.tokens(None) is None
+
+
+def test_few_answers_count_alike_and_many_make_the_old_ones_fade() -> None:
+    answers = Answers()
+    for tokens in (100, 200, 600):
+        answers.came("m", tokens)
+    assert answers.tokens("m") == 300
+    for _ in range(10 * REMEMBERED):
+        answers.came("m", 50)
+    assert answers.tokens("m") == 50

@@ -1,0 +1,350 @@
+"""What is learned of synthetic engines whose truth is known: their prefill curve, their links, their decode step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.config.schema import DecodePrior, SpeedPrior
+from router.fleet.latency_model import CURVE_SAMPLES, LINK_SAMPLES, LINKS, Link, Pace
+from scorers.contract import Decode, Speed, Transfer
+
+PRIOR = SpeedPrior()
+STEP_PRIOR = Decode(10.0, 50.0, 60.0, 0, None)
+TRUTH = Speed(35.0, 40.0, 6.0, 0, None, None, None, None)
+PROBES = [(200, 0), (2000, 0), (2000, 30_000), (20_000, 0), (500, 60_000)]
+
+
+def traffic(dice: random.Random) -> tuple[int, int]:
+    """Chats and agents: short and long, cold and warm."""
+    return int(10 ** dice.uniform(1.5, 4.3)), dice.choice((0, 0, int(10 ** dice.uniform(2, 4.8))))
+
+
+def taught(pace: Pace, truth: Speed, samples: int, seed: int, noise: float = 0.1, outliers: float = 0.0) -> None:
+    dice = random.Random(seed)
+    for i in range(samples):
+        new, context = traffic(dice)
+        ms = truth.prefill_ms(new, context) * max(0.1, dice.gauss(1.0, noise))
+        if dice.random() < outliers:
+            ms = ms * 10 + 5000
+        pace.computed(new, context, ms, float(i))
+
+
+def worst_error(pace: Pace, truth: Speed) -> float:
+    speed = pace.speed(1e6)
+    return max(abs(speed.prefill_ms(*probe) / truth.prefill_ms(*probe) - 1) for probe in PROBES)
+
+
+def test_the_prior_until_somebody_showed_anything() -> None:
+    speed = Pace(PRIOR).speed(12.0)
+    assert speed[:3] == (PRIOR.base_ms, PRIOR.us_per_token, PRIOR.ns_per_token_context)
+    assert (speed.samples, speed.age_s) == (0, None)
+    for link in LINKS:
+        prior = getattr(PRIOR, link)
+        assert getattr(speed, link) == Transfer(prior.base_ms, prior.us_per_token, 0, None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_the_curve_in_noise(seed: int) -> None:
+    pace = Pace(PRIOR)
+    taught(pace, TRUTH, 200, seed)
+    assert worst_error(pace, TRUTH) < 0.2
+    assert pace.speed(200.0).samples == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_outliers_do_not_matter(seed: int) -> None:
+    pace = Pace(PRIOR)
+    taught(pace, TRUTH, 400, seed, outliers=0.03)
+    assert worst_error(pace, TRUTH) < 0.35
+
+
+@pytest.mark.parametrize("factor", [0.1, 20.0])
+def test_leaves_a_wrong_prior_within_a_dozen_samples(factor: float) -> None:
+    truth = Speed(10.0 * factor, 100.0 * factor, 2.0 * factor, 0, None, None, None, None)
+    pace = Pace(PRIOR)
+    taught(pace, truth, 12, seed=3)
+    assert pace.speed(12.0).prefill_ms(4000, 0) == pytest.approx(truth.prefill_ms(4000, 0), rel=0.3)
+
+
+def test_follows_an_engine_that_became_three_times_slower() -> None:
+    pace = Pace(PRIOR)
+    taught(pace, TRUTH, 1000, seed=1)
+    slower = Speed(105.0, 120.0, 18.0, 0, None, None, None, None)
+    taught(pace, slower, 300, seed=2)
+    assert worst_error(pace, slower) < 0.3
+
+
+def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
+    pace = Pace(PRIOR)
+    for i in range(5000):
+        pace.computed(100, 0, TRUTH.prefill_ms(100, 0), float(i))
+    pace.computed(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
+    speed = pace.speed(5002.0)
+    assert speed.prefill_ms(100, 0) == pytest.approx(TRUTH.prefill_ms(100, 0), rel=0.3)
+    assert speed.prefill_ms(20_000, 0) == pytest.approx(TRUTH.prefill_ms(20_000, 0), rel=0.5)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(st.integers(-5, 200_000), st.integers(-5, 200_000), st.floats(allow_nan=True, allow_infinity=True)),
+        max_size=60,
+    )
+)
+def test_whatever_it_is_told_no_cost_is_negative(samples: list[tuple[int, int, float]]) -> None:
+    pace = Pace(PRIOR)
+    for i, (new, context, ms) in enumerate(samples):
+        pace.computed(new, context, ms, float(i))
+    speed = pace.speed(100.0)
+    assert all(0 <= coefficient < float("inf") for coefficient in speed[:3])
+
+
+def test_a_curve_without_a_base_stays_right() -> None:
+    """The coefficient that would be negative is held at 0 and the others explain the rest."""
+    truth = Speed(0.0, 50.0, 0.0, 0, None, None, None, None)
+    pace = Pace(PRIOR)
+    taught(pace, truth, 200, seed=4)
+    assert pace.speed(0.0).prefill_ms(10_000, 0) == pytest.approx(500, rel=0.1)
+
+
+def test_age_is_since_the_last_sample_and_good_to_a_second() -> None:
+    pace = Pace(PRIOR)
+    pace.computed(1000, 0, 100.0, 10.0)
+    fresh = pace.speed(10.5)
+    assert fresh.age_s == 0.5
+    assert pace.speed(11.4) is fresh, "handed on, not rebuilt"
+    assert pace.speed(13.0).age_s == 3.0
+
+
+# links
+
+POOL = Transfer(20.0, 10.0, 0, None)  # 100,000 tokens a second
+
+
+def load_ms(link: Transfer, tokens: float) -> float:
+    return link.base_ms + link.us_per_token * tokens / 1e3
+
+
+def fetched(
+    pace: Pace, truth: Transfer, samples: int, seed: int, link: Link = "pool", noise: float = 0.1, outliers: float = 0.0
+) -> None:
+    """Lone answers of an engine that computes by TRUTH and fetches by `truth`; the whole time is noisy."""
+    dice = random.Random(seed)
+    for i in range(samples):
+        tokens, new = int(10 ** dice.uniform(2.5, 4.7)), int(10 ** dice.uniform(1.5, 3.0))
+        ms = (load_ms(truth, tokens) + TRUTH.prefill_ms(new, tokens)) * max(0.1, dice.gauss(1.0, noise))
+        if dice.random() < outliers:
+            ms = ms * 10 + 5000
+        pace.fetched(link, tokens, new, tokens, ms, 1000.0 + i)
+
+
+def settled(prior: SpeedPrior = PRIOR) -> Pace:
+    """Its curve is known well."""
+    pace = Pace(prior)
+    taught(pace, TRUTH, 200, seed=9)
+    return pace
+
+
+def wrong_prior(factor: float) -> SpeedPrior:
+    wrong = {"base_ms": 20.0 * factor, "us_per_token": 10.0 * factor}
+    return SpeedPrior.model_validate(dict.fromkeys(LINKS, wrong))
+
+
+def learned(pace: Pace, link: Link = "pool") -> Transfer:
+    found: Transfer = getattr(pace.speed(1e6), link)
+    return found
+
+
+@pytest.mark.parametrize("factor", [0.1, 20.0])
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("seed", range(3))
+def test_finds_a_link_within_a_dozen_samples_of_a_wrong_prior(factor: float, link: Link, seed: int) -> None:
+    pace = settled(wrong_prior(factor))
+    fetched(pace, POOL, 12, seed, link)
+    assert load_ms(learned(pace, link), 30_000) == pytest.approx(load_ms(POOL, 30_000), rel=0.35)
+    assert learned(pace, link).samples == 12
+    for other in set(LINKS) - {link}:
+        assert learned(pace, other).samples == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hundred_samples_tell_its_rate(seed: int) -> None:
+    pace = settled(wrong_prior(5.0))
+    fetched(pace, POOL, 100, seed, outliers=0.03)
+    assert learned(pace).us_per_token == pytest.approx(10.0, rel=0.25)
+    assert load_ms(learned(pace), 1000) == pytest.approx(load_ms(POOL, 1000), abs=25)
+
+
+def test_an_hour_between_samples_makes_it_old_not_wrong() -> None:
+    pace = settled()
+    for i in range(30):
+        pace.fetched("pool", 20_000, 100, 20_000, 220 + TRUTH.prefill_ms(100, 20_000), i * 3600.0)
+    pool = pace.speed(29 * 3600.0 + 600).pool
+    assert pool is not None
+    assert (pool.samples, pool.age_s) == (30, 600.0)
+    assert load_ms(pool, 20_000) == pytest.approx(220, rel=0.2)
+
+
+def test_what_a_link_did_says_nothing_of_the_curve() -> None:
+    pace = settled()
+    before = pace.speed(1e6)[:4]
+    fetched(pace, Transfer(5000.0, 500.0, 0, None), 50, seed=1)
+    assert pace.speed(1e6)[:4] == before
+
+
+def test_a_curve_that_is_hardly_known_is_not_subtracted() -> None:
+    pace = Pace(PRIOR)
+    taught(pace, TRUTH, CURVE_SAMPLES - 1, seed=1)
+    pace.fetched("pool", 1000, 10, 1000, 500.0, 20.0)
+    assert learned(pace).samples == 0
+    pace.computed(100, 0, TRUTH.prefill_ms(100, 0), 21.0)
+    pace.fetched("pool", 1000, 10, 1000, 500.0, 22.0)
+    assert learned(pace).samples == 1
+
+
+def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
+    """Else only those that were late by chance would be believed, and the link look slow."""
+    pace = settled(wrong_prior(20.0))
+    for i in range(40):  # free, and 30 ms too early or too late
+        pace.fetched("pool", 10_000, 500, 10_000, TRUTH.prefill_ms(500, 10_000) + (30 if i % 2 else -30), float(i))
+    assert load_ms(learned(pace), 10_000) < 15
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(LINKS),
+            st.integers(-5, 200_000),
+            st.integers(-5, 200_000),
+            st.integers(-5, 200_000),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_it_is_told_no_link_is_negative(samples: list[tuple[Link, int, int, int, float]]) -> None:
+    pace = settled()
+    for i, (link, tokens, new, context, ms) in enumerate(samples):
+        pace.fetched(link, tokens, new, context, ms, float(i))
+        pace.counted(tokens, ms, float(i))
+    for link in LINKS:
+        base_ms, us_per_token, *_ = learned(pace, link)
+        assert 0 <= base_ms < float("inf")
+        assert 0 <= us_per_token < float("inf")
+
+
+# the engine's counters
+
+
+def test_counters_tell_the_pool_until_answers_do() -> None:
+    pace = settled(wrong_prior(20.0))
+    dice = random.Random(5)
+    for i in range(50):
+        tokens = dice.randrange(500, 40_000)
+        pace.counted(tokens, 3.0 + tokens * 0.002 * dice.gauss(1.0, 0.1), float(i))
+    assert load_ms(learned(pace), 20_000) == pytest.approx(43, rel=0.1)
+    assert learned(pace).samples == 50
+    fetched(pace, POOL, LINK_SAMPLES - 1, seed=1)
+    assert learned(pace).samples == 50
+    fetched(pace, POOL, LINK_SAMPLES, seed=2)
+    assert learned(pace).samples == 2 * LINK_SAMPLES - 1, "and the fast copies of before weigh nothing in them"
+    assert load_ms(learned(pace), 20_000) == pytest.approx(load_ms(POOL, 20_000), rel=0.35)
+
+
+def test_answers_tell_the_pool_where_no_counter_does() -> None:
+    pace = settled(wrong_prior(20.0))
+    fetched(pace, POOL, 1, seed=1)
+    assert learned(pace).samples == 1
+
+
+# the decode step
+
+STEP = Decode(7.0, 80.0, 30.0, 0, None)
+BATCHES = [(1, 2_000), (8, 30_000), (64, 100_000), (40, 900_000)]
+
+
+def step_error(pace: Pace, truth: Decode) -> float:
+    found = pace.speed(1e6).decode
+    assert found is not None
+    return max(abs(found.step_ms(*batch) / truth.step_ms(*batch) - 1) for batch in BATCHES)
+
+
+def decoded(pace: Pace, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0) -> None:
+    dice = random.Random(seed)
+    for i in range(samples):
+        requests = dice.randint(1, 80)
+        context = sum(int(10 ** dice.uniform(2, 4.7)) for _ in range(requests))
+        ms = truth.step_ms(requests, context) * max(0.1, dice.gauss(1.0, noise))
+        pace.decoded(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
+
+
+def test_the_decode_prior_until_an_answer_showed_anything() -> None:
+    assert Pace(PRIOR).speed(1.0).decode == STEP_PRIOR
+    stated = DecodePrior(base_ms=3.0, us_per_request=2.0, ns_per_context_token=1.0)
+    assert Pace(SpeedPrior(decode=stated)).speed(1.0).decode == Decode(3.0, 2.0, 1.0, 0, None)
+    # 16 GB of weights at 2 TB/s and 2 ms; 131,072 bytes at 2 TB/s are 65 ns: a batch of 10 with 100,000 tokens
+    assert STEP_PRIOR.step_ms(10, 100_000) == pytest.approx(10 + 0.5 + 6.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_the_decode_step_in_noise(seed: int) -> None:
+    pace = Pace(PRIOR)
+    decoded(pace, STEP, 200, seed, outliers=0.02)
+    found = pace.speed(200.0).decode
+    assert found is not None
+    assert (found.samples, found.age_s) == (200, 1.0)
+    assert step_error(pace, STEP) < 0.15
+
+
+@pytest.mark.parametrize("factor", [0.2, 10.0])
+def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> None:
+    truth = Decode(*(factor * value for value in STEP_PRIOR[:3]), 0, None)
+    pace = Pace(PRIOR)
+    decoded(pace, truth, 12, seed=3)
+    found = pace.speed(12.0).decode
+    assert found is not None
+    assert found.step_ms(30, 200_000) == pytest.approx(truth.step_ms(30, 200_000), rel=0.3)
+
+
+def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
+    pace = Pace(PRIOR)
+    for i in range(60):
+        pace.decoded(25.0, 4.0, 12_000.0, float(i))
+    found = pace.speed(60.0).decode
+    assert found is not None
+    assert found.step_ms(4, 12_000) == pytest.approx(25.0, rel=0.02)
+
+
+def test_one_decode_sample_each_half_second_is_enough() -> None:
+    pace = Pace(PRIOR)
+    for i in range(11):  # at 0, 0.1, ... 1.0
+        pace.decoded(20.0, 2.0, 1000.0, i / 10)
+    found = pace.speed(2.0).decode
+    assert found is not None
+    assert found.samples == 3, "those at 0, 0.5 and 1.0"
+
+
+def test_what_decoding_took_says_nothing_of_prefills() -> None:
+    pace = settled()
+    before = pace.speed(1e6)[:10]
+    decoded(pace, STEP, 50, seed=1)
+    assert pace.speed(1e6)[:10] == before
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
+def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
+    pace = Pace(PRIOR)
+    for i, (ms, requests, context) in enumerate(samples):
+        pace.decoded(ms, requests, context, float(i))
+    found = pace.speed(100.0).decode
+    assert found is not None
+    assert all(0 <= coefficient < float("inf") for coefficient in found[:3])

@@ -1,0 +1,70 @@
+"""Promises kept and broken, as stories. Blocks of 16 tokens throughout."""
+
+from __future__ import annotations
+
+from router.fleet.overlap_accuracy import MISSES_TO_ALARM, Trust
+
+BLOCK = 16
+
+
+def story(trust: Trust, *answers: tuple[int, int | None]) -> Trust:
+    for predicted, delivered in answers:
+        trust.observe(predicted, delivered, BLOCK)
+    return trust
+
+
+KEPT, BROKEN, MISSED, COLD = (160, 160), (160, 80), (0, 160), (0, 0)
+
+
+def test_begins_trusted_and_one_eviction_is_ordinary() -> None:
+    assert Trust().trusted
+    assert story(Trust(), BROKEN, KEPT, BROKEN, KEPT, KEPT).trusted
+
+
+def test_three_of_five_broken_is_too_many() -> None:
+    trust = story(Trust(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
+    assert not trust.trusted
+    assert (trust.kept, trust.overpromised) == (2, 3)
+
+
+def test_old_failures_are_forgotten() -> None:
+    assert story(Trust(), BROKEN, BROKEN, KEPT, KEPT, KEPT, BROKEN, KEPT, BROKEN).trusted
+
+
+def test_less_than_a_block_is_rounding_and_more_than_promised_is_fine() -> None:
+    assert story(Trust(), *[(160, 145)] * 10, *[(160, 320)] * 10).trusted
+
+
+def test_answers_that_prove_nothing_change_nothing() -> None:
+    trust = story(Trust(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
+    assert not trust.trusted, "the cold ones between did not push the broken ones out"
+
+
+def test_comes_back_by_itself_after_three_kept_in_a_row() -> None:
+    trust = story(Trust(), BROKEN, BROKEN, BROKEN)
+    story(trust, KEPT, KEPT, BROKEN, KEPT, KEPT, COLD)
+    assert not trust.trusted
+    story(trust, KEPT)
+    assert trust.trusted
+    story(trust, BROKEN, BROKEN)
+    assert trust.trusted, "judged afresh, not on the edge"
+
+
+def test_hits_that_nobody_predicted_raise_the_alarm() -> None:
+    trust = story(Trust(), *[MISSED] * (MISSES_TO_ALARM - 1), COLD)
+    assert trust.alarm is None
+    story(trust, MISSED)
+    assert trust.alarm is not None
+    assert "tokenizer" in trust.alarm
+    assert trust.trusted, "it promised nothing, so it broke nothing"
+    story(trust, KEPT)
+    assert trust.alarm is None
+    assert trust.missed == MISSES_TO_ALARM
+
+
+def test_a_new_process_is_judged_afresh() -> None:
+    trust = story(Trust(), BROKEN, BROKEN, BROKEN, *[MISSED] * MISSES_TO_ALARM)
+    trust.reset()
+    assert trust.trusted
+    assert trust.alarm is None
+    assert trust.overpromised == 3

@@ -1,0 +1,73 @@
+"""A house with two targets, whose caches tell of themselves: blocks of 4 tokens unless said otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.clock import ManualClock
+from router.kvcache.events import Pooled, Stored, TargetId
+from router.kvcache.index import Index
+from router.kvcache.indexer import Knowledge, Sent
+from router.kvcache.overlap_estimate import Belief, Beliefs
+from router.kvcache.speculative import Approximate, Expected
+from router.kvcache.tokenized_prompt import Known
+from scorers.contract import Overlap
+from tests.fakes.caches import RING, Cache, prompt_of
+
+A, B = TargetId("a/0"), TargetId("b/0")
+TTL_S, APPROXIMATE_TTL_S = 5.0, 600.0
+IDS = list(range(100, 118))  # 18 tokens: 4 full blocks and a bit
+PROMPT = prompt_of(IDS)
+
+
+class House:
+    """Knowledge of `A` and `B` (with a trusted stream each, unless told otherwise), and what one asks of it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000.0, wall=1000.0)
+        self.witnessed: list[tuple[str, Stored | Pooled]] = []
+        self._parts = Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S)
+        self.knowledge = Knowledge(*self._parts, self.clock, witness=self)
+
+    def afresh(self) -> Beliefs:
+        """What is believed, by somebody who remembers nothing of what was believed before."""
+        return Beliefs(*self._parts, self.knowledge._stories)
+
+    def stored(self, model: str, event: Stored) -> None:
+        self.witnessed.append((model, event))
+
+    def pooled(self, model: str, event: Pooled) -> None:
+        self.witnessed.append((model, event))
+
+    def join(self, target: TargetId, *, stream: bool = True, replayable: bool = False) -> Cache:
+        self.knowledge.join(target, "m", stream=stream, replayable=replayable)
+        cache = Cache()
+        if stream and not replayable:
+            self.knowledge.heard(target, cache.batch())  # the first batch that it ever made: nothing was missed
+        return cache
+
+    def belief(self, target: TargetId, prompt: Known = PROMPT, size: int = 4, *, believed: bool = True) -> Belief:
+        distrusted = frozenset() if believed else frozenset([target])
+        return self.knowledge.beliefs(prompt, {target: size}, distrusted)[target]
+
+    def overlap(self, target: TargetId, prompt: Known = PROMPT, **asked: Any) -> Overlap:
+        overlap = self.belief(target, prompt, **asked).overlap
+        assert overlap is not None
+        return overlap
+
+    def send(self, target: TargetId, prompt: Known = PROMPT, **asked: Any) -> Sent:
+        return self.knowledge.sent(target, prompt, self.belief(target, prompt, **asked))
+
+
+def late(house: House, capacity_blocks: int | None = 6) -> Cache:
+    cache = house.join(A, stream=False)
+    house.knowledge.join(A, "m", stream=True, replayable=False)
+    cache.seq = 41
+    house.knowledge.heard(A, cache.batch())
+    if capacity_blocks is not None:
+        house.knowledge.holds_at_most(A, capacity_blocks)
+    return cache
+
+
+def tokens(overlap: Overlap) -> tuple[int, int, int, int]:
+    return overlap[:4]

@@ -1,0 +1,85 @@
+"""One target's shelf where the index cannot show it: which path an event takes, and what stays when blocks go."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.kvcache.block_holders import Holders
+from router.kvcache.block_keys import SHORT, Keyring
+from router.kvcache.events import EngineHash, Removed, Stored, Tier
+from router.kvcache.target_blocks import Shelf
+
+RING = Keyring(2)
+PROMPT = RING.chain(RING.root("m", None, None), list(range(8)), 1)
+
+
+def stored(first: int, last: int, tier: Tier = Tier.GPU, group: int = 0) -> Stored:
+    """Blocks `first` to `last` of one chain; their engine hashes are beyond 60 bits."""
+    hashes = [EngineHash((number + 1) << 60 | number) for number in range(8)]
+    parent = hashes[first - 1] if first else None
+    return Stored(hashes[first : last + 1], parent, list(range(first, last + 1)), 1, tier, group, None, None, None)
+
+
+def removed(*blocks: int) -> Removed:
+    return Removed([EngineHash((number + 1) << 60 | number) for number in blocks], Tier.GPU, 0)
+
+
+class CountedShelf(Shelf):
+    """Counts the events that took the straight path."""
+
+    __slots__ = ("straight",)
+
+    def _straight(self, *event: object) -> list:  # type: ignore[type-arg, override]
+        self.straight = getattr(self, "straight", 0) + 1
+        return super()._straight(*event)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def shelf() -> CountedShelf:
+    return CountedShelf("m", 1, Holders(), RING, orphan_blocks=100)
+
+
+def test_what_engines_mostly_send_takes_the_straight_path(shelf: CountedShelf) -> None:
+    assert shelf.stored(stored(0, 2)) == PROMPT[:3]
+    assert shelf.stored(stored(3, 5)) == PROMPT[3:6]
+    shelf.removed(removed(5, 4))
+    assert shelf.stored(stored(4, 7)) == PROMPT[4:]
+    assert shelf.straight == 3
+    assert shelf.whole
+
+
+def test_what_is_held_or_waited_for_takes_the_careful_one(shelf: CountedShelf) -> None:
+    assert shelf.stored(stored(2, 3)) == [], "an orphan"
+    assert shelf.stored(stored(0, 1)) == PROMPT[:4]
+    assert shelf.stored(stored(3, 4)) == PROMPT[4:5]
+    assert getattr(shelf, "straight", 0) == 0
+    assert shelf.whole
+    assert shelf.named == 5
+
+
+@pytest.mark.parametrize(
+    "event", [stored(0, 0, tier=Tier.CPU), stored(0, 0, group=1), removed(1)], ids=["tier", "group", "hole"]
+)
+def test_other_tiers_other_groups_and_holes_end_wholeness(shelf: CountedShelf, event: Stored | Removed) -> None:
+    shelf.stored(stored(0, 2))
+    assert shelf.whole
+    shelf.stored(event) if isinstance(event, Stored) else shelf.removed(event)
+    assert not shelf.whole
+
+
+def test_a_hash_twice_in_one_event_is_two_copies(shelf: CountedShelf) -> None:
+    shelf.stored(stored(0, 0))
+    twice = stored(1, 1)
+    shelf.stored(twice._replace(hashes=twice.hashes * 2, token_ids=[1, 1]))
+    shelf.removed(removed(1))
+    assert shelf.named == 2
+    shelf.removed(removed(1, 1, 1))
+    assert shelf.named == 1
+    assert shelf.whole
+
+
+def test_hashes_are_known_by_sixty_bits(shelf: CountedShelf) -> None:
+    shelf.stored(stored(0, 2))
+    (names,) = [names for _, names in shelf.leftovers() if names]
+    assert list(names) == [0, 1, 2]
+    assert max(PROMPT) <= SHORT

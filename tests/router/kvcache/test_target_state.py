@@ -1,0 +1,50 @@
+"""When a stream's word is the whole truth."""
+
+from __future__ import annotations
+
+from router.kvcache.event_sequencer import StreamBook
+from router.kvcache.events import Batch
+from router.kvcache.target_state import Story
+
+
+def story(*, stream: bool = True, joined_late: bool = False) -> Story:
+    """After the first batch of its engine, or after a later one that was the first to be heard."""
+    story = Story("m")
+    if stream:
+        story.book = StreamBook(replayable=False)
+        story.book.live(batch(41 if joined_late else 0), 0.0, 0.0)
+        assert (story.book.trusted, story.book.joined_late) == (True, joined_late)
+    return story
+
+
+def batch(seq: int, **skipped: int) -> Batch:
+    return Batch(seq, 0.0, None, [], skipped)
+
+
+def test_without_a_stream_nothing_is_sure() -> None:
+    assert not story(stream=False).sure
+
+
+def test_a_stream_heard_from_its_beginning_is_sure_until_it_loses_its_place() -> None:
+    its = story()
+    assert its.sure
+    assert its.book is not None
+    its.book.connected(1.0)
+    assert not its.sure
+
+
+def test_one_joined_late_is_sure_when_as_many_blocks_were_stored_as_fit() -> None:
+    its = story(joined_late=True)
+    its.stored_blocks = 5
+    assert not its.turned_over, "nobody knows how many fit"
+    its.capacity_blocks = 6
+    assert (its.turned_over, its.sure) == (False, False)
+    its.stored_blocks = 6
+    assert (its.turned_over, its.sure) == (True, True)
+
+
+def test_what_was_skipped_is_counted_over_all_batches() -> None:
+    its = story()
+    its.count(batch(1, strange=2))
+    its.count(batch(2, strange=1, odd=1))
+    assert (its.batches, its.skipped) == (2, {"strange": 3, "odd": 1})

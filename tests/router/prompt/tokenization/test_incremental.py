@@ -1,0 +1,283 @@
+"""What is remembered never changes what comes out: ids, keys and spelling are always those of the whole prompt."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from router.clock import SystemClock
+from router.config.schema import Tokens as Settings
+from router.kvcache.block_keys import Keyring
+from router.kvcache.memory_budget import Budget
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.prompt import Chat, Text, Unknown
+from router.prompt.tokenization.incremental import RENDERED_ON_LOOP_BYTES, Chain, Remembering, _Task
+from router.prompt.tokenization.local_tokenizer import Local
+from router.prompt.tokenization.offload import Threads
+from router.prompt.tokenization.prefix_cache import Memo
+from router.prompt.tokenization.segment_check import FRAGMENTS
+from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, word_piece
+
+T = TypeVar("T")
+Message = dict[str, Any]
+
+RING = Keyring(7)
+SIZES = frozenset({4, 16})
+SPECIAL = (
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|im_start",
+    "[INST]",
+    "[/INST]",
+    "[SEP]",
+    "<｜User｜>",
+    "<｜end▁of▁",
+)
+CODE = ("def f(x):\n\treturn x[1:]  # ok\n", '{"a": [1, 2.0, null]}', "for (;;) {\r\n}\r\n", "SELECT *\nFROM t;")
+
+words = (
+    st.sampled_from(FRAGMENTS) | st.sampled_from(SPECIAL) | st.sampled_from(CODE) | st.text(max_size=6) | st.emails()
+)
+texts = st.lists(words, max_size=8).map("".join)
+tools = st.none() | st.lists(texts.map(lambda text: {"type": "function", "function": {"name": text}}), max_size=2)
+
+
+def message(role: str, text: str) -> Message:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+messages = st.builds(message, st.sampled_from(["system", "user", "assistant", "tool"]), texts)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What needs no thread is done in one go, without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    raise AssertionError("it waits for something")
+
+
+class Room:
+    def __init__(self, memory_bytes: int = 1 << 30, **changes: Any) -> None:
+        self.budget = Budget(memory_bytes)
+        self.memo = Memo(self.budget, b"secret")
+        self.settings = Settings(**{"inline_chars": 1 << 30, **changes})
+        self.threads = Threads(1)
+        self.remembering = Remembering(self.settings, RING, self.memo, self.threads, SystemClock())
+
+    def ask(self, local: Local, source: Chat | Text, chain: Chain) -> Known:
+        """Checked against the whole, from the beginning."""
+        known = run(self.remembering.of(local, source, chain, 0))
+        assert isinstance(known, Known)
+        whole = local.ids(source)
+        assert known.ids == whole
+        root = RING.root(*chain[:3])
+        assert known.keys == {size: array("Q", RING.chain(root, whole, size)) for size in chain.block_sizes}
+        if isinstance(source, Chat):
+            assert json.loads(b"[" + b",".join(known.spelled) + b"]") == whole.tolist()
+        else:
+            assert known.spelled == ()
+        return known
+
+    @property
+    def found(self) -> int:
+        return self.remembering.remembered["m"]
+
+
+def chat(turns: list[Message], *, tools: list[Any] | None = None, special: bool = False, cut: bool = False) -> Chat:
+    return Chat(turns, tools, {}, True, False, special, cut)
+
+
+def chain(salt: str | None = None, adapter: str | None = None, sizes: frozenset[int] = SIZES) -> Chain:
+    return Chain("m", adapter, salt, sizes)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room()
+    yield room
+    room.threads.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(
+    turns=st.lists(messages, min_size=1, max_size=8),
+    tools=tools,
+    order=st.lists(st.integers(1, 8), min_size=1, max_size=8),
+    memory_bytes=st.sampled_from([0, 2_000, 6_000, 1 << 30]),
+    special=st.booleans(),
+)
+@settings(max_examples=40)
+def test_any_chat_in_any_order_of_its_turns(
+    name: str, turns: list[Message], tools: list[Any] | None, order: list[int], memory_bytes: int, special: bool
+) -> None:
+    room = Room(memory_bytes)
+    for length in order:
+        room.ask(family(name), chat(turns[:length], tools=tools, special=special), chain())
+        assert room.budget.held_bytes <= memory_bytes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(parts=st.lists(texts, max_size=5), special=st.booleans())
+@settings(max_examples=40)
+def test_any_text(name: str, parts: list[str], special: bool) -> None:
+    room, local = Room(), family(name)
+    for end in (*range(len(parts) + 1), len(parts)):
+        room.ask(local, Text("<|im_start|>".join(parts[:end]), special), chain())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_next_turn_tokenises_only_what_is_new(name: str, room: Room) -> None:
+    turns = [message(role, f"{role} says number {i}") for i in range(10) for role in ("user", "assistant")]
+    room.ask(family(name), chat(turns[:19]), chain())
+    first, found = room.remembering.tokenised["m"], room.found
+    assert found == 0
+    room.ask(family(name), chat([*turns, message("user", "more")]), chain())
+    assert room.remembering.tokenised["m"] - first < 0.25 * first
+    assert room.found > 0.7 * first
+
+
+@pytest.mark.parametrize("other", [chain(salt="a"), chain(salt=""), chain(adapter="a"), Chain("n", None, None, SIZES)])
+def test_nothing_is_found_under_another_salt_adapter_or_model(room: Room, other: Chain) -> None:
+    local, source = family("byte-level"), chat([message("user", "what is mine is mine")])
+    room.ask(local, source, chain())
+    room.ask(local, source, other)
+    assert sum(room.remembering.remembered.values()) == 0
+    room.ask(local, source, other)
+    assert sum(room.remembering.remembered.values()) > 0
+
+
+def test_what_changes_ids_is_never_mixed_up(room: Room) -> None:
+    """With and without special tokens, chat and text, cut and whole: other heads, tails and spellings."""
+    local = family("word piece")
+    source = chat([message("user", "one two"), message("user", "three")])
+    cut = source._replace(messages=[*source.messages, {"role": "user", "content": [{"type": "media"}]}], cut=True)
+    rendered = local.text(source).decode()
+    for _ in range(2):
+        for special in (True, False):
+            room.ask(local, source._replace(add_special_tokens=special), chain())
+            room.ask(local, Text(rendered, special), chain())
+            known = run(room.remembering.of(local, cut._replace(add_special_tokens=special), chain(), 0))
+            assert isinstance(known, Known)
+            assert (known.ids, known.complete) == (local.ids(cut._replace(add_special_tokens=special)), False)
+
+
+def test_prompts_that_are_never_cut_are_remembered_as_a_whole(room: Room) -> None:
+    """Of a template without a token to cut at; what the tokenizer puts around a whole prompt is in the one piece."""
+    local = loaded(word_piece(), template="{% for m in messages %}{{ m.content }};{% endfor %}")
+    assert local.whole_because is not None
+    source = chat([message("user", "one two"), message("user", "three")], special=True)
+    cut = source._replace(messages=[{"role": "user", "content": [{"type": "media"}]}], cut=True)
+    rendered = Text(local.text(source).decode(), True)
+    for _ in range(2):
+        room.ask(local, source, chain())
+        room.ask(local, source._replace(cut=True, messages=[*source.messages, *cut.messages]), chain())
+        room.ask(local, rendered, chain())
+    before = Chat([message("user", "same ")], None, {}, True, False, True, False)
+    names = [_Task(local, one, chain(), True, 0.0).root for one in (before, before._replace(cut=True))]
+    assert names[0] != names[1], "one text, with and without an end"
+
+
+def test_a_block_size_that_appears_later_needs_no_tokenising(room: Room) -> None:
+    local, source = family("byte-level"), chat([message("user", "some words " * 20)])
+    room.ask(local, source, chain(sizes=frozenset({16})))
+    before = room.budget.held_bytes
+    made = room.remembering.tokenised["m"]
+    known = room.ask(local, source, chain(sizes=frozenset({4, 16})))
+    assert room.remembering.tokenised["m"] == made
+    assert room.budget.held_bytes >= before + 8 * len(known.keys[4])
+    room.ask(local, source, chain(sizes=frozenset()))
+
+
+def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
+    room = Room(hand_ids="off")
+    known = run(room.remembering.of(family("byte-level"), chat([message("user", "x")]), chain(), 0))
+    assert isinstance(known, Known)
+    assert known.spelled == ()
+    room.threads.close()
+
+
+async def test_what_came_too_late_is_there_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, source = family("byte-level"), chat([message("user", "a long prompt " * 50)])
+    room = Room(inline_chars=100, budget_ms=0.001)
+    assert await room.remembering.of(local, source, chain(), 0) == Unknown("tokens_late")
+    await room.threads.run(lambda: None, 10.0)  # behind it in the only thread
+    known = await room.remembering.of(local, source, chain(), 0)
+    assert isinstance(known, Known)
+    assert known.ids == local.ids(source)
+    assert room.found == len(known.ids)
+    room.threads.close()
+
+
+async def test_very_large_bodies_are_rendered_in_a_thread_too(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = []
+    local, text = family("byte-level"), Local.text
+
+    def watched(self: Local, source: Chat | Text) -> bytes:
+        where.append(threading.current_thread() is threading.main_thread())
+        return text(self, source)
+
+    monkeypatch.setattr(Local, "text", watched)
+    room.remembering._settings = Settings(budget_ms=60_000)
+    for size in (RENDERED_ON_LOOP_BYTES, RENDERED_ON_LOOP_BYTES + 1):
+        assert isinstance(await room.remembering.of(local, chat([message("user", "x")]), chain(), size), Known)
+    assert where == [True, False]
+
+
+class Conversations(RuleBasedStateMachine):
+    """Chats that grow, are cut short and branch, of several tenants and adapters, in memory for a few of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chats: list[list[Message]] = [[message("user", "begin")]]
+
+    @initialize(name=st.sampled_from(["byte-level", "prepended", "word piece"]), memory_bytes=st.integers(0, 20_000))
+    def open(self, name: str, memory_bytes: int) -> None:
+        self.local = family(name)
+        self.room = Room(memory_bytes)
+
+    @rule(which=st.integers(0, 9), new=st.lists(messages, min_size=1, max_size=3))
+    def goes_on(self, which: int, new: list[Message]) -> None:
+        self.chats[which % len(self.chats)].extend(new)
+
+    @rule(which=st.integers(0, 9), left=st.integers(1, 4), new=messages)
+    def branches(self, which: int, left: int, new: Message) -> None:
+        self.chats.append([*self.chats[which % len(self.chats)][:left], new])
+
+    @rule(
+        which=st.integers(0, 9),
+        salt=st.sampled_from([None, "", "a", "b"]),
+        adapter=st.sampled_from([None, "a"]),
+        sizes=st.sampled_from([frozenset({4}), frozenset({16}), SIZES, frozenset()]),
+        special=st.booleans(),
+    )
+    def asks(self, which: int, salt: str | None, adapter: str | None, sizes: frozenset[int], special: bool) -> None:
+        turns = self.chats[which % len(self.chats)]
+        self.room.ask(self.local, chat(turns, special=special), chain(salt, adapter, sizes))
+
+    @invariant()
+    def stays_within_its_budget(self) -> None:
+        if hasattr(self, "room"):
+            kept = self.room.memo._kept.values()
+            assert self.room.budget.held_bytes == sum(one.bytes for one in kept) <= self.room.budget.limit_bytes
+            assert all(one.bytes == one.piece.bytes for one in kept)
+
+    def teardown(self) -> None:
+        if hasattr(self, "room"):
+            self.room.threads.close()
+
+
+Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+TestConversations = Conversations.TestCase

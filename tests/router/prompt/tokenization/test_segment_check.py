@@ -1,0 +1,94 @@
+"""The proof passes for every family, and finds what must not be cut."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models
+
+from router.prompt.prompt import Text
+from router.prompt.tokenization import segment_check
+from router.prompt.tokenization.segment_check import around, difference
+from router.prompt.tokenization.segments import Pieces
+from tests.router.prompt.tokenization.families import (
+    CHATML,
+    FAMILIES,
+    byte_level,
+    family,
+    loaded,
+    metaspace,
+    word_piece,
+)
+
+
+def encode(tokenizer: Tokenizer) -> segment_check.Encode:
+    return lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_can_be_cut(name: str) -> None:
+    assert family(name).whole_because is None
+
+
+@pytest.mark.parametrize("cut", ["e", " ", "the", "<|im_end"])
+def test_cutting_where_no_special_token_is_gets_found_out(cut: str) -> None:
+    tokenizer = byte_level()
+    assert difference(encode(tokenizer), Pieces(cut.encode(), [1], []), []) is not None
+
+
+def test_cutting_behind_the_token_gets_found_out() -> None:
+    """Metaspace `first` sees a beginning of the text wherever a piece begins with other than a special token."""
+
+    class Behind(Pieces):
+        def of(self, text: bytes) -> list[bytes]:
+            parts = text.split(self.cut)
+            return [*(part + self.cut for part in parts[:-1]), parts[-1]]
+
+        def _replace(self, **changes: object) -> Behind:  # type: ignore[override]
+            return self
+
+    tokenizer = metaspace("first")
+    assert difference(encode(tokenizer), Pieces(b"</s>", [], [2]), []) is None
+    assert difference(encode(tokenizer), Behind(b"</s>", [], [2]), []) is not None
+
+
+def test_other_added_tokens_are_among_the_texts() -> None:
+    """`zz` is only found as a word of its own: in front of `x|` it is none, at the end of a piece it is."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken("zz", single_word=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("x|", normalized=False)])
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    text = difference(encode(tokenizer), Pieces(b"x|", [1], []), added)
+    assert text is not None
+    assert "zzx|" in text
+
+
+def test_what_is_put_around_a_whole_prompt() -> None:
+    assert around(encode(word_piece())) == ([5], [6])
+    assert around(encode(byte_level())) == ([1], [])
+    assert around(encode(metaspace("first"))) == ([], [2])
+    tokenizer = byte_level()
+    assert difference(encode(tokenizer), Pieces(b"<|im_start|>", [], []), []) is not None, "the head is forgotten"
+
+
+def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """BPE with dropout gives other ids each time."""
+    tokenizer = byte_level()
+    model = tokenizer.model
+    assert isinstance(model, models.BPE)
+    model.dropout = 0.5
+    tokenizer.model = model
+    with caplog.at_level(logging.WARNING):
+        local = loaded(tokenizer)
+    assert local.whole_because is not None
+    assert "tokenizers.m: prompts are tokenised as a whole" in caplog.text
+    parts = local.parts(b"<|im_start|>a<|im_start|>b", Text("", False))
+    assert parts.pieces == [b"<|im_start|>a<|im_start|>b"]
+
+
+def test_a_vocabulary_without_a_token_to_cut_at_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert loaded(byte_level(), template="{{ messages[0].content }}").whole_because is not None
+    assert "no special token" in caplog.text
+    assert loaded(byte_level(), CHATML).whole_because is None

@@ -1,0 +1,218 @@
+"""The room's door: who makes the ids, within what budget, and when our own are no longer believed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from router.backends.fetch import Answer
+from router.backends.remote_tokenizer import Remote
+from router.clock import SystemClock
+from router.config.schema import Tokens as Settings
+from router.kvcache.block_keys import Keyring
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.prompt import Chat, Prompt, Text, Unknown
+from router.prompt.tokenization.accuracy import AGREEING
+from router.prompt.tokenization.local_tokenizer import Local
+from router.prompt.tokenization.offload import QUEUED_PER_THREAD
+from router.prompt.tokenization.tokenization import Tokens
+
+KEYRING = Keyring(7)
+MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "image_url": {"url": "x"}}]}]
+
+
+class Engine:
+    """A vLLM that tokenises with `local`, unless it is silent or has been told to differ."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.asked: list[dict[str, Any]] = []
+        self.silent = False
+        self.differs_on: str | None = None  # a word in the question
+
+    async def __call__(
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+    ) -> Answer | None:
+        fields = json.loads(body)
+        self.asked.append(fields)
+        if self.silent:
+            return None
+        endpoint = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+        source = read_prompt(endpoint, None, body, ReadOptions()).source
+        assert isinstance(source, Chat | Text)
+        ids = list(self.local.ids(source))
+        if self.differs_on is not None and self.differs_on in json.dumps(fields):
+            ids.append(1)
+        return Answer(200, json.dumps({"count": len(ids), "max_model_len": 1, "tokens": ids}).encode())
+
+
+@pytest.fixture
+def engine(local: Local) -> Engine:
+    return Engine(local)
+
+
+@pytest.fixture
+def tokens(local: Local, engine: Engine) -> Iterator[Tokens]:
+    room = Tokens(Settings(), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    yield room
+    room.close()
+
+
+def prompt(fields: dict[str, Any] | None = None, path: str = "/v1/completions") -> Prompt:
+    return read_prompt(
+        path, None, json.dumps({"model": "m", "prompt": "the fox", **(fields or {})}).encode(), ReadOptions()
+    )
+
+
+async def known(tokens: Tokens, asked: Prompt, model: str = "m", adapter: str | None = None) -> Known:
+    answer = await tokens.of(asked, model, adapter, {4, 16}, ["a"])
+    assert isinstance(answer, Known)
+    return answer
+
+
+async def test_local_ids_and_keys(tokens: Tokens, local: Local, engine: Engine) -> None:
+    asked = prompt({"prompt": "the quick brown fox jumps " * 5, "cache_salt": "s"})
+    answer = await known(tokens, asked, adapter="lora")
+    assert answer.ids == local.ids(Text("the quick brown fox jumps " * 5, True))
+    assert (answer.complete, answer.how, engine.asked) == (True, "local", [])
+    root = KEYRING.root("m", "lora", "s")
+    assert answer.keys == {size: array("Q", KEYRING.chain(root, answer.ids, size)) for size in (4, 16)}
+    assert answer.tokens_ms >= 0 <= answer.keys_ms
+
+
+async def test_given_ids_need_no_tokenizer(tokens: Tokens) -> None:
+    answer = await known(tokens, prompt({"prompt": [5, 6, 7, 8, 9]}), model="stranger")
+    assert (answer.ids, answer.how, answer.complete) == (array("I", [5, 6, 7, 8, 9]), "given", True)
+    assert len(answer.keys[4]) == 1
+
+
+async def test_a_model_without_a_tokenizer_here_asks(tokens: Tokens, engine: Engine, local: Local) -> None:
+    answer = await known(tokens, prompt(), model="stranger")
+    assert (answer.how, answer.ids) == ("remote", local.ids(Text("the fox", True)))
+    assert engine.asked == [{"model": "m", "prompt": "the fox", "add_special_tokens": True}]
+    engine.silent = True
+    assert await tokens.of(prompt(), "stranger", None, {16}, ["a"]) == Unknown("tokenizer_silent")
+
+
+async def test_unknown_stays_unknown(tokens: Tokens) -> None:
+    assert await tokens.of(prompt({"suffix": "x"}), "m", None, {16}, ["a"]) == Unknown("suffix")
+    messages = [{"role": "user", "content": "\ud83d\ude00"}]
+    continued = {"messages": messages, "continue_final_message": True}
+    assert await tokens.of(prompt(continued, "/v1/chat/completions"), "m", None, {16}, ["a"]) == Unknown(
+        "template_refused"
+    )
+
+
+async def test_before_media(tokens: Tokens) -> None:
+    asked = prompt({"messages": MEDIA}, "/v1/chat/completions")
+    assert (await known(tokens, asked)).complete is False
+    assert await tokens.of(asked, "stranger", None, {16}, ["a"]) == Unknown("media")
+
+
+async def test_long_prompts_leave_the_loop(local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[str] = []
+    made = local.piece_ids
+    monkeypatch.setattr(
+        local, "piece_ids", lambda *piece: where.append(threading.current_thread().name) or made(*piece)
+    )
+    tokens = Tokens(Settings(inline_chars=100), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    await known(tokens, prompt())
+    await known(tokens, prompt({"prompt": "fox " * 100}))
+    tokens.close()
+    assert where[0] == threading.main_thread().name
+    assert where[1].startswith("warmroute-tokens")
+
+
+async def test_the_budget_and_the_queue_are_bounded(
+    local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    made = local.piece_ids
+    monkeypatch.setattr(local, "piece_ids", lambda *piece: gate.wait(10) and made(*piece))
+    tokens = Tokens(Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    waiting = [tokens.of(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
+    answers = await asyncio.gather(*waiting)
+    assert sorted(answer.reason for answer in answers if isinstance(answer, Unknown)) == (
+        ["tokens_busy"] + ["tokens_late"] * QUEUED_PER_THREAD
+    )
+    gate.set()
+    monkeypatch.setattr(local, "piece_ids", made)
+    patient = Tokens(Settings(inline_chars=1), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    assert isinstance(await patient.of(prompt(), "m", None, {16}, []), Known)
+    tokens.close()
+    patient.close()
+
+
+async def test_a_good_proof(tokens: Tokens, engine: Engine) -> None:
+    assert await tokens.prove("a", "m") is True
+    assert len(engine.asked) == 7
+    assert tokens.report()["m"].proofs == 1
+    assert await tokens.prove("a", "stranger") is None
+
+
+async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
+    tokens: Tokens, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.differs_on = "tool_call_id"
+    with caplog.at_level(logging.WARNING):
+        assert await tokens.prove("a", "m") is False
+    assert "'tool-results'" in caplog.text
+    report = tokens.report()["m"]
+    assert (report.source, report.mismatches, report.refuted) == ("remote", 1, {"a": "tool-results"})
+    assert (await known(tokens, prompt())).how == "remote"
+    engine.differs_on = None
+    assert await tokens.prove("a", "m") is True
+    assert (await known(tokens, prompt())).how == "local"
+
+
+async def test_what_an_instance_refuted_goes_with_it(tokens: Tokens, engine: Engine) -> None:
+    engine.differs_on = "the"
+    await tokens.prove("a", "m")
+    tokens.forget("a")
+    assert tokens.report()["m"].source == "local"
+
+
+async def test_a_silent_engine_proves_nothing(tokens: Tokens, engine: Engine) -> None:
+    engine.silent = True
+    assert await tokens.prove("a", "m") is None
+    assert tokens.report()["m"] == ("local", 0, 0, {}, 0, True, None, 0, 0)
+
+
+async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
+    tokens: Tokens, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = await known(tokens, prompt())
+    assert tokens.observed("m", ours, len(ours.ids))
+    with caplog.at_level(logging.WARNING):
+        assert not tokens.observed("m", ours, len(ours.ids) + 1)
+    assert "we counted" in caplog.text
+    assert await tokens.prove("a", "m") is True
+    for _ in range(AGREEING):
+        assert (await known(tokens, prompt())).how == "remote"
+    assert (await known(tokens, prompt())).how == "local"
+
+
+async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokens, engine: Engine) -> None:
+    ours = await known(tokens, prompt())
+    tokens.observed("m", ours, 1)
+    await known(tokens, prompt())
+    assert tokens.report()["m"].must_agree == AGREEING - 1
+    engine.differs_on = "fox"
+    await known(tokens, prompt())
+    assert tokens.report()["m"].must_agree == AGREEING
+
+
+async def test_counts_that_say_nothing(tokens: Tokens) -> None:
+    ours = await known(tokens, prompt())
+    cut = await known(tokens, prompt({"messages": MEDIA}, "/v1/chat/completions"))
+    for answer, count in [(ours, None), (cut, 999), (ours._replace(how="remote"), 999), (Unknown("x"), 9), (None, 9)]:
+        assert tokens.observed("m", answer, count)
+    assert tokens.report()["m"].source == "local"

@@ -1,0 +1,552 @@
+"""What clients may send, and what becomes of those who send something else. Raw bytes over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from router.config.sections.listeners import Listen
+from router.proxy.call import ClientGone
+from router.proxy.client_exchange import Exchange
+from router.proxy.listener import Listener, serve_config
+
+PATIENCE_S = 5.0
+
+
+class Echo:
+    """Answers with method, target and body. `/hang` never ends; `/early` answers before it reads; `/flood` never stops
+    talking; `/fault` breaks, `/half` in the middle of its answer."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bytes, bytes]] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+        self.begun = 0
+        self.gone = 0
+        self.hanging = asyncio.Event()
+
+    async def answer(self, call: Exchange) -> None:
+        try:
+            with call:
+                await self._answer(call)
+        except ClientGone:
+            self.gone += 1
+
+    async def _answer(self, call: Exchange) -> None:
+        self.begun += 1
+        if call.path == "/early":
+            call.answer(413, [], b"early")
+            return
+        body = await call.body(1 << 30, self)
+        self.seen.append((call.method, call.target, body))
+        self.headers.append(call.headers)
+        if call.path == "/hang":
+            self.hanging.set()
+            await asyncio.Event().wait()
+        if call.path == "/flood":
+            call.start(200, [])
+            while True:
+                call.chunk(b"x" * 65536)
+                await call.caught_up()
+        if call.path == "/stream":
+            call.start(200, [])
+            for piece in (b"one", b"two"):
+                call.chunk(piece)
+            call.finish()
+            return
+        if call.path == "/fault":
+            raise RuntimeError("a fault of ours")
+        if call.path == "/half":
+            call.start(200, [])
+            call.chunk(b"half")
+            return
+        call.answer(200, [(b"x-seen", b"%d" % len(self.seen))], b"%b %b" % (call.target, body))
+
+    def hold(self, bytes_: int) -> None:
+        pass
+
+
+class House:
+    def __init__(self, app: Echo, listener: Listener) -> None:
+        self.app = app
+        self.listener = listener
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
+        self._writers.append(writer)
+        return reader, writer
+
+    async def talk(self, data: bytes) -> bytes:
+        """Sends `data` and gives all that comes until the server closes."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        return await rest(reader)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    got = b""
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                got += data
+    return got
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    async with asyncio.timeout(PATIENCE_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        return head, await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+
+
+@asynccontextmanager
+async def serving(stall_timeout_s: float = 60.0, **listen: Any) -> AsyncIterator[House]:
+    app = Echo()
+    listener = Listener(serve_config(app, Listen(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s))
+    await listener.start()
+    house = House(app, listener)
+    try:
+        yield house
+    finally:
+        house.close()
+        await listener.stop(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  any condition, not an event
+            await asyncio.sleep(0.005)
+
+
+GET = b"GET /a HTTP/1.1\r\nHost: r\r\n\r\n"
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+REFUSED = {
+    "CL and TE": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "TE and CL": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "the same length twice": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "a list of lengths": b"POST / HTTP/1.1\r\nContent-Length: 3, 3\r\n\r\nabc",
+    "a signed length": b"POST / HTTP/1.1\r\nContent-Length: +3\r\n\r\nabc",
+    "a negative length": b"POST / HTTP/1.1\r\nContent-Length: -3\r\n\r\nabc",
+    "a hexadecimal length": b"POST / HTTP/1.1\r\nContent-Length: 0x3\r\n\r\nabc",
+    "a length beyond 64 bits": b"POST / HTTP/1.1\r\nContent-Length: 18446744073709551617\r\n\r\nabc",
+    "no digits": b"POST / HTTP/1.1\r\nContent-Length: \r\n\r\nabc",
+    "chunked, identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "gzip, chunked": b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "xchunked": b"POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "then identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "a vertical tab": b"POST / HTTP/1.1\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a folded line": b"GET / HTTP/1.1\r\nX: a\r\n b\r\n\r\n",
+    "a folded coding": b"POST / HTTP/1.1\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "bare line feeds": b"GET / HTTP/1.1\nHost: a\n\n",
+    "one bare line feed": b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
+    "a bare carriage return": b"GET / HTTP/1.1\r\nHost: a\rX: b\r\n\r\n",
+    "a space before the colon": b"POST / HTTP/1.1\r\nContent-Length : 3\r\n\r\nabc",
+    "a space before the name": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
+    "a NUL": b"GET / HTTP/1.1\r\nX: a\x00b\r\n\r\n",
+    "no name": b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+    "a chunk beyond 64 bits": CHUNKED + b"fffffffffffffffff\r\nabc",
+    "a negative chunk": CHUNKED + b"-1\r\nabc",
+    "0x in a chunk": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
+    "a space in a chunk": CHUNKED + b"3 \r\nabc\r\n0\r\n\r\n",
+    "line feeds in chunks": CHUNKED + b"3\nabc\n0\n\n",
+    "a line feed in an extension": CHUNKED + b"3;a\nb\r\nabc\r\n0\r\n\r\n",
+    "a chunk longer than it says": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
+    "a length in the trailers": CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
+    "an upgrade with a body": (
+        b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 18\r\n\r\nGET /x HTTP/1.1\r\n\r\n"
+    ),
+    "CONNECT": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+    "HTTP/0.9": b"GET /\r\n\r\n",
+    "an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "not ASCII": b"GET /\xff HTTP/1.1\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
+async def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(data):
+    async with serving() as house:
+        said = await house.talk(data + GET)
+        assert said.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close" in said
+        assert said.count(b"HTTP/1.1") == 1
+        assert house.app.seen == []
+
+
+async def test_nothing_after_connection_close_is_read():
+    async with serving() as house:
+        said = await house.talk(b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+        assert said.count(b"HTTP/1.1") == 1
+        assert [target for _, target, _ in house.app.seen] == [b"/a"]
+
+
+async def test_trailers_do_not_become_headers():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(CHUNKED + b"3\r\nabc\r\n0\r\nAuthorization: Bearer stolen\r\n\r\n")
+        assert (await answer(reader))[1] == b"/a abc"
+        assert b"authorization" not in dict(house.app.headers[0])
+
+
+async def test_chunked_bodies_with_extensions_pass():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(CHUNKED + b"3;a=b\r\nabc\r\n")
+        writer.write(b"2\r\nde\r\n0\r\n\r\n")
+        assert (await answer(reader))[1] == b"/a abcde"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        pytest.param(b"1;" + b"x" * 8000 + b"\r\na\r\n", id="extensions"),
+        pytest.param(b"0\r\n" + b"X-T: y\r\n" * 1000, id="trailers"),
+    ],
+)
+async def test_framing_that_outweighs_the_body_is_refused(piece):
+    async with serving(header_bytes=4096) as house:
+        reader, writer = await house.connect()
+        writer.write(CHUNKED)
+        await until(lambda: house.app.begun == 1)
+        writer.write(piece)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"a" * 3000, id="a value without end"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 600, id="headers without end"),
+        pytest.param(b"GET /" + b"a" * 3000, id="a target without end"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 600 + b"\r\n", id="a whole head"),
+    ],
+)
+async def test_a_head_over_the_cap_is_refused(head):
+    async with serving(header_bytes=2048) as house:
+        said = await house.talk(head)
+        assert said.startswith(b"HTTP/1.1 431")
+        assert house.app.seen == []
+
+
+async def test_a_second_head_over_the_cap_in_the_same_read_ends_the_connection():
+    async with serving(header_bytes=2048) as house:
+        said = await house.talk(GET + b"GET /b HTTP/1.1\r\nX: " + b"a" * 3000 + b"\r\n\r\n")
+        assert b"431" not in said  # it would be read as the answer to the first
+        assert [target for _, target, _ in house.app.seen if target == b"/b"] == []
+
+
+async def test_a_head_under_the_cap_passes_with_a_body_over_it():
+    async with serving(header_bytes=512) as house:
+        reader, writer = await house.connect()
+        body = b"b" * 100_000
+        for _ in range(2):
+            writer.write(b"POST /a HTTP/1.1\r\nX: " + b"a" * 400 + b"\r\nContent-Length: 100000\r\n\r\n" + body)
+            assert (await answer(reader))[1] == b"/a " + body
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", b"\r\n"])
+async def test_slowloris_is_cut(sent):
+    async with serving(header_timeout_s=0.1) as house:
+        reader, writer = await house.connect()
+        writer.write(sent)
+        said = await rest(reader)
+        assert said == b"" or said.startswith(b"HTTP/1.1 408")
+        await until(lambda: house.listener.connections == 0)
+
+
+async def test_a_dripping_head_is_cut_by_the_deadline_of_its_first_byte():
+    async with serving(header_timeout_s=0.15) as house:
+        reader, writer = await house.connect()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        task = asyncio.ensure_future(rest(reader))
+        while not task.done():
+            with suppress(RuntimeError):
+                writer.write(b"X")
+            await asyncio.sleep(0.01)
+        assert loop.time() - started < 2
+
+
+async def test_a_second_head_has_a_deadline_too():
+    async with serving(header_timeout_s=0.1) as house:
+        reader, writer = await house.connect()
+        writer.write(GET)
+        await answer(reader)
+        writer.write(b"GET / HT")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_body_that_pauses_too_long_is_cut():
+    async with serving(body_idle_timeout_s=0.1) as house:
+        said = await house.talk(b"POST /a HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
+        assert said.startswith(b"HTTP/1.1 408")
+        await until(lambda: house.app.gone == 1)
+
+
+async def test_a_body_that_keeps_coming_may_take_longer_than_the_pause():
+    async with serving(body_idle_timeout_s=0.2) as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /a HTTP/1.1\r\nContent-Length: 8\r\n\r\n")
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            writer.write(b"x")
+        assert (await answer(reader))[1] == b"/a xxxxxxxx"
+
+
+async def test_a_slow_answer_is_not_cut_by_the_request_deadlines():
+    async with serving(body_idle_timeout_s=0.05, header_timeout_s=0.05) as house:
+        _, writer = await house.connect()
+        writer.write(b"POST /hang HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+        await house.app.hanging.wait()
+        await asyncio.sleep(0.15)
+        assert (house.listener.connections, house.app.gone) == (1, 0)
+
+
+async def test_a_reader_that_never_reads_is_cut():
+    async with serving(stall_timeout_s=0.1) as house:
+        _, writer = await house.connect()
+        writer.transport.pause_reading()
+        writer.write(b"GET /flood HTTP/1.1\r\n\r\n")
+        await until(lambda: house.app.gone == 1)
+
+
+async def test_keep_alive_and_pipelining_keep_the_order():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"".join(b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n\r\n%d" % (i, i) for i in range(8)))
+        writer.write(b"GET /8 HTTP/1.1\r\n\r\n")
+        for i in range(8):
+            assert (await answer(reader))[1] == b"/%d %d" % (i, i)
+        assert (await answer(reader))[1] == b"/8 "
+
+
+async def test_what_comes_during_an_answer_waits_for_its_end():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        for path in (b"/stream", b"/b", b"/c"):
+            writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n" in await reader.readuntil(b"0\r\n\r\n")
+        assert (await answer(reader))[1] == b"/b "
+        assert (await answer(reader))[1] == b"/c "
+
+
+async def test_a_pipelining_client_that_leaves_is_noticed():
+    async with serving() as house:
+        _, writer = await house.connect()
+        writer.write(b"GET /hang HTTP/1.1\r\n\r\n")
+        await house.app.hanging.wait()
+        writer.write(GET * 3)
+        await asyncio.sleep(0.02)
+        writer.transport.abort()
+        await until(lambda: house.app.gone == 1)
+        assert len(house.app.seen) == 1
+
+
+async def test_too_many_requests_in_one_read_are_refused():
+    async with serving() as house:
+        said = await house.talk(b"GET /hang HTTP/1.1\r\n\r\n" * 200)
+        assert said == b""
+        await until(lambda: house.app.gone + len(house.app.seen) <= 2 and house.listener.connections == 0)
+
+
+async def test_expect_100_continue():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /a HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert (await answer(reader))[1] == b"/a abc"
+
+
+async def test_an_early_answer_to_expect_closes_the_connection():
+    """Whether the body still comes is the client's choice: what follows could be read as either."""
+    async with serving() as house:
+        said = await house.talk(b"POST /early HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 413")
+        assert b"connection: close" in said
+
+
+async def test_an_early_answer_lets_the_client_finish_and_go_on():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 300000\r\n\r\n")
+        assert (await answer(reader))[1] == b"early"
+        writer.write(b"x" * 300000 + GET)
+        assert (await answer(reader))[1] == b"/a "
+
+
+async def test_the_rest_of_an_unwanted_body_is_read_for_a_limited_time():
+    async with serving(header_timeout_s=0.1) as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 300000\r\n\r\nabc")
+        await answer(reader)
+        assert await rest(reader) == b""
+
+
+async def test_http_1_0_clients_get_no_chunks():
+    async with serving() as house:
+        said = await house.talk(b"GET /stream HTTP/1.0\r\n\r\n")
+        head, body = said.split(b"\r\n\r\n", 1)
+        assert body == b"onetwo"
+        assert b"transfer-encoding" not in head
+
+
+async def test_absolute_targets_and_percent_encoding():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET http://h:1/a%2Fb?c=%20 HTTP/1.1\r\n\r\n")
+        await answer(reader)
+        assert house.app.seen[0][1] == b"/a%2Fb?c=%20"
+
+
+async def test_a_fault_of_ours_is_a_500_and_the_connection_goes_on(caplog):
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET /fault HTTP/1.1\r\n\r\n" + GET)
+        head, body = await answer(reader)
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert body == b"Internal Server Error"
+        assert (await answer(reader))[1] == b"/a "
+    assert "GET /fault failed" in caplog.text
+
+
+async def test_an_answer_left_unfinished_is_cut():
+    async with serving() as house:
+        said = await house.talk(b"GET /half HTTP/1.1\r\n\r\n")
+        assert said.endswith(b"4\r\nhalf\r\n")
+
+
+async def test_one_task_answers_all_requests_of_a_connection():
+    async with serving() as house:
+        before = len(asyncio.all_tasks())
+        reader, writer = await house.connect()
+        for _ in range(3):
+            writer.write(GET)
+            await answer(reader)
+            assert len(asyncio.all_tasks()) == before + 1
+        writer.close()
+        await until(lambda: len(asyncio.all_tasks()) == before)
+
+
+# Fuzz: a server in a thread of its own, since each example is synchronous
+
+
+@contextmanager
+def in_a_thread() -> Iterator[tuple[int, list[Any]]]:
+    loop = uvloop.new_event_loop()
+    errors: list[Any] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    listen = Listen(host="127.0.0.1", port=0, header_bytes=2048, header_timeout_s=0.5, body_idle_timeout_s=0.5)
+    listener = Listener(serve_config(Echo2(), listen))
+    loop.run_until_complete(listener.start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield listener.port, errors
+    finally:
+        asyncio.run_coroutine_threadsafe(listener.stop(0), loop).result(PATIENCE_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class Echo2:
+    """Answers at the end of the body, whatever was asked."""
+
+    async def answer(self, call: Exchange) -> None:
+        with suppress(ClientGone), call:
+            body = await call.body(1 << 30, self)
+            call.answer(200, [], b"%d" % len(body))
+
+    def hold(self, bytes_: int) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[tuple[int, list[Any]]]:
+    with in_a_thread() as found:
+        yield found
+
+
+PIECES = st.sampled_from(
+    [
+        GET,
+        CHUNKED,
+        b"POST / HTTP/1.1\r\n",
+        b"Content-Length: 3\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"\r\n",
+        b"\n",
+        b"3\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"abc",
+        b"Expect: 100-continue\r\n",
+        b"Connection: close\r\n",
+        b"X: y\r\n",
+        b"HTTP/1.0\r\n",
+        b"Upgrade: h2c\r\n",
+        b"Connection: upgrade\r\n",
+        b"a" * 3000,
+        b"HEAD / HTTP/1.1\r\n",
+    ]
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(PIECES | st.binary(max_size=40), max_size=8))
+@example([b"POST / HTTP/1.1\r\n", b"Expect: 100-continue\r\n", b"Content-Length: 3\r\n", b"\r\n", b"abc", GET])
+def test_no_bytes_crash_the_listener(fuzzed, pieces):
+    """It answers or closes, and serves the next client."""
+    port, errors = fuzzed
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client, suppress(OSError):
+        for piece in pieces:
+            client.sendall(piece)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    assert errors == []
+
+
+async def test_an_exchange_goes_with_its_request_and_needs_no_collector() -> None:
+    async with serving() as house:
+        reader, writer = await house.connect()
+        gc.collect()
+        gc.disable()
+        try:
+            before = exchanges()
+            for _ in range(10):
+                writer.write(b"GET /x HTTP/1.1\r\nhost: r\r\n\r\n")
+                await answer(reader)
+            left = exchanges() - before  # earlier tests may have left some
+        finally:
+            gc.enable()
+        assert left <= 2  # the connection's last one, and one whose task is just ending
+
+
+def exchanges() -> int:
+    return sum(isinstance(thing, Exchange) for thing in gc.get_objects())

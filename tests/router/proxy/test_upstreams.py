@@ -1,0 +1,177 @@
+"""The pool and the small questions, against scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from router.backends.fetch import Answer, Fetch
+from router.errors import ConfigError
+from router.proxy.headers import NO_HEADERS, Forwarded
+from router.proxy.upstreams import Exchange, Question, Unanswered, Upstreams
+
+QUESTION = Question("GET", b"/", NO_HEADERS, b"")
+
+
+@pytest.fixture
+async def upstreams():
+    made = Upstreams(connect_timeout_s=0.5, keepalive_s=4)
+    yield made
+    made.close()
+    await asyncio.sleep(0)
+
+
+def url(engine) -> str:
+    return f"http://127.0.0.1:{engine.port}"
+
+
+async def answer_ok(peer):
+    while True:
+        head, body = await peer.message()
+        said = head.split(b"\r\n")[0] + b"|" + body
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
+
+
+async def test_fetch_gives_the_whole_answer(house, upstreams):
+    upstreams.add("e", url(await house.engine(answer_ok)))
+    fetch: Fetch = upstreams.fetch
+    assert await fetch("e", "GET", "/metrics", timeout_s=5) == Answer(200, b"GET /metrics HTTP/1.1|")
+    assert await fetch("e", "POST", "/tokenize", b"{}", timeout_s=5) == Answer(200, b"POST /tokenize HTTP/1.1|{}")
+    assert upstreams.idle("e") == 1
+
+
+async def test_fetch_gives_none_for_silence_death_and_strangers(house, upstreams):
+    async def silent(peer):
+        await peer.rest()
+
+    async def dies(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab")
+
+    upstreams.add("silent", url(await house.engine(silent)))
+    upstreams.add("dies", url(await house.engine(dies)))
+    upstreams.add("closed", "http://127.0.0.1:1")
+    for instance in ("silent", "dies", "closed", "unknown"):
+        assert await upstreams.fetch(instance, "GET", "/", timeout_s=0.05) is None
+    assert upstreams.idle("silent") == 0
+
+
+async def test_fetch_is_bounded(house, upstreams):
+    async def endless(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            peer.send(b"x" * 65536)
+            await peer.writer.drain()
+
+    upstreams.add("e", url(await house.engine(endless)))
+    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) is None
+
+
+async def test_the_instances_key_replaces_the_clients(house, upstreams):
+    heads = []
+
+    async def script(peer):
+        heads.append((await peer.message())[0])
+        peer.send(b"HTTP/1.1 204 No\r\n\r\n")
+
+    upstreams.add("e", url(await house.engine(script)), api_key="mine")
+    headers = Forwarded(b"", b"authorization: Bearer theirs\r\n")
+    answer = await upstreams.ask("e", Question("GET", b"/", headers, b"", 2), first_byte_s=5, idle_s=5)
+    assert isinstance(answer, Exchange)
+    with answer:
+        assert await answer.more() == b""
+    assert b"authorization: Bearer mine\r\n" in heads[0]
+    assert b"theirs" not in heads[0]
+    assert b"x-data-parallel-rank: 2\r\n" in heads[0]
+
+
+async def test_the_last_used_connection_is_used_first(house, upstreams):
+    engine = await house.engine(answer_ok)
+    upstreams.add("e", url(engine))
+    await asyncio.gather(*(upstreams.fetch("e", "GET", "/", timeout_s=5) for _ in range(3)))
+    assert (engine.connections, upstreams.idle("e")) == (3, 3)
+    for _ in range(5):
+        await upstreams.fetch("e", "GET", "/", timeout_s=5)
+    assert engine.connections == 3
+
+
+async def test_a_removed_instance_keeps_no_connection(house, upstreams, eventually):
+    closed = asyncio.Event()
+
+    async def script(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab")
+        await proceed.wait()
+        peer.send(b"cd")
+        await peer.rest()
+        closed.set()
+
+    proceed = asyncio.Event()
+    upstreams.add("e", url(await house.engine(script)))
+    answer = await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5)
+    with answer:
+        upstreams.remove("e")
+        proceed.set()
+        assert await answer.whole(100) == b"abcd"  # what ran ended undisturbed
+    async with asyncio.timeout(5):
+        await closed.wait()
+    assert isinstance(await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5), Unanswered)
+
+
+async def test_an_answer_not_read_to_its_end_closes_the_connection(house, upstreams):
+    closed = asyncio.Event()
+
+    async def script(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab")
+        await peer.rest()
+        closed.set()
+
+    upstreams.add("e", url(await house.engine(script)))
+    with await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5) as answer:
+        assert await answer.more() == b"ab"
+        assert not answer.drained
+    async with asyncio.timeout(5):
+        await closed.wait()
+    assert upstreams.idle("e") == 0
+
+
+async def test_connect_timeout(upstreams):
+    """A listening socket whose queue is full answers no handshake."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        made = Upstreams(connect_timeout_s=0.1, keepalive_s=1)
+        made.add("e", f"http://127.0.0.1:{full.getsockname()[1]}")
+        answer = await made.ask("e", QUESTION, first_byte_s=0.3, idle_s=0.3)
+        assert isinstance(answer, Unanswered)
+        assert answer.reason in ("connect", "late")  # some kernels accept one more
+        made.close()
+
+
+async def test_ipv6(house, upstreams):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        engine = await house.engine(answer_ok, host="::1")
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    upstreams.add("e", f"http://[::1]:{engine.port}")
+    assert (await upstreams.fetch("e", "GET", "/", timeout_s=5)).status == 200
+
+
+async def test_a_name_that_does_not_exist(upstreams):
+    upstreams.add("e", "http://" + "a" * 70 + ":1")
+    answer = await upstreams.ask("e", QUESTION, first_byte_s=1, idle_s=1)
+    assert answer.reason == "connect"
+
+
+def test_a_ca_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="ca_file"):
+        Upstreams(connect_timeout_s=1, keepalive_s=1).add("e", "https://h", ca_file=str(tmp_path / "none.pem"))

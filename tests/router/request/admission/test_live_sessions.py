@@ -1,0 +1,93 @@
+"""Who is live, and how near the expectation comes to a truth that a model knows."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from random import Random
+from statistics import mean
+
+import pytest
+
+from router.request.admission.live_sessions import Live
+
+
+def a_turn(live: Live, name: bytes, tokens: int, now: float) -> None:
+    session = live.session(name)
+    live.comes(session)
+    live.begins(session, tokens)
+    live.answered(session, tokens, tokens + 10, now)
+
+
+def test_a_session_counts_with_its_prompt_while_it_runs_and_with_its_answer_after_that() -> None:
+    live = Live(300.0)
+    session = live.session(b"a")
+    live.comes(session)
+    live.begins(session, 100)
+    assert live.expected() == (1, 100)
+    live.answered(session, 100, 130, 0.0)
+    assert live.expected() == (1, 130)
+    assert live.expected().mean_tokens == 130
+
+
+def test_a_turn_that_failed_leaves_what_was_before_it() -> None:
+    live = Live(300.0)
+    a_turn(live, b"a", 100, 0.0)
+    session = live.session(b"a")
+    live.comes(session)
+    live.begins(session, 500)
+    live.failed(session, 110, 1.0)
+    assert live.expected() == (1, 110)
+    other = live.session(b"b")
+    live.begins(other, 500)
+    live.failed(other, 0, 1.0)
+    assert (live.expected(), len(live)) == ((1, 110), 1), "it never had an answer: nobody knows it"
+
+
+def test_a_prompt_of_unknown_length_counts_with_what_was_known() -> None:
+    live = Live(300.0)
+    a_turn(live, b"a", 100, 0.0)
+    session = live.session(b"a")
+    live.comes(session)
+    live.begins(session, 0)
+    assert live.expected() == (1, 110)
+
+
+def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
+    live = Live(300.0)
+    a_turn(live, b"a", 100, 0.0)
+    live.age(299.9)
+    assert len(live) == 1
+    live.age(300.0)
+    assert (len(live), live.expected()) == (0, (0, 0))
+    assert live.expected().mean_tokens == 0
+
+
+@pytest.mark.parametrize(("pause_s", "turns"), [(10.0, 33), (60.0, 10), (2.0, 100)])
+def test_sessions_that_end_without_a_word_cost_little_room(pause_s: float, turns: int) -> None:
+    """Sixty agents at once, in whose sessions one turn in `turns` is the last, without anybody's being told; pauses
+    are exponential, answers take 2 s. When a session ends, the next one begins. Sixty is the truth; beyond it, room is
+    lost to those who will never come back, below it, too many are let in. The prior makes it a little more than that.
+    """
+    dice, live, now = Random(1), Live(300.0), 0.0
+    coming: list[tuple[float, int, bool]] = []  # when, who, whether its request is over then
+    for number in range(60):
+        heappush(coming, (dice.random() * pause_s, number, False))
+    names, counted = 60, []
+    while now < 4000.0:
+        now, number, ends = heappop(coming)
+        live.age(now)
+        session = live.session(b"%d" % number)
+        if not ends:
+            live.comes(session)
+            live.begins(session, 100)
+            heappush(coming, (now + 2.0, number, True))
+        else:
+            live.answered(session, 100, 110, now)
+            if dice.random() < 1 / turns:
+                number, names = names, names + 1
+                heappush(coming, (now, number, False))
+            else:
+                heappush(coming, (now + dice.expovariate(1 / pause_s), number, False))
+            if now > 1000.0:
+                counted.append(live.expected().sessions)
+    assert 0.95 * 60 < mean(counted) < 1.15 * 60

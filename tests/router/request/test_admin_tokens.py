@@ -1,0 +1,25 @@
+"""Who holds an admin token."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from router.config.sections.listeners import AdminToken
+from router.request.admin_tokens import AdminTokens
+
+TOKENS = [
+    AdminToken(name=name, hash=sha256(secret.encode()).hexdigest(), rights=["read"])
+    for name, secret in (("ann", "secret-a"), ("bob", "secret-b"))
+]
+
+
+def test_a_token_tells_its_holder() -> None:
+    tokens = AdminTokens(TOKENS)
+    assert [tokens.holder(given) for given in (b"secret-a", b" secret-b ")] == TOKENS
+    assert [tokens.holder(given) for given in (b"", b"secret", b"secret-a2", b"\xff")] == [None] * 4
+
+
+def test_none_is_nobodys() -> None:
+    assert not AdminTokens([])
+    assert AdminTokens(TOKENS)
+    assert AdminTokens([]).holder(b"") is None

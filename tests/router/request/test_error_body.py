@@ -1,0 +1,82 @@
+"""Errors in the client's dialect, whoever refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from router import errors
+from router.request.error_body import error_answer, install
+
+
+def test_openai_shape_names_everything() -> None:
+    answer = error_answer(errors.BadRequest("model is missing", param="model", code="missing"), "/v1/chat/completions")
+    assert answer.status == 400
+    assert json.loads(answer.body) == {
+        "error": {"message": "model is missing", "type": "invalid_request_error", "param": "model", "code": "missing"}
+    }
+    assert answer.headers == [(b"content-type", b"application/json")]
+
+
+def test_anthropic_shape_on_messages() -> None:
+    answer = error_answer(errors.NotFound("no such model"), "/v1/messages")
+    assert json.loads(answer.body) == {
+        "type": "error",
+        "error": {"type": "not_found_error", "message": "no such model"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "kind"),
+    [
+        (errors.BadRequest, 400, "invalid_request_error"),
+        (errors.Unauthorized, 401, "authentication_error"),
+        (errors.NotFound, 404, "not_found_error"),
+        (errors.TooLarge, 413, "request_too_large"),
+        (errors.TooBusy, 429, "rate_limit_error"),
+        (errors.BadGateway, 502, "api_error"),
+        (errors.NoTarget, 503, "overloaded_error"),
+        (errors.DeadlineExceeded, 504, "timeout_error"),
+    ],
+)
+def test_every_refusal_has_an_anthropic_word(refused: type[errors.Refused], status: int, kind: str) -> None:
+    answer = error_answer(refused("x"), "/v1/messages/count_tokens")
+    assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
+
+
+def test_busy_says_when_to_come_back() -> None:
+    assert (b"retry-after", b"3") in error_answer(errors.TooBusy("full", retry_after_s=3)).headers
+
+
+def test_unauthorized_says_how() -> None:
+    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("who?")).headers
+
+
+def app() -> TestClient:
+    app = FastAPI()
+    install(app)
+
+    @app.get("/number/{n}")
+    async def number(n: int) -> int:
+        raise errors.TooBusy("full", retry_after_s=1)
+
+    return TestClient(app)
+
+
+def test_refusals_inside_fastapi() -> None:
+    answer = app().get("/number/1")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_the_frameworks_own_refusals_have_the_same_shape() -> None:
+    client = app()
+    unknown, wrong_method, invalid = client.get("/nowhere"), client.post("/number/1"), client.get("/number/x")
+    assert (unknown.status_code, wrong_method.status_code, invalid.status_code) == (404, 405, 422)
+    assert unknown.json()["error"]["type"] == "not_found_error"
+    assert wrong_method.headers["allow"] == "GET"
+    assert wrong_method.json()["error"]["message"] == "POST /number/1: method not allowed"
+    assert invalid.json()["error"]["param"] == "n"

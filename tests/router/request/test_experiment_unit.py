@@ -1,0 +1,77 @@
+"""Whose request it is: equal units are equal everywhere, others are not, and what names nobody stands for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.config.sections.experiment import Experiment, Unit
+from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.prompt import Prompt
+from router.prompt.request_headers import Wishes
+from router.request.experiment_unit import unit_of
+
+SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
+
+
+def a_prompt(session: str | None = None, user: str | None = None, say: str = "hello", turns: int = 0) -> Prompt:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": say}]
+    for turn in range(turns):
+        messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"ask {turn}"}]
+    body: dict[str, Any] = {"model": "m", "messages": messages} | ({} if user is None else {"user": user})
+    content = msgspec.json.encode(body)
+    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, Wishes(session))
+
+
+def unit(
+    kind: Unit,
+    prompt: Prompt,
+    client: str | None = None,
+    record: str = "r-1",
+    at_s: float = 0.0,
+    window_s: float = 600.0,
+) -> bytes:
+    experiment = Experiment(unit=kind, arms={"one": 100}, window_s=window_s)
+    return unit_of(experiment, prompt, client, record, at_s)
+
+
+def test_a_session_keeps_its_unit_whatever_it_says() -> None:
+    assert unit("session", a_prompt("s", say="one")) == unit("session", a_prompt("s", say="other"), record="r-2")
+    assert unit("session", a_prompt("s")) != unit("session", a_prompt("t"))
+    assert unit("session", a_prompt(user="ann", say="one")) == unit("session", a_prompt(user="ann", say="other"))
+
+
+def test_without_a_name_the_conversations_beginning_is_its_name() -> None:
+    first, later = a_prompt(say="sort this"), a_prompt(say="sort this", turns=3)
+    assert unit("session", first) == unit("session", later, record="r-2")
+    assert unit("session", first) != unit("session", a_prompt(say="mend that")), "though the system prompt is shared"
+
+
+def test_users_and_keys_are_units_and_who_has_none_stands_alone() -> None:
+    assert unit("user", a_prompt(user="ann", say="one")) == unit("user", a_prompt(user="ann", say="two"), record="r-2")
+    assert unit("user", a_prompt(), record="r-1") != unit("user", a_prompt(), record="r-2")
+    assert unit("api_key", a_prompt(), "team-a") == unit("api_key", a_prompt(say="x"), "team-a", record="r-2")
+    assert unit("api_key", a_prompt(), "team-a") != unit("api_key", a_prompt(), "team-b")
+    assert unit("api_key", a_prompt(), None, record="r-1") != unit("api_key", a_prompt(), None, record="r-2")
+
+
+def test_each_request_is_a_unit_of_its_own_if_so_asked() -> None:
+    assert unit("request", a_prompt("s"), record="r-1") != unit("request", a_prompt("s"), record="r-2")
+
+
+@pytest.mark.parametrize(("one_s", "other_s", "same"), [(600.0, 1199.9, True), (599.9, 600.0, False)])
+def test_a_window_of_time_is_a_unit(one_s: float, other_s: float, same: bool) -> None:
+    one, other = (unit("time", a_prompt(str(at_s)), at_s=at_s) for at_s in (one_s, other_s))
+    assert (one == other) is same
+
+
+def test_names_cannot_be_read_from_units() -> None:
+    assert len(unit("user", a_prompt(user="ann"))) == 16
+    assert b"ann" not in unit("user", a_prompt(user="ann"))
+
+
+def test_any_text_is_a_name() -> None:
+    for name in ("\ud800", "x" * 100_000, "a\0b"):
+        assert len(unit("session", a_prompt(name))) == 16

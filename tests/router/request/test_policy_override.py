@@ -1,0 +1,47 @@
+"""Who may choose a request's policy, and which."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from router.config.sections.listeners import AdminToken
+from router.errors import BadRequest, Forbidden
+from router.request.admin_tokens import AdminTokens
+from router.request.policy_override import wanted_policy
+from router.scheduling.policy.policy import fallback
+
+MAY = AdminToken(name="ann", hash=sha256(b"yes").hexdigest(), rights=["override"])
+MAY_NOT = AdminToken(name="bob", hash=sha256(b"no").hexdigest(), rights=["read", "write"])
+POLICIES = {"one": fallback(), "two": fallback()}
+
+
+def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminToken, ...] = (MAY, MAY_NOT)) -> object:
+    headers = {b"x-warmroute-policy": policy, b"x-warmroute-token": token}
+    return wanted_policy(headers.__getitem__, AdminTokens(tokens), POLICIES)
+
+
+def test_nothing_asked_is_nothing_wanted() -> None:
+    assert asked(None, None) is None
+    assert asked(None, b"wrong") is None
+
+
+def test_a_holder_with_the_right_gets_the_policy() -> None:
+    assert asked(b" two ", b"yes") == (POLICIES["two"], "ann")
+
+
+@pytest.mark.parametrize("token", [None, b"", b"no", b"wrong"])
+def test_nobody_else_does(token: bytes | None) -> None:
+    with pytest.raises(Forbidden, match='needs an admin token with the right "override"'):
+        asked(b"two", token)
+
+
+def test_without_tokens_nobody_does() -> None:
+    with pytest.raises(Forbidden):
+        asked(b"two", b"yes", ())
+
+
+def test_a_policy_that_is_not_here_is_named_with_those_that_are() -> None:
+    with pytest.raises(BadRequest, match="there is no policy `three`; policies here: one, two"):
+        asked(b"three", b"yes")

@@ -1,0 +1,100 @@
+"""What is made of an answer that passes by, and of a prefill half's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.clock import ManualClock
+from router.config.schema import Policy, WeightedPlugin
+from router.fleet.instance import Served
+from router.prompt.prompt import Endpoint, Prompt, Unknown
+from router.prompt.usage import Usage
+from router.proxy.disaggregated import Prefilled
+from router.proxy.engine_connection import Trouble
+from router.proxy.relay import Broken, Deadline, Finished, NotStarted, Refusal, Rejected
+from router.request.response_observer import Watch
+from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.record import Attempt, Leg, Record, Stages
+from tests.suites.views import a_row, a_view
+
+CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+LAST = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+PREFILLED = b"""{"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}}],
+ "usage": {"prompt_tokens": 40, "total_tokens": 41, "completion_tokens": 1,
+           "prompt_tokens_details": {"cached_tokens": 16}},
+ "kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}}"""
+DECISION = build_policy("p", Policy(scorers=[WeightedPlugin(name="round_robin")])).decide(a_view(a_row("a")))
+
+
+class Scene:
+    def __init__(self, leg: Leg | None = None) -> None:
+        self.record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
+        self.ticket = SimpleNamespace(
+            record=self.record,
+            end="client_gone",
+            status=None,
+            target=SimpleNamespace(id="a/0"),
+            attempt=Attempt(DECISION, None, None, prefill=leg),
+        )
+        self.told: list[Any] = []
+        core = SimpleNamespace(prefilled=lambda _, *told: self.told.append(told))
+        tokens = SimpleNamespace(observed=lambda *_: True)
+        prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", Unknown("not_needed"), stream=True)
+        about = Unknown("not_needed")
+        self.watch = Watch(self.ticket, prompt, Served("m", None), about, core, tokens, ManualClock(100.0))  # type: ignore[arg-type]
+
+
+def test_who_hangs_up_on_the_last_word_got_all_they_wanted() -> None:
+    scene = Scene()
+    for chunk in (CHUNK, LAST):
+        assert scene.watch.feed(chunk) == chunk
+    scene.watch.left()
+    assert (scene.ticket.end, scene.record.prompt_tokens, scene.record.output_tokens) == ("ok", 7, 1)
+
+
+def test_who_hangs_up_before_it_is_gone() -> None:
+    scene = Scene()
+    scene.watch.feed(CHUNK)
+    scene.watch.left()
+    assert (scene.ticket.end, scene.record.prompt_tokens) == ("client_gone", None)
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [
+        (Finished(200, 0.0), "ok"),
+        (Broken(200, Trouble.CLOSED, 0.0), "broken"),
+        (Deadline(), "deadline"),
+        (NotStarted("connect"), "connect"),
+        (NotStarted("busy"), "busy"),
+        (NotStarted("died"), "died"),
+        (NotStarted("died", prefill=True), "prefill"),
+        (NotStarted("failed", prefill=True), "prefill"),
+        (Rejected(Refusal(400, [], b"")), "rejected"),
+    ],
+)
+def test_every_end_has_its_word(end: Any, word: str) -> None:
+    scene = Scene()
+    scene.watch.ended(end)
+    assert scene.ticket.end == word
+
+
+def test_a_prefill_half_tells_what_it_cost_and_what_it_left() -> None:
+    leg = Leg(DECISION, None, None)
+    scene = Scene(leg)
+    scene.watch.prefilled(Prefilled("ok", 200, PREFILLED))
+    assert scene.told == [("ok", 200, Usage(40, 16, 1))]
+    handed = scene.watch.handed
+    assert handed is not None
+    assert handed == (b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}', 130.0, leg)  # now 100, lease 30
+    assert scene.record.prompt_tokens is None, "the client's answer is the other one"
+
+
+def test_a_failed_prefill_half_leaves_nothing() -> None:
+    scene = Scene(Leg(DECISION, None, None))
+    scene.watch.prefilled(Prefilled("failed", 500))
+    assert scene.told == [("failed", 500, Usage(None, None, None))]
+    assert scene.watch.handed is None

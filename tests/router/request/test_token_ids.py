@@ -1,0 +1,122 @@
+"""What one attempt hands to whom, as its record tells, and what its end teaches."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.backends.token_ids.passthrough import Engine, Offer
+from router.fleet.engine_facts import Card
+from router.fleet.instance import Served
+from router.kvcache.tokenized_prompt import Known
+from router.prompt.prompt import Endpoint, Prompt, Unknown
+from router.proxy.token_ids import WithIds
+from router.request.token_ids import asking, context_tokens, counted, offer_to
+
+KNOWN = Known(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
+PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", Unknown("not_needed"))
+SERVED = Served("m", "lora")
+UPSTREAMS: Any = object()
+
+
+class Handing:
+    """A room that hands to `takers`, and remembers what it was told."""
+
+    def __init__(self, *takers: str) -> None:
+        self.takers = frozenset(takers)
+        self.told: list[Any] = []
+
+    def offer(self, prompt: Prompt, known: Known, model: str, adapter: str | None, engines: Any) -> Offer | None:
+        self.told.append((model, adapter, list(engines)))
+        return Offer(model, (), known, self.takers)
+
+    def observed(self, offer: Offer, *told: Any) -> None:
+        self.told.append(told)
+
+    def refused(self, instance: str, offer: Offer, answer: bytes | None) -> None:
+        self.told.append((instance, answer))
+
+
+def share(instance: str, longest: int | None) -> Any:
+    cards = (Card("m", "/m", None, longest), Card("lora", "/l", "m", None))
+    return SimpleNamespace(target=SimpleNamespace(instance=SimpleNamespace(id=instance, cards=cards)))
+
+
+def ticket(*, pair: bool = False) -> Any:
+    made = share("d", 100)
+    made.attempt, made.record = SimpleNamespace(handed_ids=False), SimpleNamespace(prompt_tokens=7)
+    made.half = share("p", None) if pair else None
+    if pair:
+        made.half.leg = SimpleNamespace(handed_ids=False)
+    return made
+
+
+def flags(of: Any) -> list[bool]:
+    return [of.attempt.handed_ids] + ([of.half.leg.handed_ids] if of.half is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("pair", "takers", "expected"),
+    [
+        (False, "d", [True]),
+        (False, "", [False]),
+        (True, "dp", [True, True]),
+        (True, "p", [False, True]),
+        (True, "d", [True, False]),
+    ],
+)
+def test_the_record_says_who_got_ids(pair: bool, takers: str, expected: list[bool]) -> None:
+    handing: Any = Handing(*takers)
+    made = ticket(pair=pair)
+    assert offer_to(handing, made, PROMPT, SERVED, KNOWN) is not None
+    assert flags(made) == expected
+    engines = [Engine("d", 100)] + [Engine("p", None)] * pair
+    assert handing.told == [("m", "lora", engines)], "each with the context that it says its base model has"
+
+
+@pytest.mark.parametrize(
+    ("served", "known"), [(None, KNOWN), (SERVED, Unknown("media")), (SERVED, KNOWN._replace(spelled=()))]
+)
+def test_without_ids_nobody_is_even_asked(served: Any, known: Any) -> None:
+    handing: Any = Handing("d")
+    made = ticket()
+    assert offer_to(handing, made, PROMPT, served, known) is None
+    assert asking(handing, None, made, UPSTREAMS, b"{}") is UPSTREAMS
+    counted(handing, None, made)
+    assert (handing.told, flags(made)) == ([], [False])
+
+
+def test_an_offer_that_nobody_takes_changes_nothing_on_the_wire() -> None:
+    handing: Any = Handing()
+    made = ticket()
+    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
+    assert asking(handing, offer, made, UPSTREAMS, b"{}") is UPSTREAMS
+
+
+def test_a_refusal_is_written_down_and_told() -> None:
+    handing: Any = Handing("d", "p")
+    made = ticket(pair=True)
+    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
+    asks = asking(handing, offer, made, UPSTREAMS, b"{}")
+    assert isinstance(asks, WithIds)
+    asks._refused("p", b"why")
+    assert flags(made) == [True, False]
+    asks._refused("d", None)
+    assert flags(made) == [False, False]
+    assert handing.told[1:] == [("p", b"why"), ("d", None)]
+
+
+def test_the_end_s_count_is_held_against_ours() -> None:
+    handing: Any = Handing("d")
+    made = ticket()
+    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
+    counted(handing, offer, made)
+    assert handing.told[1:] == [("d", True, 7)]
+
+
+def test_the_context_is_that_of_the_base_model() -> None:
+    cards = [Card("other", "/o", None, 5), Card("m", "/m", None, 9)]
+    assert [context_tokens(cards, name) for name in ("m", "other", "lora")] == [9, 5, None]

@@ -1,0 +1,85 @@
+"""Who can hand KV to whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.config import schema
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Target
+from router.scheduling.prefill_peers import MooncakePeer, Peers
+
+MOONCAKE = {"protocol": "mooncake", "bootstrap_url": "http://boot:8998"}
+NIXL = {"protocol": "nixl"}
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.fleet = Fleet(schema.Fleet())
+        self.peers = Peers()
+
+    def join(self, name: str, role: str, transfer: dict[str, Any] | None, ranks: int = 1) -> Target:
+        """The target of its last rank."""
+        config = schema.Instance.model_validate(
+            {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
+        )
+        self.fleet.join(config)
+        self.fleet.learned(name, [], set(range(ranks)))
+        self.peers.joined(config)
+        target = self.fleet.target(f"{name}/{ranks - 1}")  # type: ignore[arg-type]
+        assert target is not None
+        return target
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_only_prefill_instances_never_answer(scene: Scene) -> None:
+    assert not scene.peers
+    targets = {role: scene.join(role, role, NIXL) for role in ("both", "decode", "prefill")}
+    assert {role: scene.peers.prefills(target) for role, target in targets.items()} == {
+        "both": False, "decode": False, "prefill": True,
+    }  # fmt: skip
+    assert scene.peers
+    scene.peers.left("prefill")
+    assert not scene.peers
+
+
+def test_both_sides_speak_one_protocol(scene: Scene) -> None:
+    decoding, silent = scene.join("d", "decode", NIXL), scene.join("s", "both", None)
+    near, far = scene.join("n", "prefill", NIXL), scene.join("m", "prefill", MOONCAKE)
+    assert scene.peers.of(decoding, [near, far]) == [near]
+    assert scene.peers.of(decoding, [far]) == []
+    assert scene.peers.of(silent, [near, far, scene.join("x", "prefill", None)]) == []
+    assert scene.peers.unpaired == {"protocol": 2}
+
+
+def test_mooncake_wants_the_engine_of_the_very_rank_named(scene: Scene) -> None:
+    decoding, prefilling = scene.join("d", "decode", MOONCAKE), scene.join("p", "prefill", MOONCAKE, ranks=2)
+    assert scene.peers.of(decoding, [prefilling]) == []
+    scene.peers.named("p", {0: "e0"})
+    assert scene.peers.of(decoding, [prefilling]) == []
+    assert scene.peers.unpaired == {"engine_id": 2}
+    scene.peers.named("p", {0: "e0", 1: "e1"})
+    assert scene.peers.of(decoding, [prefilling]) == [prefilling]
+    assert scene.peers.mooncake(prefilling) == MooncakePeer("http://boot:8998", "e1")
+
+
+@pytest.mark.parametrize("event", ["doubt", "joined", "left"])
+def test_a_name_is_good_for_one_process(scene: Scene, event: str) -> None:
+    prefilling = scene.join("p", "prefill", MOONCAKE)
+    scene.peers.named("p", {0: "e0"})
+    assert scene.peers.nameless() == []
+    if event == "joined":
+        scene.peers.joined(prefilling.instance.config)
+    else:
+        getattr(scene.peers, event)("p")
+    assert scene.peers.mooncake(prefilling) is None
+    assert scene.peers.nameless() == ([] if event == "left" else ["p"])
+    if event == "left":
+        scene.peers.named("p", {0: "late"})
+        assert scene.peers.mooncake(prefilling) is None

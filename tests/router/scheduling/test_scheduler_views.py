@@ -1,0 +1,232 @@
+"""What a decision of the core may look at, what answers teach it, and that asking what it would do leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.clock import ManualClock
+from router.config import schema
+from router.kvcache.events import TargetId
+from router.prompt.prompt import Endpoint, Prompt, Text
+from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.policy.decision import Decision
+from router.scheduling.policy.record import Record
+from router.scheduling.scheduler import Core
+from router.scheduling.ticket import Ticket
+from router.wiring import build_core
+from scorers.contract import Ask, View
+from tests.fakes.caches import RING
+from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
+from tests.router.scheduling.test_scheduler_experiments import HALVES, Trying, experiment, policy, units_of
+
+# what the view holds
+
+
+def view_of(house: House, prompt: Prompt, record: Record) -> View:
+    ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+    assert ticket is not None
+    house.core.settle(ticket)  # it was only looked at
+    return ticket.attempt.decision.view
+
+
+def a_prompt(**known: Any) -> Prompt:
+    return Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, **known)
+
+
+def core_with(secret: int) -> Core:
+    regime = Regime({"calm": policy("calm")}, "calm")
+    return build_core(schema.Config(seed=1), regime, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
+
+
+class Keyed(House):
+    """A house of a deployment with this secret."""
+
+    def __init__(self, secret: int) -> None:
+        super().__init__(count=0)
+        self.core = core_with(secret)
+        self.join("a")
+
+
+def test_sessions_are_seen_under_a_pseudonym_that_hangs_on_the_secret() -> None:
+    def seen(secret: int, session: str | None) -> str | None:
+        house = Keyed(secret)
+        return view_of(house, a_prompt(session=session), house.record()).session
+
+    name = "maria.muster@example.org"
+    assert seen(1, name) == seen(1, name)
+    assert seen(1, name) != seen(2, name)
+    assert seen(1, name) != seen(1, "somebody else")
+    assert seen(1, None) is None
+    assert seen(1, "\ud800") not in (None, seen(1, "")), "names may be no valid text"
+    told = seen(1, name)
+    assert told is not None
+    assert (len(told), int(told, 16) >= 0) == (16, True)
+
+
+def test_the_raw_session_is_nowhere_in_the_record() -> None:
+    house = Trying(experiment())
+    record = house.open(units_of("warm", 1)[0])
+    view_of(house, a_prompt(session="maria.muster@example.org"), record)
+    assert "maria" not in repr(record)
+
+
+def test_what_the_request_asks_for_is_in_the_view() -> None:
+    house = House()
+    prompt = a_prompt(priority=-2, ttft_ms=250.0, tpot_ms=20.0, output_tokens=64)
+    assert view_of(house, prompt, house.record()).ask == Ask(None, -2, 250.0, 20.0, 64)
+    assert view_of(house, a_prompt(), house.record()).ask == Ask()
+
+
+def test_whoever_holds_the_key_is_seen_under_a_pseudonym_too() -> None:
+    def seen(secret: int, client: str) -> str | None:
+        house = Keyed(secret)
+        record = house.record()
+        record.client = client
+        return view_of(house, a_prompt(), record).ask.tenant
+
+    assert seen(1, "team") == seen(1, "team") != "team"
+    assert len({seen(1, "team"), seen(2, "team"), seen(1, "other")}) == 3
+
+
+def test_the_typical_instances_speed_is_in_the_view() -> None:
+    house = House(count=3)
+    view = view_of(house, a_prompt(), house.record())
+    assert view.nominal is not None
+    assert view.nominal.us_per_token == view.rows[0].speed.us_per_token == 100.0  # the prior: nobody has shown any
+    house.answer(house.admit(only="b/0"), cached=0, after_s=0.5)
+    house.clock.advance(10.0)
+    view = view_of(house, a_prompt(), house.record())
+    assert view.nominal is not None
+    shown = next(row.speed for row in view.rows if row.target == "b/0")
+    assert (view.nominal.us_per_token, view.nominal.samples) == (shown.us_per_token, 1)
+
+
+@pytest.mark.parametrize("order", [("calm", "warm"), ("warm", "calm")])
+def test_how_much_targets_hold_is_in_every_view_where_one_arm_looks_at_caches(order: Sequence[str]) -> None:
+    """Whoever was first: rows are kept between decisions."""
+    house = Trying(experiment(), active="calm")
+    house.stored("b/0", IDS[:32])
+    for arm in order:
+        record = house.open(units_of(arm, 1)[0])
+        assert [row.held_tokens for row in view_of(house, a_prompt(), record).rows] == [0, 32, 0]
+
+
+def test_shadows_that_look_at_caches_see_how_much_targets_hold() -> None:
+    house = Trying(experiment(arms={"calm": 100.0}, shadows=["warm"]), active="calm")
+    house.stored("b/0", IDS[:32])
+    assert [row.held_tokens for row in view_of(house, a_prompt(), house.open(b"u")).rows] == [0, 32, 0]
+
+
+def test_how_much_targets_hold_is_not_counted_for_nobody() -> None:
+    house = Trying(active="calm")
+    assert [row.held_tokens for row in view_of(house, a_prompt(), house.open(None)).rows] == [None] * 3
+
+
+# what answers teach
+
+
+def stream(house: House, ticket: Ticket, output_tokens: int | None, *, end: str = "ok") -> None:
+    """First byte after 100 ms, the end 1 s after it."""
+    house.clock.advance(0.1)
+    ticket.status = 200
+    house.core.first_byte(ticket)
+    house.clock.advance(1.0)
+    ticket.record.prompt_tokens, ticket.record.cached_tokens = len(IDS), 0
+    ticket.record.output_tokens = output_tokens
+    ticket.end = end
+    house.core.settle(ticket)
+
+
+def steps_seen(house: House) -> int:
+    """Samples of the time between two tokens."""
+    decode = house.target("a/0").speed.speed(house.clock.now()).decode
+    assert decode is not None
+    return decode.samples
+
+
+@pytest.mark.parametrize(
+    ("streams", "output_tokens", "end", "samples"),
+    [
+        (True, 101, "ok", 1),
+        (False, 101, "ok", 0),  # the first byte is the last token's
+        (True, None, "ok", 0),
+        (True, 2, "ok", 0),
+        (True, 101, "broken", 0),
+    ],
+)
+def test_a_whole_stream_teaches_the_time_between_tokens(
+    streams: bool, output_tokens: int | None, end: str, samples: int
+) -> None:
+    house = House(count=1)
+    stream(house, house.admit(record=house.record(stream=streams)), output_tokens, end=end)
+    assert steps_seen(house) == samples
+
+
+# explaining
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(["turns", "warm", "sticky", "calm"]), st.sampled_from("xyz"))),
+    st.integers(0, 3),
+)
+def test_explaining_changes_nothing(steps: Sequence[tuple[bool, str, str]], asked: int) -> None:
+    """Two houses live through the same requests; in one of them somebody asks all the time."""
+
+    def live(questions: int) -> list[tuple[Any, ...]]:
+        house = Trying(experiment(shadows=["turns"]))
+        house.stored("b/0")
+        served = house.core.fleet.resolve("m")
+        seen: list[tuple[Any, ...]] = []
+        for ends, name, session in steps:
+            for _ in range(questions):
+                told = house.core.explain(record_for(house, name), a_prompt(session=session), served, KNOWN)
+                assert told is not None
+            ticket = house.core.admit(record := record_for(house, name), a_prompt(session=session), served, KNOWN)
+            assert ticket is not None
+            seen.append(told_of(ticket.attempt.decision))
+            if ends:
+                house.answer(ticket, cached=0)
+                house.close(record, 200)
+        books = [(t.books.requests, t.books.prefill_tokens) for i in house.core.fleet for t in i.targets.values()]
+        looked = [shadow.differences.summary() for shadow in house.core.desk.shadows]
+        return [*seen, (books, looked, house.core.trial and house.core.trial.report())]
+
+    assert live(asked) == live(0)
+
+
+def record_for(house: House, name: str) -> Record:
+    """Asked for by name, and all with one number: asking must not need one."""
+    record = Record("r", 7, 0.0, 0.0, "/v1/completions", "m", True, "local", None, house.record().stages)
+    record.policy = policy(name)
+    return record
+
+
+def told_of(decision: Decision) -> tuple[Any, ...]:
+    return decision.target, decision.costs, decision.view._replace(now_s=0.0)
+
+
+def test_what_is_explained_is_what_then_happens() -> None:
+    house = Trying(experiment())
+    house.stored("c/0")
+    for arm in HALVES:
+        record = house.open(units_of(arm, 1)[0])
+        prompt = a_prompt(session="s")
+        told = house.core.explain(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+        ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+        assert told is not None
+        assert ticket is not None
+        assert (told.policy, told.target) == (arm, ticket.target.id)
+
+
+def test_explaining_needs_somebody_who_could_serve() -> None:
+    house = Trying(count=0)
+    assert house.core.explain(house.record(), a_prompt(), None, None) is None
+    house.join("a")
+    served = house.core.fleet.resolve("m")
+    assert house.core.explain(house.record(), a_prompt(), served, None, TargetId("gone/0")) is None

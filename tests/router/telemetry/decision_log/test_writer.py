@@ -1,0 +1,380 @@
+"""The ledger's thread, on real files: what is written, when it is not, and that nobody else notices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.clock import ManualClock, SystemClock
+from router.config import schema
+from router.scheduling.policy.policy import build_policy
+from router.telemetry.decision_log.files import Growing, packed_files, plain_files
+from router.telemetry.decision_log.format import Logged, LoggedPolicy
+from router.telemetry.decision_log.reader import Bad, Entry, read
+from router.telemetry.decision_log.writer import JsonLines
+from tests.router.telemetry.records import a_record, until
+
+WALL_S = 1_700_000_000.0
+Make = Callable[..., JsonLines]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000.0, WALL_S)
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: ManualClock) -> Iterator[Make]:
+    """Ledgers in `tmp_path / "ledger"` by a clock that stands still; all are closed in the end."""
+    made: list[JsonLines] = []
+
+    def one(start: bool = True, **settings: Any) -> JsonLines:
+        config = schema.Ledger(folder=str(tmp_path / "ledger"), **settings)
+        ledger = JsonLines(config, 7, "run", clock)
+        made.append(ledger)
+        if start:
+            ledger.start()
+        return ledger
+
+    yield one
+    for ledger in made:
+        if ledger._thread.is_alive():
+            ledger.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+def entries(folder: Path) -> list[Entry]:
+    return list(read([folder]))
+
+
+def numbers(folder: Path) -> list[int]:
+    return [entry.number for entry in entries(folder) if isinstance(entry, Logged)]
+
+
+def put(ledger: JsonLines, *numbers_: int) -> None:
+    """Hands records over and waits until they are with the kernel."""
+    before = ledger.stats.written
+    for number in numbers_:
+        ledger.add(a_record(number))
+    until(lambda: ledger.stats.written == before + len(numbers_))
+
+
+def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> None:
+    clock.advance(seconds)
+    until(done)
+
+
+def test_a_record_is_in_the_file_before_anything_is_closed(make: Make, folder: Path) -> None:
+    ledger = make()
+    put(ledger, 1, 2)
+    (path,) = plain_files(folder)
+    assert path.name == "ledger-20231114T221320Z-0001.jsonl"
+    assert numbers(folder) == [1, 2]
+    stats = ledger.stats
+    assert (stats.written, stats.dropped, stats.files, stats.failures, stats.error, stats.waiting) == (
+        2,
+        0,
+        1,
+        0,
+        None,
+        0,
+    )
+    assert 0 < stats.bytes < path.stat().st_size  # all but the first line
+
+
+def test_closing_writes_compresses_and_leaves_no_thread(make: Make, folder: Path) -> None:
+    ledger = make()
+    for number in range(500):
+        ledger.add(a_record(number))
+    ledger.close()
+    assert numbers(folder) == list(range(500))
+    assert [plain_files(folder), len(packed_files(folder))] == [[], 1]
+    assert "warmroute-ledger" not in {thread.name for thread in threading.enumerate()}
+    ledger.add(a_record(501))
+    assert (ledger.stats.written, ledger.stats.dropped, ledger.stats.waiting) == (500, 1, 0)
+
+
+def test_without_records_there_is_no_file(make: Make, folder: Path) -> None:
+    make().close()
+    assert not folder.exists()
+
+
+def test_a_full_queue_drops_the_newest_and_counts(make: Make, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = make(start=False, queue=3)
+    for number in range(5):
+        ledger.add(a_record(number))
+    assert (ledger.stats.waiting, ledger.stats.dropped) == (3, 2)
+    ledger.start()
+    until(lambda: ledger.stats.written == 3)
+    put(ledger, 5)
+    ledger.close()
+    assert numbers(folder) == [0, 1, 2, 5]
+    assert [line for line in caplog.messages if "dropped" in line] == [
+        "the ledger falls behind: 2 records dropped so far, its queue was full"
+    ]
+
+
+def test_a_file_that_is_large_enough_is_compressed_and_the_next_stands_alone(make: Make, folder: Path) -> None:
+    ledger = make(rotate_bytes=2000)
+    for number in range(6):
+        put(ledger, number)
+    ledger.close()
+    files = packed_files(folder)
+    assert len(files) > 1
+    assert ledger.stats.files == len(files)
+    assert numbers(folder) == list(range(6))
+    for file in files:
+        assert isinstance(next(read([file])), LoggedPolicy)
+
+
+def test_a_file_that_is_old_enough_is_compressed_though_nothing_comes(
+    make: Make, folder: Path, clock: ManualClock
+) -> None:
+    ledger = make(rotate_s=60.0)
+    put(ledger, 1)
+    pass_time(clock, 59.0, lambda: True)
+    put(ledger, 2)
+    assert packed_files(folder) == []
+    pass_time(clock, 1.0, lambda: len(packed_files(folder)) == 1)
+    until(lambda: plain_files(folder) == [])
+    put(ledger, 3)
+    assert numbers(folder) == [1, 2, 3]
+    assert ledger.stats.files == 2
+
+
+def test_the_oldest_files_go(make: Make, folder: Path) -> None:
+    ledger = make(rotate_bytes=1, keep_bytes=3000)
+    for number in range(20):
+        put(ledger, number)
+    ledger.close()
+    kept = numbers(folder)
+    assert 0 < len(kept) < 20
+    assert kept == list(range(20))[-len(kept) :]
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 3000
+
+
+def test_a_policy_stands_before_the_first_record_that_it_decided(make: Make, folder: Path) -> None:
+    other = build_policy("other", schema.Policy.model_validate({"scorers": [{"name": "random"}]}))
+    ledger = make()
+    for number, policy in enumerate((None, other, None)):
+        ledger.add(a_record(number) if policy is None else a_record(number, policy=policy))
+    ledger.close()
+    kinds = [entry.name if isinstance(entry, LoggedPolicy) else entry.number for entry in entries(folder)]  # type: ignore[union-attr]
+    assert kinds == ["default", 0, "other", 1, 2]
+
+
+def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
+    make: Make, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = make()
+    ledger.add(a_record(1, status=object()))
+    put(ledger, 2)
+    ledger.close()
+    assert numbers(folder) == [2]
+    assert (ledger.stats.written, ledger.stats.dropped) == (1, 1)
+    assert "record run-1 cannot be written (1 such so far)" in caplog.messages
+
+
+def test_a_folder_that_cannot_be_had_is_told_once_and_tried_again(
+    make: Make, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    folder.write_text("a file stands where the folder should")
+    ledger = make()
+    ledger.add(a_record(1))
+    until(lambda: ledger.stats.failures == 1)
+    for failures in (2, 3):
+        pass_time(clock, 1.0, lambda wanted=failures: ledger.stats.failures == wanted)  # type: ignore[misc]
+    assert ledger.stats.error == "File exists"
+    assert ledger.stats.waiting == 1
+    folder.unlink()
+    pass_time(clock, 1.0, lambda: ledger.stats.written == 1)
+    assert numbers(folder) == [1]
+    assert ledger.stats.error is None
+    assert caplog.messages == [
+        f"writing the ledger in {folder} fails: [Errno 17] File exists: '{folder}'; trying again every 1 s",
+        f"writing the ledger in {folder} works again",
+    ]
+
+
+def test_what_a_lasting_failure_leaves_is_dropped_at_the_end(make: Make, folder: Path) -> None:
+    folder.write_text("a file stands where the folder should")
+    ledger = make()
+    ledger.add(a_record(1))
+    until(lambda: ledger.stats.failures == 1)
+    ledger.add(a_record(2))
+    ledger.close()
+    assert (ledger.stats.written, ledger.stats.dropped, ledger.stats.waiting) == (0, 2, 0)
+    assert not ledger._thread.is_alive()
+
+
+def test_a_failure_that_is_over_when_the_router_ends_costs_nothing(make: Make, folder: Path) -> None:
+    folder.write_text("a file stands where the folder should")
+    ledger = make()
+    ledger.add(a_record(1))
+    until(lambda: ledger.stats.failures == 1)
+    folder.unlink()
+    ledger.close()
+    assert numbers(folder) == [1]
+
+
+def test_a_folder_that_was_moved_away_is_made_again(make: Make, folder: Path, clock: ManualClock) -> None:
+    ledger = make()
+    put(ledger, 1)
+    folder.rename(folder.with_name("moved"))
+    pass_time(clock, 1.0, lambda: ledger.stats.failures == 1)
+    ledger.add(a_record(2))
+    pass_time(clock, 1.0, lambda: ledger.stats.written == 2)
+    assert numbers(folder) == [2]
+    assert numbers(folder.with_name("moved")) == [1]
+
+
+def test_what_an_earlier_run_left_is_compressed(make: Make, folder: Path) -> None:
+    first = make()
+    put(first, 1)
+    (path,) = plain_files(folder)
+    content = path.read_bytes()
+    first.close()
+    (packed,) = packed_files(folder)
+    packed.unlink()
+    path.write_bytes(content + b'{"record": {"id": "tor')  # as a crash leaves it
+    make()
+    until(lambda: packed_files(folder) != [] and plain_files(folder) == [])
+    record, torn = [entry for entry in entries(folder) if not isinstance(entry, LoggedPolicy)]
+    assert isinstance(record, Logged)
+    assert isinstance(torn, Bad)
+    assert torn.torn
+
+
+def test_the_file_of_another_process_that_runs_is_left_alone(make: Make, folder: Path) -> None:
+    theirs = Growing(folder, WALL_S)
+    ledger = make()
+    put(ledger, 1)
+    ledger.close()
+    assert plain_files(folder) == [theirs.path]
+    assert numbers(folder) == [1]
+    theirs.close()
+
+
+@pytest.mark.parametrize(("fsync", "syncs"), [("never", 0), ("rotate", 3), ("second", 5)])
+def test_forced_to_disk_as_the_configuration_says(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, fsync: str, syncs: int
+) -> None:
+    """Closing costs one for the plain file and, compressed, one for that and one for the folder."""
+    seen: list[int] = []
+    force = os.fsync
+
+    def counted(handle: int) -> None:
+        force(handle)
+        seen.append(handle)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    ledger = make(fsync=fsync)
+    put(ledger, 1)
+    for wanted in (1, 2):
+        pass_time(clock, 1.0, lambda wanted=wanted: fsync != "second" or len(seen) == wanted)  # type: ignore[misc]
+    ledger.close()
+    assert len(seen) == syncs
+
+
+DISK_FULL = """
+import resource, sys, time
+from pathlib import Path
+from router.clock import SystemClock
+from router.config import schema
+from router.telemetry.decision_log.writer import JsonLines
+from tests.router.telemetry.records import a_record, until
+
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # beyond, writes fail: EFBIG
+ledger = JsonLines(schema.Ledger(folder=sys.argv[1], rotate_bytes=10**9), 7, "run", SystemClock())
+ledger.start()
+for number in range(100):
+    ledger.add(a_record(number))
+until(lambda: ledger.stats.failures > 0)
+assert not list(Path(sys.argv[1]).iterdir())  # or there would be one more at every try
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+until(lambda: ledger.stats.failures > 1)
+assert ledger.stats.waiting > 0, ledger.stats
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+until(lambda: ledger.stats.written == 100)
+ledger.close()
+print(ledger.stats.failures, ledger.stats.dropped, ledger.stats.error)
+"""
+
+
+def test_a_full_disk_loses_nothing_that_the_queue_can_hold(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DISK_FULL, str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    failures, dropped, error = done.stdout.split()
+    assert int(failures) >= 2
+    assert (dropped, error) == ("0", "None")
+    assert numbers(folder) == list(range(100))
+    assert not [entry for entry in entries(folder) if isinstance(entry, Bad)]
+
+
+KILLED = """
+import sys
+from router.clock import SystemClock
+from router.config import schema
+from router.telemetry.decision_log.writer import JsonLines
+from tests.router.telemetry.records import a_record
+
+ledger = JsonLines(schema.Ledger(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())
+ledger.start()
+number = 0
+while True:
+    if ledger.stats.waiting < 1000:
+        ledger.add(a_record(number))
+        number += 1
+"""
+
+
+def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path) -> None:
+    """Amid writing and compressing: at most the last line of a plain file may be lost, and the next start tidies up."""
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
+    until(lambda: len(packed_files(folder)) >= 2 and plain_files(folder) != [])
+    time.sleep(0.05)  # somewhere amid a line
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+    kept = numbers(folder)
+    assert len(kept) > 100
+    assert kept == list(range(len(kept)))
+    assert all(entry.torn for entry in entries(folder) if isinstance(entry, Bad))
+
+    make().close(within_s=20.0)
+    assert plain_files(folder) == []
+    assert not list(folder.glob("*.tmp"))
+    assert numbers(folder) == kept
+
+
+def test_a_slow_disk_is_not_waited_for(folder: Path) -> None:
+    """`close` has its bound: what it cannot write by then is dropped, and said so."""
+    ledger = JsonLines(schema.Ledger(folder=str(folder)), 7, "run", SystemClock())
+    for number in range(10_000):
+        ledger.add(a_record(number))
+    ledger.start()
+    began = time.monotonic()
+    ledger.close(within_s=0.05)
+    assert time.monotonic() - began < 1.0
+    stats = ledger.stats
+    assert 0 < stats.written < 10_000
+    assert stats.written + stats.dropped == 10_000
+    assert numbers(folder) == list(range(stats.written))

@@ -1,0 +1,131 @@
+"""Metrics that are read from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.telemetry.metrics.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState, families
+
+READY = TargetState(
+    target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, running=5, waiting=2,
+    kv_usage=0.25, index_blocks=(10, 20, 30), index_bytes=6000, orphans=4, stream_state="live", trusted=True, lag_s=0.5,
+    batches=7, events=8, gaps=1, replays=2, restarts=3, malformed=4, skipped={"group": 5}, speed_us_per_token=90.5,
+    speed_samples=12, links=[LinkState("pool", 5.5, 10.25, 3)],
+)  # fmt: skip
+SILENT = READY._replace(
+    target="b/0", instance="b", state="down", running=None, waiting=None, kv_usage=None, lag_s=None, skipped={},
+    trusted=False, stream_state="new", breaker="open",
+)  # fmt: skip
+
+
+def values(now: Snapshot, **labels: str) -> dict[str, float]:
+    """Samples with exactly these labels."""
+    return {s.name: s.value for family in families(now) for s in family.samples if s.labels == labels}
+
+
+def states(now: Snapshot, name: str, **labels: str) -> Mapping[str, float]:
+    found = [s for family in families(now) for s in family.samples if s.name == name]
+    return {s.labels["state"]: s.value for s in found if labels.items() <= s.labels.items()}
+
+
+def test_every_reading_of_a_target() -> None:
+    assert values(Snapshot([READY], [], {}, {}), target="a/0", instance="a") == {
+        "warmroute_target_requests": 3,
+        "warmroute_target_prefilling_requests": 1,
+        "warmroute_engine_running_requests": 5,
+        "warmroute_engine_waiting_requests": 2,
+        "warmroute_engine_kv_usage_ratio": 0.25,
+        "warmroute_index_bytes": 6000,
+        "warmroute_index_orphan_blocks": 4,
+        "warmroute_stream_trusted": 1,
+        "warmroute_stream_lag_seconds": 0.5,
+        "warmroute_stream_batches_total": 7,
+        "warmroute_stream_events_total": 8,
+        "warmroute_stream_gaps_total": 1,
+        "warmroute_stream_replays_total": 2,
+        "warmroute_stream_restarts_total": 3,
+        "warmroute_stream_decode_errors_total": 4,
+        "warmroute_prefill_us_per_token": 90.5,
+        "warmroute_prefill_samples": 12,
+    }
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    known = values(Snapshot([SILENT], [], {}, {}), target="b/0", instance="b")
+    assert "warmroute_engine_running_requests" not in known
+    assert "warmroute_engine_waiting_requests" not in known
+    assert "warmroute_engine_kv_usage_ratio" not in known
+    assert "warmroute_stream_lag_seconds" not in known
+    assert known["warmroute_stream_trusted"] == 0
+
+
+def test_states_are_one_of_all() -> None:
+    now = Snapshot([READY, SILENT], [], {}, {})
+    assert states(now, "warmroute_instance_state", instance="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
+    assert states(now, "warmroute_instance_state", instance="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
+    assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1}
+    stream = states(now, "warmroute_stream_state", target="b/0")
+    assert stream == {"off": 0, "new": 1, "replaying": 0, "live": 0, "lost": 0}
+
+
+def test_an_instance_with_two_ranks_has_one_state() -> None:
+    now = Snapshot([READY, READY._replace(target="a/1")], [], {}, {})
+    family = next(f for f in families(now) if f.name == "warmroute_instance_state")
+    assert len(family.samples) == 4
+
+
+def test_tiers_reasons_and_faults() -> None:
+    now = Snapshot([READY], [], {("default", "prefix_overlap"): 2}, {})
+    for tier, blocks in (("gpu", 10), ("cpu", 20), ("disk", 30)):
+        assert values(now, target="a/0", instance="a", tier=tier) == {"warmroute_index_blocks": blocks}
+    assert values(now, target="a/0", instance="a", reason="group") == {"warmroute_stream_skipped_events_total": 5}
+    assert values(now, policy="default", plugin="prefix_overlap") == {"warmroute_policy_faults_total": 2}
+
+
+def test_tokenizers() -> None:
+    now = Snapshot([], [TokenizerState("m", "remote", proofs=5, mismatches=1)], {}, {})
+    assert values(now, model="m") == {
+        "warmroute_tokenizer_proofs_total": 5,
+        "warmroute_tokenizer_mismatches_total": 1,
+    }
+    assert values(now, model="m", source="remote") == {"warmroute_tokenizer_source": 1}
+    assert values(now, model="m", source="local") == {"warmroute_tokenizer_source": 0}
+
+
+def test_sources_of_instances() -> None:
+    now = Snapshot([], [], {}, {"config": False, "file": True})
+    assert values(now, source="config") == {"warmroute_discovery_trouble": 0}
+    assert values(now, source="file") == {"warmroute_discovery_trouble": 1}
+
+
+def test_who_left_is_gone() -> None:
+    assert [s for family in families(Snapshot([], [], {}, {})) for s in family.samples] == []
+
+
+def test_loading_per_link() -> None:
+    assert values(Snapshot([READY], [], {}, {}), target="a/0", instance="a", link="pool") == {
+        "warmroute_load_us_per_token": 10.25,
+        "warmroute_load_base_ms": 5.5,
+        "warmroute_load_samples": 3,
+    }
+
+
+def test_the_pool_as_requests_find_it() -> None:
+    pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
+    now = Snapshot([], [], {}, {}, pool=pool)
+    assert values(now) == {
+        "warmroute_pool_questions_total": 7,
+        "warmroute_pool_keys_total": 140,
+        "warmroute_pool_question_seconds_total": 0.014,
+        "warmroute_pool_questions_answered_total": 6,
+    }
+    assert values(now, master="m1") == {"warmroute_pool_master_leads": 1}
+    assert values(now, master="m2") == {"warmroute_pool_master_leads": 0}
+    assert values(now, answer="held") == {"warmroute_pool_answers_total": 5}
+    assert values(now, answer="late") == {"warmroute_pool_answers_total": 1}
+    assert states(now, "warmroute_pool_names", model="m") == {"waiting": 0, "proved": 1, "refuted": 0}
+
+
+def test_prefill_halves_that_could_not_be() -> None:
+    now = Snapshot([], [], {}, {}, unpaired={"engine_id": 2})
+    assert values(now, reason="engine_id") == {"warmroute_unpaired_requests_total": 2}

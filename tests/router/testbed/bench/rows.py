@@ -1,0 +1,38 @@
+"""Rows of a load, as tests need them: an answer of round figures, a failure, and a load of such."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.testbed.loadgen.job import Sent
+from router.testbed.loadgen.report import Loaded
+from router.testbed.workloads import Workload
+
+ANSWERED = Sent(
+    session=1,
+    turn=0,
+    sent_s=1.0,
+    late_s=0.001,
+    duration_s=2.0,
+    planned_tokens=100,
+    planned_output_tokens=10,
+    ttft_s=0.2,
+    prompt_tokens=110,
+    output_tokens=10,
+    cached_tokens=44,
+    target="a/0",
+)
+
+
+def answered(**changes: object) -> Sent:
+    return msgspec.structs.replace(ANSWERED, **changes)
+
+
+def failed(status: int | None, reason: str) -> Sent:
+    kept = {"session": 9, "turn": 0, "sent_s": 2.0, "late_s": 0.5, "duration_s": 0.1}
+    return Sent(**kept, planned_tokens=7, planned_output_tokens=7, status=status, failure=reason)  # type: ignore[arg-type]
+
+
+def loaded(*sent: Sent) -> Loaded:
+    workload = Workload("some", 1, ())
+    return Loaded("http://x", "m", workload, "text", 5, at_once=4, processes=2, tokens_per_word=1.3, sent=list(sent))

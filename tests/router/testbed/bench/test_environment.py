@@ -1,0 +1,55 @@
+"""Whether a stack answers, what its engines say of themselves, and empty caches: on one emulated engine."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+
+from router.clock import SystemClock
+from router.config.schema import Config
+from router.config.sections.local_stack import Stack
+from router.testbed.bench.environment import BenchFailed, Site, look, running, wipe
+from router.testbed.loadgen.client import Answer, Client
+from tests.fakes.engines import FakeEngine, engine
+
+PROMPT = list(range(1000, 1100))
+
+
+def described(fake: FakeEngine, **more: object) -> Stack:
+    port = urlsplit(fake.url).port
+    return Stack.model_validate({"engines": 1, "first_port": port, "served_name": "m", "store": False} | more)
+
+
+async def test_a_running_stack_is_found() -> None:
+    async with engine(model="m") as fake:
+        site = await running(Config(), described(fake))
+    assert site is not None
+    assert (site.engines, site.master, site.model) == ((fake.url,), None, "m")
+    assert [instance.url for instance in site.front.fleet.instances] == [fake.url]
+    assert await running(Config(), described(fake)) is None  # it has ended
+
+
+async def test_a_stack_whose_master_is_silent_is_not_running() -> None:
+    async with engine(model="m") as fake:
+        assert await running(Config(), described(fake)) is not None
+        assert await running(Config(), described(fake, store=True, master_http_port=1)) is None
+
+
+async def test_what_an_engine_says_of_itself() -> None:
+    async with engine(model="m", block_tokens=32, max_model_len=2048) as fake:
+        facts = await look(Site((fake.url,), None, "m", Config()))
+        with pytest.raises(BenchFailed, match="does not say what it is"):
+            await look(Site((fake.url,), None, "another model", Config()))
+    assert (facts.version, facts.block_tokens, facts.context_tokens) == ("vLLM 0.32.0", 32, 2048)
+
+
+async def test_wiping_forgets_what_was_cached() -> None:
+    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+        site = Site((fake.url,), None, "m", Config())
+        await client.complete(PROMPT, 1)
+        assert await wipe(site, SystemClock()) is None
+        again = await client.complete(PROMPT, 1)
+    assert isinstance(again, Answer)
+    assert again.cached_tokens == 0
+    assert await wipe(site, SystemClock()) == f"{fake.url}/reset_prefix_cache: ConnectError"

@@ -1,0 +1,100 @@
+"""Several client processes against an emulated engine: one load, gathered; and what happens when some of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.clock import SystemClock
+from router.testbed.loadgen import processes
+from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.processes import NoClients, together
+from router.testbed.loadgen.sharding import shares
+from router.testbed.workloads import CODEX
+from tests.fakes.engines import engine, eventually
+
+WORKLOAD = CODEX.scaled(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODEX.turns.median, think=0.001).workload(3)
+
+
+def jobs(url: str, count: int = 2) -> list[Job]:
+    parts = shares(WORKLOAD.sessions, 4, count)
+    return [Job(url=url, model="m", at_once=part.at_once, sessions=part.sessions) for part in parts]
+
+
+def children() -> set[int]:
+    """Client processes that this one has started and that have not ended."""
+    mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in mine if b"client_process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+async def test_two_processes_send_every_turn_once_on_one_axis_of_time() -> None:
+    sent: list[Sent] = []
+    async with engine(model="m", decode_ms_per_token=0.5) as fake:
+        clock = SystemClock()
+        before_s = clock.now()
+        assert await together(jobs(fake.url), clock, sent.append) == []
+        took_s = clock.now() - before_s
+        connections = {call.headers["x-session-id"] for call in fake.seen("/v1/chat/completions")}
+    turns = [(session.number, number) for session in WORKLOAD.sessions for number in range(len(session.turns))]
+    assert sorted((one.session, one.turn) for one in sent) == turns
+    assert len(connections) == len(WORKLOAD.sessions)
+    assert {one.failure for one in sent} == {None}
+    assert all(-0.01 <= one.sent_s < took_s for one in sent)
+    first = [min(one.sent_s for one in sent if one.session % 4 % 2 == number) for number in (0, 1)]
+    assert abs(first[0] - first[1]) < 1.0  # they began together
+    assert children() == set()
+
+
+async def test_a_cancellation_ends_all_of_them_and_keeps_what_there_is() -> None:
+    sent: list[Sent] = []
+    async with engine(model="m", decode_ms_per_token=30.0) as fake:
+        running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
+        await eventually(lambda: sent, 30.0)
+        assert len(children()) == 2
+        running.cancel()
+        await asyncio.wait([running])
+    assert running.cancelled()
+    assert 0 < len(sent) < WORKLOAD.turns
+    assert children() == set()
+
+
+async def test_a_process_that_is_killed_is_told_and_the_others_go_on() -> None:
+    sent: list[Sent] = []
+    async with engine(model="m", decode_ms_per_token=5.0) as fake:
+        running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
+        await eventually(lambda: sent, 30.0)
+        os.kill(max(children()), signal.SIGKILL)
+        (trouble,) = await running
+    assert trouble.startswith("client process ")
+    assert trouble.endswith(f"ended with status {-signal.SIGKILL}")
+    assert 0 < len(sent) < WORKLOAD.turns
+
+
+async def test_processes_that_do_not_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.sys, "executable", "/bin/false")
+    with pytest.raises(NoClients, match="2 of 2 client processes did not start"):
+        await together(jobs("http://127.0.0.1:1"), SystemClock(), lambda sent: None)
+
+
+async def started(read: Callable[[asyncio.subprocess.Process], object], job: bytes) -> int:
+    """A client process alone, led by hand; its status when it has ended."""
+    process = await asyncio.create_subprocess_exec(
+        *(processes.sys.executable, "-m", "router.testbed.loadgen.client_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(processes.framed(job))
+    read(process)
+    return await asyncio.wait_for(process.wait(), 30)
+
+
+async def test_a_process_whose_leader_goes_before_the_beginning_ends() -> None:
+    job = msgspec.msgpack.encode(jobs("http://127.0.0.1:1", 1)[0])
+    assert await started(lambda process: process.stdin.close(), job) == 0  # type: ignore[union-attr]

@@ -1,0 +1,37 @@
+"""What a log says of the cause, in one line. How children live and end: `test_supervise.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.testbed.local_stack.commands import Program
+from router.testbed.local_stack.guard import Guard
+from router.testbed.local_stack.process import Child
+
+GLOG = "E1121 07:46:28.802861 24987 transfer_metadata.cpp:1098] Local segment descriptor not found"
+FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("", "it has said nothing"),
+        ("starting\nended for no reason\n", "ended for no reason"),
+        (f"{GLOG}\n(Worker pid=7) ERROR 11-21 ValueError: no room\nmore", "ValueError: no room"),
+        (f"{GLOG}\n{FATAL}\nE1121 later", FATAL),
+        (f"{GLOG}\nbye", GLOG),
+        ("(x pid=1) WARNING 11-21 it may be an OSError: too many\nRuntimeError: so it is", "RuntimeError: so it is"),
+        ("RuntimeError: Engine core initialization failed. See above\nlast", "last"),
+        ("KeyError: 'first'\nRuntimeError: that followed", "KeyError: 'first'"),
+    ],
+)
+def test_the_cause(tmp_path: Path, log: str, cause: str) -> None:
+    guard = Guard()
+    with httpx.Client() as http:
+        child = Child(Program("x", ["true"], {}, "tcp://127.0.0.1:1"), tmp_path / "x.log", guard, http)
+    child.log.write_text(log)
+    assert child.last_error() == cause
+    guard.close()

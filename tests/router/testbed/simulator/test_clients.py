@@ -1,0 +1,101 @@
+"""Clients against a server that answers, or turns away, half a second after it was asked."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from router.testbed.rng import Dice
+from router.testbed.simulator.clients import Clients, Said
+from router.testbed.simulator.event_queue import Moments
+from router.testbed.workloads import Session, Span, Turn
+
+TOOK_S = 0.5
+FIRST = Turn(0, (Span(1, 40),), 10, 1.0)
+SECOND = Turn(50, (Span(2, 20),), 5, 3.0)  # keeps prompt and answer
+TALK = Session(0, 0.0, (FIRST, SECOND))
+
+
+class Sent(NamedTuple):
+    at_s: float
+    said: Said
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        return self.said.session.number, self.said.number
+
+
+def sent_by(
+    *sessions: Session,
+    at_once: int | None = None,
+    staggered: bool = False,
+    until_s: float = float("inf"),
+    ok: Callable[[int], bool] = lambda _: True,
+) -> list[Sent]:
+    """All that is sent. `ok`: by how many were sent before, is it answered?"""
+    moments, sent = Moments(), list[Sent]()
+
+    def send(said: Said) -> None:
+        moments.at(moments.now_s + TOOK_S, clients.ended, said, ok(len(sent)))
+        sent.append(Sent(moments.now_s, said))
+
+    clients = Clients(sessions, 10, moments, send, until_s)
+    clients.begin(at_once, staggered, Dice(1))
+    while clients.at_work:
+        assert moments.step(), "sessions are at work, and nothing more will happen"
+    assert not moments.step()
+    return sent
+
+
+def short(number: int, start_s: float) -> Session:
+    return Session(number, start_s, (Turn(0, (Span(number, 40),), 10, 0.0),))
+
+
+def test_a_turn_comes_a_pause_after_the_answer_before_it_and_begins_with_what_was_said() -> None:
+    first, second = sent_by(TALK, at_once=1)
+    assert [first.at_s, second.at_s] == [1.0, 1.0 + TOOK_S + 3.0]
+    assert (first.said.prompt_tokens, first.said.output_tokens) == (40, 10)
+    assert (second.said.prompt_tokens, second.said.output_tokens) == (70, 5)
+    assert len(first.said.names) == 5  # of ten tokens: its own copy, the context has seven
+    assert len(second.said.names) == 7
+    assert second.said.names[:5] == first.said.names
+
+
+def test_in_a_closed_loop_the_next_session_begins_when_one_ends() -> None:
+    sent = sent_by(TALK, short(1, 0.0), short(2, 0.0), at_once=2)
+    # 0: 1.0 to 1.5 and 4.5 to 5.0; 1: 0 to 0.5; 2 when that has ended
+    assert [(one.turn, one.at_s) for one in sent] == [((1, 0), 0.0), ((2, 0), 0.5), ((0, 0), 1.0), ((0, 1), 4.5)]
+
+
+def test_in_an_open_loop_sessions_begin_at_their_time_whatever_became_of_the_others() -> None:
+    sent = sent_by(*(short(number, 0.2 * number) for number in range(4)), ok=lambda before: before != 1)
+    assert [one.turn[0] for one in sent] == [0, 1, 2, 3]
+    assert [one.at_s for one in sent] == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+def test_who_is_turned_away_in_a_closed_loop_comes_again_a_second_later_with_the_same() -> None:
+    first, again, second = sent_by(TALK, at_once=1, ok=lambda before: before > 0)
+    assert again.at_s == first.at_s + TOOK_S + 1.0
+    assert again.said is first.said
+    assert second.at_s == again.at_s + TOOK_S + 3.0
+
+
+def test_staggered_sessions_begin_somewhere_in_their_course_with_what_was_said_before() -> None:
+    long = Session(0, 0.0, (FIRST, *(Turn(40, (Span(number, 20),), 5, 0.0) for number in range(2, 40))))
+    sent = sent_by(long, at_once=1, staggered=True)
+    assert 0 < sent[0].said.number < 39
+    assert [one.said.number for one in sent] == list(range(sent[0].said.number, 39))
+    assert {one.said.prompt_tokens for one in sent} == {60}
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_from_the_end_on_nothing_is_sent(at_once: int | None) -> None:
+    sessions = [short(number, 0.3 * number) for number in range(20)]
+    sent = sent_by(*sessions, at_once=at_once, until_s=1.5)
+    # open: at 0, 0.3, 0.6, 0.9 and 1.2; closed: two each at 0, 0.5 and 1.0
+    assert len(sent) == (5 if at_once is None else 6)
+    assert max(one.at_s for one in sent) < 1.5
+
+
+def test_who_would_come_again_after_the_end_does_not() -> None:
+    assert len(sent_by(TALK, at_once=1, until_s=2.5, ok=lambda _: False)) == 1  # at 1.0; again it would be at 2.5

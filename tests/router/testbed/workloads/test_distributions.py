@@ -1,0 +1,50 @@
+"""Draws by arithmetic: fitted medians and means, and the gaps of a Poisson process."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.testbed.rng import Dice
+from router.testbed.workloads import CODEX, LogNormal
+from router.testbed.workloads.distributions import gap_s, uniform
+
+
+def test_think_time_is_fitted_by_median_and_p99() -> None:
+    # ln(81.4 / 5.2) = ln 15.654 = 2.7507; / 2.3263 = 1.1824
+    assert CODEX.think_s.median == 5.2
+    assert CODEX.think_s.sigma == pytest.approx(1.1824, abs=1e-4)
+
+
+def test_a_log_normal_of_a_mean_has_that_mean() -> None:
+    dice, wanted = Dice(7), LogNormal.of_mean(1000.0, 0.5)
+    drawn = [wanted.draw(dice) for _ in range(20_000)]
+    # sd of the mean: 1000 x sqrt(exp(0.25) - 1) / sqrt(20,000) = 3.8
+    assert sum(drawn) / len(drawn) == pytest.approx(1000.0, abs=15)
+
+
+def test_sigma_zero_is_always_the_median_and_tokens_are_at_least_one() -> None:
+    assert [LogNormal(900, 0).tokens(Dice(seed)) for seed in range(5)] == [900] * 5
+    assert LogNormal(0, 0).tokens(Dice(1)) == 1
+    assert LogNormal(0, 0).draw(Dice(1)) == 0
+
+
+def test_gaps_are_exponential() -> None:
+    dice = Dice(3)
+    gaps = [gap_s(dice, 4.0) for _ in range(20_000)]
+    # mean 1 / 4, as is the standard deviation: sd of the mean 0.25 / sqrt(20,000) = 0.0018
+    assert sum(gaps) / len(gaps) == pytest.approx(0.25, abs=0.007)
+    # P(gap > 2 means) = e^-2 = 0.1353, sd sqrt(p (1 - p) / 20,000) = 0.0024
+    assert sum(gap > 0.5 for gap in gaps) / len(gaps) == pytest.approx(0.1353, abs=0.01)
+
+
+def test_uniform_is_never_an_end() -> None:
+    class Least(Dice):
+        def bits(self) -> int:
+            return 0
+
+    class Most(Dice):
+        def bits(self) -> int:
+            return (1 << 64) - 1
+
+    assert 0 < uniform(Least(0)) < 1e-15
+    assert 1 - 1e-15 < uniform(Most(0)) < 1

@@ -1,0 +1,184 @@
+"""Made-up lines: prompts share what their hash ids share, and every line that is no use is named."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.scheduling.policy.record import Stages
+from router.telemetry.decision_log.codec import Encoder
+from router.telemetry.decision_log.format import Logged, decode
+from router.testbed.workloads import Span, Workload
+from router.testbed.workloads.block_names import Context
+from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.traces import Chains, azure, ledger, mooncake
+from tests.router.telemetry.records import a_record
+
+LINES = [
+    b'{"timestamp": 2000, "input_length": 1100, "output_length": 7, "hash_ids": [0, 1, 2]}\n',
+    b'{"timestamp": 2000, "input_length": 1500, "output_length": 0, "hash_ids": [0, 3, 4], "more": "is passed over"}\n',
+    b'{"timestamp": 5500, "input_length": 1100, "output_length": 9, "hash_ids": [0, 1, 2]}\n',
+]
+
+
+def prompts(workload: Workload) -> list[tuple[Span, ...]]:
+    return [session.turns[0].fresh for session in workload.sessions]
+
+
+def names(spans: tuple[Span, ...] | list[Span]) -> list[int]:
+    context = Context(512)
+    for span in spans:
+        context.add(span)
+    return list(context.names)
+
+
+def a_logged(number: int, blocks: tuple[int, ...] = (), **known: object) -> Logged:
+    line = decode(Encoder(1).lines(a_record(number, blocks=blocks)).splitlines()[-1])
+    assert line.record is not None
+    return msgspec.structs.replace(line.record, **known)
+
+
+def test_a_mooncake_trace_is_an_open_loop_that_begins_at_zero() -> None:
+    workload, unusable = mooncake(LINES, "some")
+    assert unusable == ()
+    assert (workload.name, workload.is_closed, len(workload.sessions)) == ("some", False, 3)
+    assert [session.start_s for session in workload.sessions] == [0.0, 0.0, 3.5]
+    assert [session.turns[0].prompt_tokens for session in workload.sessions] == [1100, 1500, 1100]
+    assert [session.turns[0].output_tokens for session in workload.sessions] == [7, 1, 9]  # an engine says one at least
+
+
+def test_ids_become_few_spans_that_share_as_much() -> None:
+    first, second, third = prompts(mooncake(LINES, "some").workload)
+    assert first == third == (Span(0, 1100),)
+    assert second == (Span(0, 512), Span(1, 988))
+    # infinite cache: 512 of the second; of the third its 2 whole blocks
+    assert statistics(mooncake(LINES, "some").workload, 512).ideal_share == (512 + 1024) / 3700
+
+
+def test_requests_are_put_in_order() -> None:
+    workload, _ = mooncake(LINES[::-1], "some")
+    assert [session.start_s for session in workload.sessions] == [0.0, 0.0, 3.5]
+    assert [session.turns[0].prompt_tokens for session in workload.sessions] == [1500, 1100, 1100]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"\n", "truncated"),
+        (b'{"timestamp": 1}\n', "missing required field `input_length`"),
+        (b'{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": []}\n', "`int` >= 1"),
+        (b'{"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [9]}\n', ">= 0"),
+        (b'{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [9]}\n', "1 hash_ids for 513 tokens"),
+        (b'{"timestamp": 1, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n', "hash id 1 came after"),
+        (b'{"timestamp": 1, "input_length": 1024, "output_length": 1, "hash_ids": [0, 2]}\n', "hash id 2 came after"),
+        (b'{"timestamp": 1, "input_length": 1024, "output_length": 1, "hash_ids": [8, 8]}\n', "hash id 8 came after"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_rest_is_taken(line: bytes, why: str) -> None:
+    workload, (bad,) = mooncake([*LINES, line, LINES[0]], "some")
+    assert bad.where == "line 4"
+    assert why in bad.why
+    assert str(bad) == f"line 4: {bad.why}"
+    assert len(workload.sessions) == 4
+
+
+def test_an_empty_trace_is_empty() -> None:
+    assert mooncake([], "none").workload.turns == 0
+    assert azure([b"TIMESTAMP,ContextTokens,GeneratedTokens\n"], "none").workload.turns == 0
+
+
+tree = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=25)
+
+
+@given(tree)
+def test_spans_share_exactly_the_blocks_that_ids_share(paths: list[list[int]]) -> None:
+    """Each path of choices is a prompt; a block's id is the path so far. Names over spans agree wherever ids do."""
+    ids: dict[tuple[int, ...], int] = {}
+    chains = Chains()
+    named: dict[int, int] = {}
+    for path in paths:
+        own = [ids.setdefault(tuple(path[: depth + 1]), len(ids)) for depth in range(len(path))]
+        spans = chains.prompt(own, 512 * len(own))
+        assert all(before.source != after.source for before, after in pairwise(spans))
+        for hash_id, name in zip(own, names(spans), strict=True):
+            assert named.setdefault(hash_id, name) == name
+    assert len(set(named.values())) == len(named)
+
+
+def test_azure_knows_no_prefixes_and_two_ways_to_write_a_time() -> None:
+    lines = [
+        b"\xef\xbb\xbfTIMESTAMP,ContextTokens,GeneratedTokens\r\n",
+        b"2023-11-16 18:17:03.9799600,4808,10\r\n",
+        b"2024-05-10 00:00:00.009930+00:00,100,0\n",
+        b"2023-11-16 18:17:04.4799600,4808,8\n",
+    ]
+    workload, unusable = azure(lines, "code")
+    assert unusable == ()
+    assert [session.start_s for session in workload.sessions[:2]] == pytest.approx([0.0, 0.5], abs=1e-6)
+    assert [session.turns[0].prompt_tokens for session in workload.sessions] == [4808, 4808, 100]
+    assert len({spans[0].source for spans in prompts(workload)}) == 3
+
+
+def test_azures_bad_lines_are_named() -> None:
+    lines = [
+        b"time,in,out\n",
+        b"yesterday,1,1\n",
+        b"2023-11-16 18:17:03,0,1\n",
+        b"2023-11-16 18:17:03,1\n",
+        b"\xff,1,1\n",
+    ]
+    workload, unusable = azure(lines, "code")
+    assert workload.turns == 0
+    assert [bad.where for bad in unusable] == [f"line {number}" for number in range(1, 6)]
+    assert "TIMESTAMP" in unusable[0].why
+    assert "0 tokens in" in unusable[2].why
+
+
+def test_a_ledger_shares_what_its_digests_share() -> None:
+    records = [
+        a_logged(0, (11, 12), input_length=1100, timestamp=5_000),
+        a_logged(1, (11, 13), input_length=1030, timestamp=5_250),
+        a_logged(2, (), input_length=600, timestamp=5_500),
+    ]
+    workload, unusable = ledger(records, "mine")
+    assert unusable == ()
+    assert [session.start_s for session in workload.sessions] == [0.0, 0.25, 0.5]
+    first, second, third = prompts(workload)
+    assert [span.tokens for span in first] == [1024, 76]  # nobody knows what the last 76 are
+    assert [span.tokens for span in second] == [512, 512, 6]
+    assert first[0].source == second[0].source
+    assert [span.tokens for span in third] == [600]
+
+
+def test_an_engines_count_may_be_shorter_than_ours() -> None:
+    (spans,) = prompts(ledger([a_logged(0, (11, 12), input_length=1000)], "mine").workload)
+    assert [span.tokens for span in spans] == [512, 488]
+
+
+def test_requests_of_a_session_have_its_number_and_their_own_times() -> None:
+    records = [a_logged(number, timestamp=1000 * number) for number in range(3)]
+    other = records[1].attempts[0]
+    records[1] = msgspec.structs.replace(
+        records[1], attempts=[msgspec.structs.replace(other, view=other.view._replace(session=None))]
+    )
+    workload, _ = ledger(records, "mine")
+    assert [session.number for session in workload.sessions] == [0, 1, 0]
+    assert [session.start_s for session in workload.sessions] == [0.0, 1.0, 2.0]
+
+
+def test_a_request_without_an_answer_or_a_count_is_named() -> None:
+    records = [
+        a_logged(0, output_length=None, status=503, error="unplaced"),
+        a_logged(1, input_length=None),
+        a_logged(2, stages=Stages()),
+    ]
+    workload, unusable = ledger(records, "mine")
+    assert workload.turns == 1
+    assert [str(bad) for bad in unusable] == [
+        "record run-0: it has no answer (status 503, unplaced)",
+        "record run-1: nobody counted its prompt",
+    ]
