@@ -19,43 +19,43 @@ from functools import partial
 from pathlib import Path
 
 from router.backends.discovery.base import Discovery
-from router.backends.feeds.bootstrap import Bootstrap
-from router.backends.feeds.health import Health
-from router.backends.feeds.kv_events import KvEvents
-from router.backends.feeds.metrics import MetricsPoll
+from router.backends.feeds.bootstrap import BootstrapClient
+from router.backends.feeds.health import HealthProbe
+from router.backends.feeds.kv_events import KvEventSubscriber
+from router.backends.feeds.metrics import MetricsPoller
 from router.clock import Clock, SystemClock
 from router.config import schema
 from router.config.reader import read_client_keys
-from router.config.sections.listeners import Listen
+from router.config.sections.listeners import ListenConfig
 from router.control import background
 from router.control.api.admin import admin_app
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.membership import Membership
-from router.control.status import Report
-from router.control.workers.follower import Follower
-from router.control.workers.local_state import House
-from router.control.workers.role import Seat, leading
-from router.control.workers.scheduler import SharedCore
-from router.fleet.instance import State
+from router.control.status import Status
+from router.control.workers.follower import FollowerWorker
+from router.control.workers.local_state import LocalState
+from router.control.workers.role import WorkerRole, leading
+from router.control.workers.scheduler import SyncedScheduler
+from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
-from router.kvcache.memory_budget import Budget
+from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import Listener, demand_free, serve_config
+from router.proxy.listener import HttpListener, demand_free, serve_config
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.waiting import Waiting
-from router.request.concurrency import Lobby
+from router.request.admission.waiting import AdmissionQueues
+from router.request.concurrency import ConcurrencyLimiter
 from router.request.ops_api import ops_app
-from router.request.public_api import Door
+from router.request.public_api import PublicApi
 from router.request.retry_budget import RetryBudget
-from router.request.route import Rooms
-from router.scheduling.experiments.policy_set import Regime
+from router.request.route import Services
+from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
-from router.telemetry.audit_log import Audit
+from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import Ring
+from router.telemetry.recent_records import RecentRecords
 from router.wiring import (
     bring_back,
     build_core,
@@ -82,7 +82,11 @@ class App:
     """
 
     def __init__(
-        self, config: schema.Config, clock: Clock | None = None, file: Path | None = None, seat: Seat | None = None
+        self,
+        config: schema.Config,
+        clock: Clock | None = None,
+        file: Path | None = None,
+        seat: WorkerRole | None = None,
     ) -> None:
         self._config = config
         self._clock = clock = clock or SystemClock()
@@ -94,9 +98,9 @@ class App:
         seat = seat or leading(config, secret, clock, self._tasks)
         self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
         keyring = Keyring(secret)
-        memory = Budget(config.tokens.memory_bytes)
+        memory = MemoryBudget(config.tokens.memory_bytes)
         self._pool = build_pool(config, self._upstreams, clock, memory)
-        regime = Regime(built_policies(config), config.active, config.experiment)
+        regime = PolicySet(built_policies(config), config.active, config.experiment)
         core = build_core(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
         if saved is not None:
             bring_back(saved, secret, core.knowledge)
@@ -105,16 +109,18 @@ class App:
         handing = build_handing(config, self._tokens, self._upstreams, self._tasks)
         members = Membership(core, self._upstreams, self._tokens, handing, self._tasks)
         fetch = self._upstreams.fetch
-        members.health = self._health = Health(members, fetch, self._tasks, clock, config.fleet.health)
-        members.polls = self._polls = MetricsPoll(members, fetch, self._tasks, clock, config.fleet.metrics)
-        members.events = self._events = KvEvents(core.knowledge, self._tasks, clock, config.index.replay_timeout_s)
-        self._bootstrap = Bootstrap(core.peers, fetch, self._tasks, clock)
-        ring = Ring(config.records.keep)
+        members.health = self._health = HealthProbe(members, fetch, self._tasks, clock, config.fleet.health)
+        members.polls = self._polls = MetricsPoller(members, fetch, self._tasks, clock, config.fleet.metrics)
+        members.events = self._events = KvEventSubscriber(
+            core.knowledge, self._tasks, clock, config.index.replay_timeout_s
+        )
+        self._bootstrap = BootstrapClient(core.peers, fetch, self._tasks, clock)
+        ring = RecentRecords(config.records.keep)
         self._discoveries = discoveries(config.fleet)
-        audit = Audit(config.admin.audit_file)
+        audit = AuditLog(config.admin.audit_file)
         self._control = Control(core, ring, audit, clock, file)
         self._ledger = build_ledger(config, secret, run_id, clock)
-        waiting = Waiting(
+        waiting = AdmissionQueues(
             config.door,
             core,
             clock,
@@ -122,7 +128,7 @@ class App:
             share=1 / config.workers,
             pooled=config.pool is not None,
         )
-        report = Report(
+        report = Status(
             core,
             self._tokens,
             handing,
@@ -138,14 +144,14 @@ class App:
             waiting,
         )
         metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
-        if seat is not None and isinstance(core, SharedCore):
-            seat.others.take(House(run_id, core, ring, metrics))
+        if seat is not None and isinstance(core, SyncedScheduler):
+            seat.others.take(LocalState(run_id, core, ring, metrics))
         if self._leader is not None:
             self._control.spreads(self._leader.everywhere)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
-        self._lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
+        self._lobby = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         reading, skimming = readings(config)
-        rooms = Rooms(
+        rooms = Services(
             config=config,
             clock=clock,
             core=core,
@@ -167,12 +173,14 @@ class App:
             run_id=run_id,
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
-        door = Door(rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients)
-        admin = Listen(host=config.admin.host, port=config.admin.port)
+        door = PublicApi(
+            rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients
+        )
+        admin = ListenConfig(host=config.admin.host, port=config.admin.port)
         public = serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = Listener(public, shared=seat is not None)
+        self._listener = HttpListener(public, shared=seat is not None)
         operator = admin_app(report, self._control, explain, config.admin.tokens)
-        self._admin_listener = Listener(serve_config(operator, admin))
+        self._admin_listener = HttpListener(serve_config(operator, admin))
         self._members = members
         self._core = core
         self._stopping = False
@@ -191,7 +199,7 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        if not any(instance.state is State.READY for instance in self._core.fleet):
+        if not any(instance.state is InstanceState.READY for instance in self._core.fleet):
             return "no instance is ready"
         return None
 
@@ -219,7 +227,7 @@ class App:
         if self._follower is not None:
             self._tasks.spawn("open", self._open(self._follower))
 
-    async def _open(self, follower: Follower) -> None:
+    async def _open(self, follower: FollowerWorker) -> None:
         """A follower listens when it knows the engines: until then, others answer better."""
         give_up_at = self._clock.now() + KNOWN_WITHIN_S
         while not self._knows_engines() and (self._clock.now() < give_up_at or self.why_not_ready() is not None):  # noqa: ASYNC110
@@ -229,7 +237,7 @@ class App:
 
     def _knows_engines(self) -> bool:
         states = [instance.state for instance in self._core.fleet]
-        return bool(states) and State.JOINING not in states and self.why_not_ready() is None
+        return bool(states) and InstanceState.JOINING not in states and self.why_not_ready() is None
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():

@@ -3,7 +3,7 @@ value; these are for what ends a request or a start.
 
     WarmrouteError
     +-- ConfigError          a file the operator wrote: path, line, what, nearest known name
-    +-- Refused              a request gets this answer: status, OpenAI error type, code, param, Retry-After
+    +-- RequestRefused       a request gets this answer: status, OpenAI error type, code, param, Retry-After
         +-- BadRequest       400
         +-- Unauthorized     401
         +-- Forbidden        403  known, and not allowed to do this
@@ -28,7 +28,7 @@ class ConfigError(WarmrouteError):
     """A file of the operator's is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`."""
 
 
-class Refused(WarmrouteError):
+class RequestRefused(WarmrouteError):
     """A request that gets an error answer in the OpenAI shape.
 
     `message` is for the client: it names the field or the limit, never an internal. `param` is the offending field.
@@ -47,37 +47,37 @@ class Refused(WarmrouteError):
         self.retry_after_s = retry_after_s
 
 
-class BadRequest(Refused):
+class BadRequest(RequestRefused):
     status, kind = 400, "invalid_request_error"
 
 
-class Unauthorized(Refused):
+class Unauthorized(RequestRefused):
     status, kind = 401, "authentication_error"
 
 
-class Forbidden(Refused):
+class Forbidden(RequestRefused):
     status, kind = 403, "permission_error"
 
 
-class NotFound(Refused):
+class NotFound(RequestRefused):
     status, kind = 404, "not_found_error"
 
 
-class TooLarge(Refused):
+class TooLarge(RequestRefused):
     status, kind = 413, "invalid_request_error"
 
 
-class TooBusy(Refused):
+class TooBusy(RequestRefused):
     status, kind = 429, "rate_limit_error"
 
 
-class BadGateway(Refused):
+class BadGateway(RequestRefused):
     status, kind = 502, "upstream_error"
 
 
-class NoTarget(Refused):
+class NoTarget(RequestRefused):
     status, kind = 503, "overloaded_error"
 
 
-class DeadlineExceeded(Refused):
+class DeadlineExceeded(RequestRefused):
     status, kind = 504, "timeout_error"

@@ -15,35 +15,35 @@ from urllib.parse import urlsplit
 from router.backends.discovery.base import Discovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.discovery.static import StaticDiscovery
-from router.backends.mooncake.client import MooncakePool
-from router.backends.no_kv_store import NoPool
-from router.backends.remote_tokenizer import Remote
-from router.backends.token_ids.passthrough import Handing
-from router.backends.token_ids.support import Takers
+from router.backends.mooncake.client import MooncakeStore
+from router.backends.no_kv_store import NoKvStore
+from router.backends.remote_tokenizer import EngineTokenizer
+from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.token_ids.support import TokenIdSupport
 from router.backends.vllm.disaggregation import PARAMS
 from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
-from router.control.workers.role import Seat
-from router.control.workers.scheduler import SharedCore
+from router.control.workers.role import WorkerRole
+from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge, Witness
-from router.kvcache.memory_budget import Budget
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer, StoredBlockObserver
+from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
-from router.kvcache.speculative import Approximate, Expected
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
-from router.prompt.tokenization.tokenization import Tokens
+from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.upstreams import Upstreams
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
-from router.scheduling.scheduler import Core
-from router.scheduling.selector import Desk
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
 from router.tasks import Tasks
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.writer import DecisionLogWriter
 
 log = logging.getLogger("warmroute.app")
 
@@ -55,27 +55,27 @@ def built_policies(config: schema.Config) -> dict[str, Policy]:
 
 def build_core(
     config: schema.Config,
-    regime: Regime,
+    regime: PolicySet,
     keyring: Keyring,
     clock: Clock,
-    witness: Witness | None = None,
+    witness: StoredBlockObserver | None = None,
     *,
     secret: int = 0,
-    seat: Seat | None = None,
-) -> Core:
+    seat: WorkerRole | None = None,
+) -> Scheduler:
     index = config.index
-    knowledge = Knowledge(
-        Index(keyring, index.orphan_blocks),
-        Expected(index.expected_ttl_s),
-        Approximate(index.approximate_blocks, index.approximate_ttl_s),
+    knowledge = KvIndexer(
+        BlockIndex(keyring, index.orphan_blocks),
+        SpeculativeBlocks(index.expected_ttl_s),
+        ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
         clock,
         witness,
     )
-    desk = Desk(regime, seed=config.seed if config.seed is not None else secrets.randbits(64))
+    desk = Selector(regime, seed=config.seed if config.seed is not None else secrets.randbits(64))
     fleet, pooled, kept = Fleet(config.fleet), config.pool is not None, config.limits.responses_kept
     if seat is None:
-        return Core(fleet, knowledge, desk, clock, kept, shared_pool=pooled, secret=secret)
-    return SharedCore(
+        return Scheduler(fleet, knowledge, desk, clock, kept, shared_pool=pooled, secret=secret)
+    return SyncedScheduler(
         fleet, knowledge, desk, clock, kept, shared_pool=pooled, secret=secret, worker=seat.number, telling=seat.others
     )
 
@@ -86,38 +86,44 @@ def readings(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
     return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
 
 
-def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> JsonLines | None:
+def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
     ledger = config.records.ledger
-    return None if ledger is None else JsonLines(ledger, secret, run_id, clock)
+    return None if ledger is None else DecisionLogWriter(ledger, secret, run_id, clock)
 
 
-def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock, memory: Budget) -> MooncakePool | NoPool:
+def build_pool(
+    config: schema.Config, upstreams: Upstreams, clock: Clock, memory: MemoryBudget
+) -> MooncakeStore | NoKvStore:
     if config.pool is None:
-        return NoPool()
+        return NoKvStore()
     masters = [f"mooncake master {urlsplit(url).netloc}" for url in config.pool.masters]
     for name, url in zip(masters, config.pool.masters, strict=True):
         upstreams.add(name, url)
-    return MooncakePool(config.pool, masters, upstreams.fetch, Tasks("pool"), clock, memory)
+    return MooncakeStore(config.pool, masters, upstreams.fetch, Tasks("pool"), clock, memory)
 
 
 def build_tokens(
-    config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock, memory: Budget | None = None
-) -> Tokens:
+    config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock, memory: MemoryBudget | None = None
+) -> Tokenization:
     locals_ = {
         model: local_tokenizer.load(source, f"tokenizers.{model}", clock.wall)
         for model, source in config.tokenizers.items()
         if source.path is not None
     }
-    return Tokens(config.tokens, locals_, keyring, Remote(upstreams.fetch), clock, memory)
+    return Tokenization(config.tokens, locals_, keyring, EngineTokenizer(upstreams.fetch), clock, memory)
 
 
-def build_handing(config: schema.Config, tokens: Tokens, upstreams: Upstreams, tasks: Tasks) -> Handing:
+def build_handing(
+    config: schema.Config, tokens: Tokenization, upstreams: Upstreams, tasks: Tasks
+) -> TokenIdPassthrough:
     """Off where clients may set the field in which ids travel: what they put there is not ours to change."""
     on = config.tokens.hand_ids == "auto" and PARAMS in config.edge.strip_fields
-    return Handing(Takers(tokens.local, upstreams.fetch, tasks), lambda model: not tokens.asks(model), on=on)
+    return TokenIdPassthrough(
+        TokenIdSupport(tokens.local, upstreams.fetch, tasks), lambda model: not tokens.asks(model), on=on
+    )
 
 
-def discoveries(fleet: schema.Fleet) -> dict[str, Discovery]:
+def discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
     found: dict[str, Discovery] = {}
     if fleet.instances:
         found["config"] = StaticDiscovery(fleet.instances)
@@ -126,14 +132,14 @@ def discoveries(fleet: schema.Fleet) -> dict[str, Discovery]:
     return found
 
 
-def build_snapshots(config: schema.Config, secret: int, core: Core, tasks: Tasks) -> snapshots.Snapshots | None:
+def build_snapshots(config: schema.Config, secret: int, core: Scheduler, tasks: Tasks) -> snapshots.Snapshots | None:
     index = config.index
     if index.snapshot_file is None:
         return None
     return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, core.knowledge, tasks)
 
 
-def bring_back(saved: SavedIndex, secret: int, knowledge: Knowledge) -> None:
+def bring_back(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:
     """What the index knew before a restart, for whoever joins under the same name."""
     if saved.secret != secret:
         log.warning("no snapshot of the index: its keys were made with another secret")

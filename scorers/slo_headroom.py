@@ -28,7 +28,7 @@ from scorers.ttft import prompt_of, ttfts_ms
 SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
 
 
-class Latency(NamedTuple):
+class PredictedLatency(NamedTuple):
     """One of the two, as predicted at each row."""
 
     ms: Sequence[float]
@@ -77,7 +77,7 @@ class SloHeadroom(Scorer):
             costs[i] = 0.6 + 0.4 * blend
         return costs
 
-    def _latencies(self, view: View) -> list[Latency]:
+    def _latencies(self, view: View) -> list[PredictedLatency]:
         """Those that count: with an objective, or all if none has one."""
         ttft_ms = self.ttft_ms if view.ask.ttft_ms is None else view.ask.ttft_ms
         tpot_ms = self.tpot_ms if view.ask.tpot_ms is None else view.ask.tpot_ms
@@ -85,9 +85,9 @@ class SloHeadroom(Scorer):
         latencies = []
         steps = _steps_ms(view.rows, prompt.whole) if tpot_ms or not ttft_ms else None
         if steps is not None:
-            latencies.append(Latency(steps, tpot_ms, self.tpot_weight))
+            latencies.append(PredictedLatency(steps, tpot_ms, self.tpot_weight))
         if ttft_ms or steps is None or not tpot_ms:
-            latencies.append(Latency(ttfts_ms(view.rows, prompt, self.stale_s), ttft_ms, self.ttft_weight))
+            latencies.append(PredictedLatency(ttfts_ms(view.rows, prompt, self.stale_s), ttft_ms, self.ttft_weight))
         return latencies
 
 
@@ -102,7 +102,7 @@ def _step_ms(row: Row, whole: int) -> float | None:
     return None if decode is None else decode.step_ms(load.requests + 1, load.context_tokens + whole)
 
 
-def _meets(latencies: Sequence[Latency]) -> list[bool]:
+def _meets(latencies: Sequence[PredictedLatency]) -> list[bool]:
     """Which rows meet all objectives. Where there is none, none does."""
     if not any(latency.objective_ms for latency in latencies):
         return [False] * len(latencies[0].ms)
@@ -110,15 +110,15 @@ def _meets(latencies: Sequence[Latency]) -> list[bool]:
     return [all(row) for row in zip(*within, strict=True)]
 
 
-def _only(latency: Latency, rows: Sequence[int]) -> Latency:
+def _only(latency: PredictedLatency, rows: Sequence[int]) -> PredictedLatency:
     return latency._replace(ms=[latency.ms[i] for i in rows])
 
 
-def _over(latency: Latency) -> Latency:
+def _over(latency: PredictedLatency) -> PredictedLatency:
     return latency._replace(ms=[max(0.0, ms - latency.objective_ms) for ms in latency.ms])
 
 
-def _blend(latencies: Sequence[Latency]) -> list[float]:
+def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
     """Each row between 0, the least of everything, and 1. What is equal for all rows has no say."""
     telling = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
     weights = fsum([latency.weight for latency in telling])

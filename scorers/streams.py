@@ -26,7 +26,7 @@ STREAMED = 0.03
 """A second of anybody's answer, in seconds of waiting for a first token."""
 
 
-class Load(Protocol):
+class StreamLoad(Protocol):
     """As in the contract, or whoever counts it."""
 
     @property
@@ -44,12 +44,12 @@ def answer_tokens(lately: float | None, wanted: int | None) -> float:
     return 0.0 if lately is None else lately if wanted is None else min(lately, wanted)
 
 
-def held_up(load: Load) -> float:
+def held_up(load: StreamLoad) -> float:
     """What a millisecond of work costs those who stream there, in milliseconds of waiting."""
     return STREAMED * max(0, load.requests - load.prefilling)
 
 
-def step_ms(load: Load, speed: Speed) -> float:
+def step_ms(load: StreamLoad, speed: Speed) -> float:
     """A token of everybody's answer there. Without a decode speed: 0."""
     return 0.0 if speed.decode is None else speed.decode.step_ms(load.requests, load.context_tokens)
 

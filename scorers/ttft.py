@@ -28,7 +28,7 @@ Source = tuple[Transfer | None, int, int]
 """A link, and the prompt's tokens behind it: surely from the first number on (perhaps from 0), up to the second."""
 
 
-class Prompt(NamedTuple):
+class PromptTokens(NamedTuple):
     """What all targets have in common, in tokens."""
 
     whole: int  # its length; where that is unknown, the longest run that anybody holds
@@ -37,13 +37,13 @@ class Prompt(NamedTuple):
     unknown: int  # what a target of unknown overlap is taken to hold on its GPU
 
 
-def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> Prompt:
+def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
     """`unknown` is the mean of what the others hold (`rows`, else all). `pool=False`: as if there were no pool."""
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
 
-def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overlap]) -> Prompt:
+def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overlap]) -> PromptTokens:
     """The same of a prompt of so many `tokens`, of which targets hold what is `known`."""
     pooled = in_memory = 0
     if pool is not None:
@@ -52,7 +52,7 @@ def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overla
             in_memory = min(pooled, pool.memory_tokens)
     held = [overlap.expected_tokens for overlap in known] or [0]
     whole = max(tokens or 0, pooled, max(held), max([overlap.disk_tokens for overlap in known], default=0))
-    return Prompt(whole, in_memory, pooled, round(sum(held) / len(held)))
+    return PromptTokens(whole, in_memory, pooled, round(sum(held) / len(held)))
 
 
 def work_left(*, pool: bool) -> Measure:
@@ -60,7 +60,7 @@ def work_left(*, pool: bool) -> Measure:
     return Measure.WORK_LEFT if pool else Measure.WORK_LEFT_BUT_POOL
 
 
-def ttfts_ms(rows: Sequence[Row], prompt: Prompt, stale_s: float) -> list[float]:
+def ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> list[float]:
     """Milliseconds to the first token at each row: the wait and the least work, added up."""
     work = works_ms(rows, prompt)
     return [wait + own for wait, own in zip(waits_ms(rows, work, stale_s), work, strict=True)]
@@ -95,7 +95,7 @@ def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
     return filled(others) if silent else others  # type: ignore[return-value]  # no None is among them
 
 
-def works_ms(rows: Sequence[Row], prompt: Prompt, on: Speed | None = None) -> list[float]:
+def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:
     """`least_ms` of every row, at its own speed or all at that of `on`. In one pass: most rows hold nothing beyond
     their GPU and need no search, and at one speed those that hold the same cost the same.
     """
@@ -117,7 +117,7 @@ def works_ms(rows: Sequence[Row], prompt: Prompt, on: Speed | None = None) -> li
     return works
 
 
-class Ahead(NamedTuple):
+class WorkAhead(NamedTuple):
     """What `alike_ms` needs of targets, in columns."""
 
     fixed_ms: Sequence[float]  # the queue, and the prefill's base
@@ -127,7 +127,7 @@ class Ahead(NamedTuple):
     pool: Sequence[tuple[float, float]]  # the pool's memory: ms, and ms per token
 
 
-def alike_ms(targets: Ahead, overlap: Overlap, prompt: Prompt, steps: float) -> list[float] | None:
+def alike_ms(targets: WorkAhead, overlap: Overlap, prompt: PromptTokens, steps: float) -> list[float] | None:
     """Queue, `least_ms` and so many steps, but for rounding, of targets that all hold `overlap`. 0.1 us each: in a
     large fleet that is asked of everybody. None: there are more ways than computing and the pool's memory.
     """
@@ -152,7 +152,7 @@ def alike_ms(targets: Ahead, overlap: Overlap, prompt: Prompt, steps: float) -> 
     return list(map(min, computing, fetching))
 
 
-def least_ms(overlap: Overlap | None, speed: Speed, prompt: Prompt) -> float:
+def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> float:
     """The least that the prompt needs at an idle target that holds `overlap` and computes and fetches at `speed`."""
     whole, in_memory, pooled, unknown = prompt
     if overlap is None:

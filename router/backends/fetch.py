@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     body: bytes
 
@@ -18,5 +18,5 @@ class Answer(NamedTuple):
 class Fetch(Protocol):
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         """The whole answer of `instance`, or None when it did not give one in time. Never raises for trouble there."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from scorers.contract import PoolHit
 
 
-class Pool(Protocol):
-    async def held(self, known: Known, origin: Origin) -> PoolHit | None:
+class KvStore(Protocol):
+    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
 
         Never raises for trouble over there, and never waits for it longer than the configured deadline. Naming the

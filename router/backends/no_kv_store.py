@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from router.kvcache.events import Pooled, Stored
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.events import BlocksPooled, BlocksStored
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from scorers.contract import PoolHit
 
 
-class NoPool:
-    async def held(self, known: Known, origin: Origin) -> PoolHit | None:
+class NoKvStore:
+    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         return None
 
-    def stored(self, model: str, event: Stored) -> None:
+    def stored(self, model: str, event: BlocksStored) -> None:
         """`Witness.stored`."""
 
-    def pooled(self, model: str, event: Pooled) -> None:
+    def pooled(self, model: str, event: BlocksPooled) -> None:
         """`Witness.pooled`."""
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ from router.prompt.tokenization.tokenization import RemoteFailure
 IN_FLIGHT = 16
 
 
-class Remote:
+class EngineTokenizer:
     """Asks engines for ids, at most `IN_FLIGHT` questions at once."""
 
     def __init__(self, fetch: Fetch) -> None:

@@ -25,7 +25,7 @@ from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.config.schema import Config, Embedded
+    from router.config.schema import Config, EmbeddedFleetConfig
     from router.testbed.emulator.options import EngineOptions
     from router.testbed.local_stack.supervisor import RunningStack
 
@@ -171,9 +171,9 @@ def load(
     chart: Annotated[Path | None, typer.Option(help="draw them to this PNG or SVG", dir_okay=False)] = None,
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and show what came of it."""
-    from router.cli.load.command import Asked, run_load
+    from router.cli.load.command import LoadRequest, run_load
     from router.testbed.loadgen.sharding import bounded, paced
-    from router.testbed.workloads import PRESETS, Agents
+    from router.testbed.workloads import PRESETS, AgentsWorkload
     from router.testbed.workloads.source import load as load_workload
 
     if (agents and rate) or (preset and workload):
@@ -182,14 +182,14 @@ def load(
     asked: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
     sizes = {name: value for name, value in asked.items() if value is not None}
     sizes = sizes if workload or preset else SMALL | sizes
-    if not isinstance(PRESETS.get(given), Agents):
+    if not isinstance(PRESETS.get(given), AgentsWorkload):
         sizes |= {"rate": rate, "requests": requests}
     chosen = load_workload(given, seed=seed, told=partial(err.print, markup=False), **sizes)
     if chosen.is_closed:
         chosen = chosen if requests is None else bounded(chosen, requests)
         chosen = chosen if rate is None else paced(chosen, rate)
     at_once = agents or (16 if chosen.is_closed and rate is None else None)
-    how = Asked(url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart)
+    how = LoadRequest(url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart)
     _exit(asyncio.run(run_load(how, chosen)))
 
 
@@ -284,7 +284,7 @@ def replay(
 def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
     """Check a main configuration, a policy, an experiment, a profile or a trouble; print it with all defaults."""
     from router.config.reader import effective, load_policies, read_any
-    from router.config.schema import Config, Policy
+    from router.config.schema import Config, PolicyConfig
     from router.scheduling.policy.policy import build_policies, build_policy
 
     checked = read_any(file)
@@ -293,22 +293,22 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
         build_policies(policies)
         sys.stdout.write(effective(checked, policies))
     else:
-        if isinstance(checked, Policy):
+        if isinstance(checked, PolicyConfig):
             build_policy(file.stem, checked)
         sys.stdout.write(effective(checked))
 
 
-async def _fleet(settings: Config, asked: Embedded, file: Path) -> None:
+async def _fleet(settings: Config, asked: EmbeddedFleetConfig, file: Path) -> None:
     from router.app import App
     from router.app import serve as serve_router
-    from router.config.schema import Instance
+    from router.config.schema import InstanceConfig
     from router.testbed.emulator.supervisor import EmbeddedFleet
 
     err.print(f"starting {asked.engines} simulated engines ...")
     async with EmbeddedFleet(_engines(asked)) as embedded:
         for member in embedded.members:
             err.print(f"  {member.name}  {member.url}  pid {member.pid}")
-        instances = [Instance(name=member.name, url=member.url) for member in embedded.members]
+        instances = [InstanceConfig(name=member.name, url=member.url) for member in embedded.members]
         own = settings.fleet.model_copy(update={"instances": [*settings.fleet.instances, *instances]})
 
         def invite(router: App) -> None:
@@ -338,7 +338,7 @@ async def _behind_a_router(settings: Config, running: RunningStack, file: Path) 
         raise failed.exceptions[0] from None
 
 
-def _engines(asked: Embedded) -> list[EngineOptions]:
+def _engines(asked: EmbeddedFleetConfig) -> list[EngineOptions]:
     from router.testbed.emulator.options import EngineOptions
 
     return [

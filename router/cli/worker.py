@@ -15,9 +15,9 @@ import sys
 import uvloop
 
 from router.app import App, allow_open_files, spare_the_collector
-from router.control.workers.follower import Follower, settings_of
-from router.control.workers.messages import Start
-from router.control.workers.role import Seat
+from router.control.workers.follower import FollowerWorker, settings_of
+from router.control.workers.messages import StartMessage
+from router.control.workers.role import WorkerRole
 from router.errors import WarmrouteError
 from router.tasks import Tasks
 
@@ -28,7 +28,7 @@ async def follow(sock: socket.socket) -> None:
     """Answers requests until there is nobody to follow, or it is told to end."""
     loop = asyncio.get_running_loop()
     tasks = Tasks("follow")
-    follower = Follower(tasks)
+    follower = FollowerWorker(tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, follower.over.set)
     try:
@@ -37,7 +37,7 @@ async def follow(sock: socket.socket) -> None:
         return
     _log(start)
     allow_open_files()
-    app = App(settings_of(start), seat=Seat(start.number, start.secret, follower))
+    app = App(settings_of(start), seat=WorkerRole(start.number, start.secret, follower))
     await app.start()
     spare_the_collector()
     await follower.over.wait()
@@ -48,7 +48,7 @@ async def follow(sock: socket.socket) -> None:
     follower.close()
 
 
-def _log(start: Start) -> None:
+def _log(start: StartMessage) -> None:
     """As the leader's, with who it is."""
     logging.basicConfig(
         level=settings_of(start).log.level.upper(),

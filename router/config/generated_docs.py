@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from router.config.schema import Config, Plugin, Policy
+from router.config.schema import Config, PluginConfig, PolicyConfig
 from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.faults import TroubleFile
 
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """One configuration key: `fleet.instances[].url`, `tokenizers.<name>.path`."""
 
     path: str
@@ -37,17 +37,17 @@ class Key(NamedTuple):
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON Schema of `Config`, `Policy`, `ProfileFile` or `TroubleFile`, as the text of its file."""
+    """The JSON Schema of `Config`, `PolicyConfig`, `ProfileFile` or `TroubleFile`, as the text of its file."""
     return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Key]:
+def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKey]:
     """Every key below `model`, in the order of `schema.py`."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         section, step = _section(field.annotation)
         if field.description is not None:
-            yield Key(path, _kind(field.annotation), _default(field), field.description)
+            yield ConfigKey(path, _kind(field.annotation), _default(field), field.description)
         if section is not None:
             yield from keys(section, f"{path}{step}.")
 
@@ -73,7 +73,7 @@ def files(folder: Path) -> dict[Path, str]:
     readme = folder / "README.md"
     return {
         folder / "warmroute.schema.json": json_schema(Config),
-        folder / "policy.schema.json": json_schema(Policy),
+        folder / "policy.schema.json": json_schema(PolicyConfig),
         folder / "profile.schema.json": json_schema(ProfileFile),
         folder / "trouble.schema.json": json_schema(TroubleFile),
         readme: with_reference(readme.read_text(encoding="utf-8")),
@@ -108,7 +108,7 @@ def _kind(annotation: Any) -> str:
     if origin is dict:
         return f"{_kind(arguments[1])} by name"
     if origin is None:
-        return "plug-in" if issubclass(annotation, Plugin) else "section"
+        return "plug-in" if issubclass(annotation, PluginConfig) else "section"
     return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
 
 

@@ -20,13 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.config import yaml_source
 from router.config.path_checks import broken_instances, broken_references
-from router.config.schema import DEFAULT_POLICY, Config, Instance, Policy
+from router.config.schema import DEFAULT_POLICY, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.engine_profile import ProfileFile
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.faults import TroubleFile
 from router.config.validation_errors import complaints, unknown
-from router.config.yaml_source import Document, Problem, load, parse, text_of
+from router.config.yaml_source import YamlDocument, YamlProblem, load, parse, text_of
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -35,11 +35,11 @@ POLICY_SUFFIXES = (".yaml", ".yml")
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
-class Read(NamedTuple):
+class ReadConfig(NamedTuple):
     """The main file and all policies, from wherever it has them."""
 
     config: Config
-    policies: dict[str, Policy]
+    policies: dict[str, PolicyConfig]
 
 
 def read_config(path: Path | str) -> Config:
@@ -47,11 +47,11 @@ def read_config(path: Path | str) -> Config:
     return read_all(path).config
 
 
-def read_all(path: Path | str) -> Read:
+def read_all(path: Path | str) -> ReadConfig:
     """As `read_config`, with its policies."""
     text = load(Path(path))
     config = _checked(text, Config)
-    policies: dict[str, Policy] = {}
+    policies: dict[str, PolicyConfig] = {}
     problems = broken_references(config)
     elsewhere: list[str] = []
     missing = {problem.path for problem in problems}
@@ -68,25 +68,25 @@ def read_all(path: Path | str) -> Read:
     here = [str(text.refusal(problems))] if problems else []
     if here or elsewhere:
         raise ConfigError("\n".join(here + elsewhere))
-    return Read(config, policies)
+    return ReadConfig(config, policies)
 
 
-def unnamed_policies(config: Config, policies: Collection[str]) -> list[Problem]:
+def unnamed_policies(config: Config, policies: Collection[str]) -> list[YamlProblem]:
     """Where the configuration names a policy that is not there."""
-    active = [] if config.active in policies else [Problem(("active",), unknown("policy", config.active, policies))]
+    active = [] if config.active in policies else [YamlProblem(("active",), unknown("policy", config.active, policies))]
     return active + ([] if config.experiment is None else unnamed_in(config.experiment, policies, ("experiment",)))
 
 
-def unnamed_in(experiment: Experiment, policies: Collection[str], at: yaml_source.Path = ()) -> list[Problem]:
+def unnamed_in(experiment: ExperimentConfig, policies: Collection[str], at: yaml_source.Path = ()) -> list[YamlProblem]:
     """The same of an experiment, which stands at this path of its document."""
     named: list[tuple[yaml_source.Path, str]] = [((*at, "arms", arm), arm) for arm in experiment.arms]
     named += [((*at, "shadows", i), shadow) for i, shadow in enumerate(experiment.shadows)]
-    return [Problem(path, unknown("policy", name, policies)) for path, name in named if name not in policies]
+    return [YamlProblem(path, unknown("policy", name, policies)) for path, name in named if name not in policies]
 
 
-def read_policy_file(path: Path | str) -> Policy:
+def read_policy_file(path: Path | str) -> PolicyConfig:
     """One policy. Raises `ConfigError`; whether its scorers exist is seen when it is built."""
-    return _checked(load(Path(path)), Policy)
+    return _checked(load(Path(path)), PolicyConfig)
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
@@ -99,34 +99,34 @@ def read_trouble_file(path: Path | str) -> TroubleFile:
     return _checked(load(Path(path)), TroubleFile)
 
 
-def policy_from(text: str, name: str) -> Policy:
+def policy_from(text: str, name: str) -> PolicyConfig:
     """As `read_policy_file`, of a text that somebody sent."""
-    return _checked(parse(text, f"policy {name}"), Policy)
+    return _checked(parse(text, f"policy {name}"), PolicyConfig)
 
 
-def policies_from(text: str) -> dict[str, Policy]:
+def policies_from(text: str) -> dict[str, PolicyConfig]:
     """Several policies by name, as under `policies` in the main file. Raises `ConfigError`."""
-    policies = _checked(given := parse(text, "policies"), dict[str, Policy])
+    policies = _checked(given := parse(text, "policies"), dict[str, PolicyConfig])
     if not policies:
-        raise given.refusal([Problem((), "there is none: wanted at least one policy, by its name")])
+        raise given.refusal([YamlProblem((), "there is none: wanted at least one policy, by its name")])
     return policies
 
 
-def experiment_from(text: str, policies: Collection[str]) -> Experiment:
+def experiment_from(text: str, policies: Collection[str]) -> ExperimentConfig:
     """An `experiment` section of these policies, with or without that word above it. Raises `ConfigError`."""
     given = parse(text, "experiment")
     below: yaml_source.Path = ("experiment",) if isinstance(given.data, dict) and "experiment" in given.data else ()
-    experiment = _checked(given, _Alone).experiment if below else _checked(given, Experiment)
+    experiment = _checked(given, _Alone).experiment if below else _checked(given, ExperimentConfig)
     if problems := unnamed_in(experiment, policies, below):
         raise given.refusal(problems)
     return experiment
 
 
 class _Alone(Section):
-    experiment: Experiment
+    experiment: ExperimentConfig
 
 
-def read_any(path: Path | str) -> Config | Policy | Experiment | ProfileFile | TroubleFile:
+def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile:
     """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), a trouble's (any of its keys), or an
     experiment's (it has nothing else; whether its policies exist is known where they are). Raises `ConfigError`.
     """
@@ -153,16 +153,16 @@ def with_policy(config: Config, given: str) -> Config:
     return config.model_copy(update={"policies": policies, "policies_dir": None, "active": given, "experiment": None})
 
 
-def read_instances(path: Path | str) -> list[Instance]:
+def read_instances(path: Path | str) -> list[InstanceConfig]:
     """The list of engines in `fleet.file`; `[]` is a valid one. Raises `ConfigError`."""
     text = load(Path(path))
-    instances = _checked(text, list[Instance])
+    instances = _checked(text, list[InstanceConfig])
     if problems := list(broken_instances(instances)):
         raise text.refusal(problems)
     return instances
 
 
-def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, Policy]:
+def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, PolicyConfig]:
     """Every policy by its name: those given inline and of `policies_dir`; without either, the default.
 
     `base_dir` is where a relative `policies_dir` starts; a config from `read_config` has an absolute one.
@@ -200,7 +200,7 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
     return names
 
 
-def effective(config: Section, policies: Mapping[str, Policy] | None = None) -> str:
+def effective(config: Section, policies: Mapping[str, PolicyConfig] | None = None) -> str:
     """The configuration as YAML with every default written out; with `policies`, all of them inline.
 
     Nothing secret can be in it: keys and tokens are named by environment variable or given as hashes.
@@ -211,7 +211,7 @@ def effective(config: Section, policies: Mapping[str, Policy] | None = None) -> 
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _checked(text: Document, kind: type[T]) -> T:
+def _checked(text: YamlDocument, kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(text.data, strict=True, context=text.folder)
     except ValidationError as error:

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from router.config.sections.admission import Door
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import BaseUrl, PathName, Positive, Seconds, Section
-from router.config.sections.experiment import Experiment
-from router.config.sections.kv_store import Pool
-from router.config.sections.listeners import Admin, Clients, Listen
-from router.config.sections.local_stack import Stack
+from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.kv_store import PoolConfig
+from router.config.sections.listeners import AdminConfig, ClientsConfig, ListenConfig
+from router.config.sections.local_stack import LocalStackConfig
 
 
 class EventSource(Section):
@@ -27,7 +27,7 @@ class EventSource(Section):
     topic: str = Field(default="", description="topic prefix to subscribe to")
 
 
-class Transfer(Section):
+class TransferProtocol(Section):
     protocol: Literal["mooncake", "nixl"] = Field(
         description="the connector between them: MooncakeConnector or NixlConnector"
     )
@@ -36,7 +36,7 @@ class Transfer(Section):
     )
 
 
-class Instance(Section):
+class InstanceConfig(Section):
     url: BaseUrl = Field(description="base URL of the engine, without a path")
     name: str | None = Field(
         default=None,
@@ -63,7 +63,7 @@ class Instance(Section):
     role: Literal["both", "prefill", "decode"] = Field(
         default="both", description="prefill: computes prompts for decode instances, never answers by itself"
     )
-    transfer: Transfer | None = Field(
+    transfer: TransferProtocol | None = Field(
         default=None, description="how KV gets from prefill to decode instances; both sides name the same protocol"
     )
 
@@ -78,7 +78,7 @@ class Instance(Section):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Embedded(Section):
+class EmbeddedFleetConfig(Section):
     engines: Positive = Field(default=4, description="how many simulated engines `warmroute fleet` starts")
     model: str = Field(default="warm-tiny", description="the name they serve")
     block_tokens: Positive = Field(default=16, description="tokens per cache block")
@@ -87,13 +87,13 @@ class Embedded(Section):
     decode_ms_per_token: float = Field(default=10.0, ge=0, description="time per answer token")
 
 
-class Health(Section):
+class HealthConfig(Section):
     interval_s: Seconds = Field(default=2.0, description="pause between probes of a ready instance")
     timeout_s: Seconds = Field(default=2.0, description="a probe without an answer within this time has failed")
     failures: Positive = Field(default=2, description="failed probes in a row before an instance is down")
 
 
-class MetricsPoll(Section):
+class MetricsPollConfig(Section):
     busy_interval_s: Seconds = Field(
         default=0.25, description="pause between polls of an instance that has our requests"
     )
@@ -101,7 +101,7 @@ class MetricsPoll(Section):
     timeout_s: Seconds = Field(default=2.0, description="a poll without an answer within this time is dropped")
 
 
-class Breaker(Section):
+class BreakerConfig(Section):
     failures: Positive = Field(default=3, description="failures in a row (never 4xx) that open a target's breaker")
     open_s: Seconds = Field(
         default=5.0, description="time an open breaker lets nothing through, before one trial request"
@@ -151,16 +151,16 @@ class SpeedPrior(Section):
     decode: DecodePrior = DecodePrior()
 
 
-class Fleet(Section):
-    instances: list[Instance] = Field(default=[], description="engines, given here")
+class FleetConfig(Section):
+    instances: list[InstanceConfig] = Field(default=[], description="engines, given here")
     file: PathName | None = Field(
         default=None, description="YAML file with a list of instances; reloaded when it changes"
     )
     file_poll_s: Seconds = Field(default=1.0, description="how often that file is looked at")
-    embedded: Embedded | None = Field(default=None, description="simulated engines for `warmroute fleet`")
-    health: Health = Health()
-    metrics: MetricsPoll = MetricsPoll()
-    breaker: Breaker = Breaker()
+    embedded: EmbeddedFleetConfig | None = Field(default=None, description="simulated engines for `warmroute fleet`")
+    health: HealthConfig = HealthConfig()
+    metrics: MetricsPollConfig = MetricsPollConfig()
+    breaker: BreakerConfig = BreakerConfig()
     speed_prior: SpeedPrior = SpeedPrior()
 
 
@@ -175,7 +175,7 @@ class TokenizerSource(Section):
     template_kwargs: dict[str, Any] = Field(default={}, description="the engine's default chat template kwargs")
 
 
-class Tokens(Section):
+class TokensConfig(Section):
     budget_ms: Seconds = Field(default=500.0, description="longest wait for a prompt's token ids; after it: unknown")
     inline_chars: Positive = Field(default=8192, description="prompts up to this size are tokenised on the event loop")
     threads: Positive = Field(default=1, description="threads that tokenise longer prompts")
@@ -191,7 +191,7 @@ class Tokens(Section):
     )
 
 
-class Index(Section):
+class IndexConfig(Section):
     expected_ttl_s: Seconds = Field(default=5.0, description="how long a sent prompt counts as cached without an event")
     approximate_blocks: Positive = Field(
         default=200_000, description="remembered blocks per target without a trusted stream"
@@ -212,7 +212,7 @@ class Index(Section):
     snapshot_every_s: Seconds = Field(default=60.0, description="pause between two snapshots; one more at the end")
 
 
-class Limits(Section):
+class LimitsConfig(Section):
     body_bytes: Positive = Field(default=64 * 1024 * 1024, description="largest request body; larger: 413")
     body_budget_bytes: Positive = Field(
         default=1024 * 1024 * 1024, description="request bodies in memory at once, all together; beyond: 429"
@@ -239,7 +239,7 @@ class ExtraEndpoint(Section):
     method: Literal["GET", "POST"] = Field(default="POST", description="its method")
 
 
-class Edge(Section):
+class EdgeConfig(Section):
     extra_endpoints: list[ExtraEndpoint] = Field(
         default=[], description="paths beyond the built-in list, routed by load"
     )
@@ -252,7 +252,7 @@ class Edge(Section):
     )
 
 
-class Ledger(Section):
+class DecisionLogConfig(Section):
     folder: PathName = Field(description="where the files go; made if it is not there")
     rotate_bytes: Positive = Field(default=256 * 1024 * 1024, description="a file this large is closed and compressed")
     rotate_s: Seconds = Field(default=3600.0, description="a file this old is closed and compressed")
@@ -267,12 +267,14 @@ class Ledger(Section):
     )
 
 
-class Records(Section):
+class RecordsConfig(Section):
     keep: Positive = Field(default=10_000, description="decision records kept in memory")
-    ledger: Ledger | None = Field(default=None, description="every decision as JSON lines, for `warmroute replay`")
+    ledger: DecisionLogConfig | None = Field(
+        default=None, description="every decision as JSON lines, for `warmroute replay`"
+    )
 
 
-class Plugin(BaseModel):
+class PluginConfig(BaseModel):
     """A filter, scorer or picker by name; all other keys are its own parameters, checked when the policy is built."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
@@ -280,23 +282,23 @@ class Plugin(BaseModel):
     name: str = Field(description="registered name, see scorers/README.md")
 
 
-class WeightedPlugin(Plugin):
+class WeightedPluginConfig(PluginConfig):
     weight: float = Field(default=1.0, ge=0, description="multiplies this scorer's cost")
 
 
-class Profile(Section):
+class SchedulingProfileConfig(Section):
     """Filters, then weighted scorers, then a picker."""
 
-    filters: list[Plugin] = Field(default=[], description="which candidates stay; health and model always apply")
-    scorers: list[WeightedPlugin] = Field(min_length=1, description="costs that are weighted and added up")
-    picker: Plugin = Field(default=Plugin(name="best"), description="how a row is taken from the costs")
+    filters: list[PluginConfig] = Field(default=[], description="which candidates stay; health and model always apply")
+    scorers: list[WeightedPluginConfig] = Field(min_length=1, description="costs that are weighted and added up")
+    picker: PluginConfig = Field(default=PluginConfig(name="best"), description="how a row is taken from the costs")
 
 
-class Policy(Profile):
+class PolicyConfig(SchedulingProfileConfig):
     """A routing policy. Its own profile places whole requests, and either half of a pair that has none of its own."""
 
-    prefill: Profile | None = Field(default=None, description="chooses among prefill instances")
-    decode: Profile | None = Field(default=None, description="chooses among decode instances")
+    prefill: SchedulingProfileConfig | None = Field(default=None, description="chooses among prefill instances")
+    decode: SchedulingProfileConfig | None = Field(default=None, description="chooses among decode instances")
     prefill_from_tokens: int = Field(
         default=0,
         ge=0,
@@ -304,13 +306,13 @@ class Policy(Profile):
     )
 
 
-DEFAULT_POLICY = Policy(  # as configs/policies/warm.yaml, which says why
-    filters=[Plugin(name="near_longest", share=0.9)],  # type: ignore[call-arg]
-    scorers=[WeightedPlugin(name="warm", cap=16)],  # type: ignore[call-arg]
+DEFAULT_POLICY = PolicyConfig(  # as configs/policies/warm.yaml, which says why
+    filters=[PluginConfig(name="near_longest", share=0.9)],  # type: ignore[call-arg]
+    scorers=[WeightedPluginConfig(name="warm", cap=16)],  # type: ignore[call-arg]
 )
 
 
-class Log(Section):
+class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severity that is logged"
     )
@@ -319,38 +321,44 @@ class Log(Section):
 class Config(Section):
     """The whole main file."""
 
-    listen: Listen = Listen()
+    listen: ListenConfig = ListenConfig()
     workers: Positive = Field(
         default=1, description="processes that answer requests on the one port, as `--workers`; about one per core"
     )
-    admin: Admin = Admin()
-    clients: Clients = Clients()
-    fleet: Fleet = Fleet()
+    admin: AdminConfig = AdminConfig()
+    clients: ClientsConfig = ClientsConfig()
+    fleet: FleetConfig = FleetConfig()
     tokenizers: dict[str, TokenizerSource] = Field(
         default={}, description="by base model name as the engines serve it; a model without one asks the engine"
     )
-    tokens: Tokens = Tokens()
-    index: Index = Index()
-    limits: Limits = Limits()
-    door: Door = Door()
-    edge: Edge = Edge()
+    tokens: TokensConfig = TokensConfig()
+    index: IndexConfig = IndexConfig()
+    limits: LimitsConfig = LimitsConfig()
+    door: AdmissionConfig = AdmissionConfig()
+    edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = Field(
         default="inject",
         description="inject: ask the engine for usage on every stream and hide what the client did not ask for",
     )
-    records: Records = Records()
-    pool: Pool | None = Field(default=None, description="the Mooncake Store that the fleet shares; none: there is none")
-    stack: Stack | None = Field(default=None, description="real engines and a real store, for `warmroute stack`")
+    records: RecordsConfig = RecordsConfig()
+    pool: PoolConfig | None = Field(
+        default=None, description="the Mooncake Store that the fleet shares; none: there is none"
+    )
+    stack: LocalStackConfig | None = Field(
+        default=None, description="real engines and a real store, for `warmroute stack`"
+    )
     policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
-    policies: dict[str, Policy] = Field(
+    policies: dict[str, PolicyConfig] = Field(
         default={},
         description="policies given here, by name; without any, and without a folder, there is one: `warm`",
     )
     active: str = Field(default="warm", description="name of the policy that decides")
-    experiment: Experiment | None = Field(default=None, description="policies that share the live requests, or look on")
+    experiment: ExperimentConfig | None = Field(
+        default=None, description="policies that share the live requests, or look on"
+    )
     watch: bool = Field(
         default=True,
         description="take changes of this file's `active`, `experiment` and `policies`, and of `policies_dir`, live",
     )
     seed: int | None = Field(default=None, description="seed of everything left to chance; default: random per process")
-    log: Log = Log()
+    log: LogConfig = LogConfig()

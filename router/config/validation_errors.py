@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from router.config.yaml_source import Path, Problem
+from router.config.yaml_source import Path, YamlProblem
 
 NEVER_SHOWN = {"hash", "url", "endpoint", "replay_endpoint"}
 
@@ -36,7 +36,7 @@ WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def complaints(data: Any, kind: Any, error: ValidationError) -> list[Problem]:
+def complaints(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
     """One problem per finding of `error`, which arose from reading `data` as `kind` (a model or a list of one)."""
     return [_problem(data, kind, finding) for finding in error.errors(include_url=False)]
 
@@ -48,19 +48,19 @@ def unknown(what: str, name: str, known: Collection[str]) -> str:
     return f'unknown {what} "{name}": {hint}'
 
 
-def _problem(data: Any, kind: Any, finding: ErrorDetails) -> Problem:
+def _problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
     path = _path_in(data, finding["loc"])
     known = _fields_beside(kind, path)
     name = str(path[-1]) if path else ""
     limits = finding.get("ctx", {})
     if finding["type"] == "extra_forbidden":
-        return Problem(path, unknown("key", name, known))
+        return YamlProblem(path, unknown("key", name, known))
     if finding["type"] == "missing":
-        return Problem(path, f"missing{_meaning(known.get(name))}")
+        return YamlProblem(path, f"missing{_meaning(known.get(name))}")
     if finding["type"] == "value_error":
-        return Problem(path, str(limits["error"]))
+        return YamlProblem(path, str(limits["error"]))
     wanted = WANTED[finding["type"]](limits) if finding["type"] in WANTED else finding["msg"]
-    return Problem(path, f"found {_shown(finding['input'], name)}, wanted {wanted}{_meaning(known.get(name))}")
+    return YamlProblem(path, f"found {_shown(finding['input'], name)}, wanted {wanted}{_meaning(known.get(name))}")
 
 
 def _path_in(data: Any, loc: Path) -> Path:

@@ -24,7 +24,7 @@ MOST_VALUES = 200_000
 """In one document: aliases of aliases make a gigabyte out of a kilobyte."""
 
 
-class Problem(NamedTuple):
+class YamlProblem(NamedTuple):
     """Something wrong at a place of a document."""
 
     path: Path
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     line: int | None = None  # where it is known better than by the path
 
 
-class Document(NamedTuple):
+class YamlDocument(NamedTuple):
     """What one text holds. `lines` counts from 1 and has an entry for every path in `data`."""
 
     name: str  # the file, or what else the text is called in messages
@@ -46,7 +46,7 @@ class Document(NamedTuple):
             path = path[:-1]
         return self.lines[path]
 
-    def refusal(self, problems: list[Problem]) -> ConfigError:
+    def refusal(self, problems: list[YamlProblem]) -> ConfigError:
         """All of them in one error, one per line, from the top of the file to its end."""
         placed = sorted((p.line or self.line(p.path), dotted(p.path), p.text) for p in problems)
         return ConfigError(
@@ -55,12 +55,12 @@ class Document(NamedTuple):
         )  # fmt: skip
 
 
-def load(file: FilePath) -> Document:
+def load(file: FilePath) -> YamlDocument:
     """Reads `file`. Raises `ConfigError` when it is missing, empty, not YAML, or has a key twice."""
     return parse(text_of(file), str(file), file.absolute().parent)
 
 
-def parse(text: str, name: str, folder: FilePath | None = None) -> Document:
+def parse(text: str, name: str, folder: FilePath | None = None) -> YamlDocument:
     """As `load`, of a text that is called `name` in messages."""
     try:
         loader = _Loader(text)
@@ -68,7 +68,7 @@ def parse(text: str, name: str, folder: FilePath | None = None) -> Document:
         if node is None:
             raise ConfigError(f"{name}:1: the {'file' if folder else 'text'} is empty")
         reading = _Reading(loader)
-        document = Document(name, reading.plain(node, (), ()), reading.lines, folder)
+        document = YamlDocument(name, reading.plain(node, (), ()), reading.lines, folder)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}:{_syntax(error)}") from None
     except RecursionError:
@@ -105,7 +105,7 @@ class _Reading:
     def __init__(self, loader: _Loader) -> None:
         self._loader = loader
         self.lines: dict[Path, int] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[YamlProblem] = []
 
     def plain(self, node: yaml.Node, path: Path, around: tuple[yaml.Node, ...]) -> Any:
         """`node` as plain data; `around` are the nodes that contain it, outermost first."""
@@ -114,7 +114,7 @@ class _Reading:
         if len(self.lines) > MOST_VALUES:
             raise yaml.MarkedYAMLError(None, None, f"more than {MOST_VALUES:,} values in all", node.start_mark)
         if any(node is outer for outer in around):
-            self.problems.append(Problem(path, "an alias inside the thing that it names", line))
+            self.problems.append(YamlProblem(path, "an alias inside the thing that it names", line))
         elif isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, (*around, node))
         elif isinstance(node, yaml.SequenceNode):
@@ -122,7 +122,9 @@ class _Reading:
         elif node.tag in _Loader.yaml_constructors:
             return self._loader.construct_object(node)
         else:
-            self.problems.append(Problem(path, f"the YAML tag {node.tag.replace(TAG, '!!')} means nothing here", line))
+            self.problems.append(
+                YamlProblem(path, f"the YAML tag {node.tag.replace(TAG, '!!')} means nothing here", line)
+            )
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path, around: tuple[yaml.Node, ...]) -> dict[str, Any]:
@@ -132,10 +134,10 @@ class _Reading:
             key = self._loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "that is a list or mapping"
-                self.problems.append(Problem(path, f"the key {shown} is not text: write it in quotes", line))
+                self.problems.append(YamlProblem(path, f"the key {shown} is not text: write it in quotes", line))
             elif key in found:
                 first = self.lines[(*path, key)]
-                self.problems.append(Problem((*path, key), f"given twice, first on line {first}", line))
+                self.problems.append(YamlProblem((*path, key), f"given twice, first on line {first}", line))
             else:
                 self.lines[(*path, key)] = line
                 found[key] = self.plain(value_node, (*path, key), around)

@@ -8,14 +8,14 @@ from router.clock import Clock
 from router.control.control import Control
 from router.control.file_watch import changes
 from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
 LOOK_EVERY_S = 1.0
 BEHIND_S = 0.02  # until the next look, when one was not enough
 
 
-def start(control: Control, core: Core, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
+def start(control: Control, core: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
     """`watch`: changed files take effect."""
     tasks.supervise("audit", control.audit.run)
     tasks.supervise("guard", lambda: guard(control, core, clock))
@@ -28,14 +28,14 @@ async def follow(control: Control) -> None:
         await control.from_files()
 
 
-async def guard(control: Control, core: Core, clock: Clock) -> None:
+async def guard(control: Control, core: Scheduler, clock: Clock) -> None:
     behind = False
     while True:
         await asyncio.sleep(BEHIND_S if behind else LOOK_EVERY_S)
         behind = look(control, core, clock)
 
 
-def look(control: Control, core: Core, clock: Clock) -> bool:
+def look(control: Control, core: Scheduler, clock: Clock) -> bool:
     """One look at the experiment, about 10 ms at most. True: there is more to be looked at."""
     if (trial := core.trial) is None:
         return False

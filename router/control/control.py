@@ -26,25 +26,25 @@ from router.config.reader import effective, experiment_from, policies_from, poli
 from router.config.validation_errors import unknown
 from router.control import policy_files, proposals
 from router.control.proposals import Proposal
-from router.control.summaries import Switch, told_experiment, told_policies
-from router.control.switch import ADMIN, FILES, Asked, Switching
-from router.errors import ConfigError, NotFound, Refused
-from router.scheduling.experiments.policy_set import Regime
+from router.control.summaries import SwitchSummary, told_experiment, told_policies
+from router.control.switch import ADMIN, FILES, PolicySwitch, SwitchRequest
+from router.errors import ConfigError, NotFound, RequestRefused
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
 from router.scheduling.policy.policy import Policy
-from router.scheduling.scheduler import Core
-from router.telemetry.audit_log import Audit
-from router.telemetry.recent_records import Ring
+from router.scheduling.scheduler import Scheduler
+from router.telemetry.audit_log import AuditLog
+from router.telemetry.recent_records import RecentRecords
 from scorers.registry import installed
 
 log = logging.getLogger("warmroute.control")
 
 
-class Conflict(Refused):
+class ControlConflict(RequestRefused):
     status, kind = 409, "conflict_error"
 
 
-class Failure(NamedTuple):
+class SourceFailure(NamedTuple):
     """Why a source's last word was not taken."""
 
     at_wall_s: float
@@ -56,15 +56,17 @@ class Control:
     None: there is none.
     """
 
-    def __init__(self, core: Core, ring: Ring, audit: Audit, clock: Clock, file: Path | str | None = None) -> None:
+    def __init__(
+        self, core: Scheduler, ring: RecentRecords, audit: AuditLog, clock: Clock, file: Path | str | None = None
+    ) -> None:
         self.audit = audit
         self.failures: Counter[str] = Counter()  # by source: what could not be read or built
-        self.errors: dict[str, Failure] = {}  # by source; gone when it reads well again
+        self.errors: dict[str, SourceFailure] = {}  # by source; gone when it reads well again
         self.needs_restart: list[str] = []  # keys of the file that changed and do not take effect live
         self._core = core
         self._clock = clock
         self._registry = installed()
-        self._switching = Switching(core, ring, audit, clock)
+        self._switching = PolicySwitch(core, ring, audit, clock)
         self._file = None if file is None else Path(file)
         self._first_read = (
             None if self._file is None else policy_files.read(self._file)
@@ -78,7 +80,7 @@ class Control:
         self._switching.everywhere = everywhere
 
     @property
-    def regime(self) -> Regime:
+    def regime(self) -> PolicySet:
         return self._switching.regime
 
     @property
@@ -90,9 +92,9 @@ class Control:
 
     async def put_policy(
         self, name: str, text: str, who: str, *, activate: bool = False, dry_run: bool = False
-    ) -> Switch:
+    ) -> SwitchSummary:
         """Adds a policy, or replaces it, in memory; with `activate` it decides at once."""
-        asked = Asked(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
+        asked = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
         active = name if activate else None
         with self._remembered(asked):
             spec = await asyncio.to_thread(policy_from, text, name)
@@ -100,51 +102,51 @@ class Control:
                 asked, lambda now: proposals.put(now, {name: spec}, self._registry, active)
             )
 
-    async def put_policies(self, text: str, who: str, *, dry_run: bool = False) -> Switch:
+    async def put_policies(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """As `put_policy` for several, by name: all or none."""
-        asked = Asked(ADMIN, who, "put policies", dry_run)
+        asked = SwitchRequest(ADMIN, who, "put policies", dry_run)
         with self._remembered(asked):
             specs = await asyncio.to_thread(policies_from, text)
             asked = asked._replace(what=f"put policies {', '.join(specs)}")
             return await self._switching.switch(asked, lambda now: proposals.put(now, specs, self._registry))
 
-    async def activate(self, name: str, who: str, *, dry_run: bool = False) -> Switch:
+    async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """This policy decides, and a running experiment ends."""
 
-        def make(now: Regime) -> Proposal:
+        def make(now: PolicySet) -> Proposal:
             known(now, name)
             return proposals.activated(now, name)
 
-        return await self._switching.switch(Asked(ADMIN, who, f"activate {name}", dry_run), make)
+        return await self._switching.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), make)
 
-    async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> Switch:
+    async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """It begins, in the place of one that runs."""
-        asked = Asked(ADMIN, who, "start experiment", dry_run)
+        asked = SwitchRequest(ADMIN, who, "start experiment", dry_run)
         with self._remembered(asked):
             experiment = await asyncio.to_thread(experiment_from, text, self.regime.policies)
             asked = asked._replace(what=f"start experiment of {', '.join(experiment.arms)}")
             return await self._switching.switch(asked, lambda now: proposals.experimenting(now, experiment))
 
-    async def end_experiment(self, who: str, *, dry_run: bool = False) -> Switch:
+    async def end_experiment(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """The active policy decides for everybody again."""
 
-        def make(now: Regime) -> Proposal:
+        def make(now: PolicySet) -> Proposal:
             if now.experiment is None:
-                raise Conflict("no experiment is running", code="no_experiment")
+                raise ControlConflict("no experiment is running", code="no_experiment")
             return proposals.ended(now)
 
-        return await self._switching.switch(Asked(ADMIN, who, "end experiment", dry_run), make)
+        return await self._switching.switch(SwitchRequest(ADMIN, who, "end experiment", dry_run), make)
 
-    async def undo(self, who: str, *, dry_run: bool = False) -> Switch:
+    async def undo(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """Back to before the last switch."""
 
-        def make(now: Regime) -> Proposal:
+        def make(now: PolicySet) -> Proposal:
             if not self._switching.undo:
-                raise Conflict("there is no switch left to undo", code="nothing_to_undo")
+                raise ControlConflict("there is no switch left to undo", code="nothing_to_undo")
             what, before = self._switching.undo[-1]
             return Proposal(before, (f"undone: {what}",))
 
-        return await self._switching.switch(Asked(ADMIN, who, "undo", dry_run), make, back=True)
+        return await self._switching.switch(SwitchRequest(ADMIN, who, "undo", dry_run), make, back=True)
 
     # the files
 
@@ -152,7 +154,7 @@ class Control:
         """What is to be watched."""
         return [path for path in (self._file, self._folder) if path is not None]
 
-    async def from_files(self) -> Switch | None:
+    async def from_files(self) -> SwitchSummary | None:
         """Takes over what changed in the files. None: they cannot be read, and nothing changed."""
         if self._file is None:
             return None
@@ -160,7 +162,7 @@ class Control:
             found = await asyncio.to_thread(policy_files.read, self._file)
             self._folder = found.folder
             switch = await self._switching.switch(
-                Asked(FILES, FILES, "files changed"),
+                SwitchRequest(FILES, FILES, "files changed"),
                 lambda now: proposals.from_files(now, self._said, found.said, self._registry),
             )
         except ConfigError as wrong:
@@ -215,7 +217,7 @@ class Control:
     # what went wrong
 
     @contextmanager
-    def _remembered(self, asked: Asked) -> Iterator[None]:
+    def _remembered(self, asked: SwitchRequest) -> Iterator[None]:
         """What cannot be built stays known as its source's error, until something can. Of tries nothing is kept."""
         try:
             yield
@@ -231,10 +233,10 @@ class Control:
         before = self.errors.get(source)
         if before is None or before.text != str(wrong):
             log.error("nothing was switched, what is in force stays: %s", wrong)
-        self.errors[source] = Failure(self._clock.wall(), str(wrong))
+        self.errors[source] = SourceFailure(self._clock.wall(), str(wrong))
 
 
-def known(regime: Regime, name: str) -> Policy:
+def known(regime: PolicySet, name: str) -> Policy:
     """Raises NotFound."""
     if name not in regime.policies:
         raise NotFound(unknown("policy", name, regime.policies), param="policy", code="unknown_policy")

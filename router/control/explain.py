@@ -19,32 +19,32 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from router.backends.fetch import Fetch
-from router.backends.remote_tokenizer import Remote
+from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import can_split
 from router.clock import Clock
 from router.config.schema import Config
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.errors import BadRequest, NoTarget
-from router.fleet.instance import Served
+from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Ids, Prompt, Unknown
-from router.prompt.request_headers import Wishes
-from router.prompt.tokenization.tokenization import Tokens
+from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
+from router.prompt.request_headers import RequestHeaders
+from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import unit_of
 from router.request.route import pinned, served_by
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import plain, readable_decision
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from scorers.contract import Needs
 
 
-class Asked(NamedTuple):
+class ExplainRequest(NamedTuple):
     """A request that is not to happen."""
 
     path: str
@@ -68,13 +68,13 @@ class Explain:
     """`reading` must want the prompt's source: an overlap is worth knowing even where no policy asks for it."""
 
     def __init__(
-        self, config: Config, clock: Clock, core: Core, tokens: Tokens, fetch: Fetch, reading: ReadOptions
+        self, config: Config, clock: Clock, core: Scheduler, tokens: Tokenization, fetch: Fetch, reading: ReadOptions
     ) -> None:
         self._config = config
         self._clock = clock
         self._core = core
         self._tokens = tokens
-        self._remote = Remote(fetch)  # of our own: its turns are nobody else's
+        self._remote = EngineTokenizer(fetch)  # of our own: its turns are nobody else's
         self._reading = reading
 
     @property
@@ -86,7 +86,7 @@ class Explain:
         """Of the configuration, beside those that every engine has."""
         return frozenset(extra.path for extra in self._config.edge.extra_endpoints if extra.method == "POST")
 
-    async def explain(self, asked: Asked) -> dict[str, Any]:
+    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         """The decision for people, as plain JSON types. Raises `Refused` as the route would."""
         prompt = self._read(asked)
         served = served_by(prompt, self._core)
@@ -118,38 +118,38 @@ class Explain:
             "decision": shown,
         }
 
-    def _read(self, asked: Asked) -> Prompt:
+    def _read(self, asked: ExplainRequest) -> Prompt:
         return read_prompt(
             asked.path,
             asked.content_type,
             asked.body,
             self._reading,
-            Wishes(asked.session, asked.ttft_ms, asked.tpot_ms),
+            RequestHeaders(asked.session, asked.ttft_ms, asked.tpot_ms),
         )
 
-    async def _known(self, prompt: Prompt, served: Served | None) -> Known | Unknown:
+    async def _known(self, prompt: Prompt, served: ServedModel | None) -> TokenizedPrompt | UnknownIds:
         """As a request's, whatever the policies in use need."""
         source = prompt.source
-        if isinstance(source, Unknown):
+        if isinstance(source, UnknownIds):
             return source
         if served is None:
-            return Unknown("no_model")
+            return UnknownIds("no_model")
         sizes = self._core.block_sizes(served.base)
         if isinstance(source, Ids) or not self._tokens.asks(served.base):
             return await self._tokens.of(prompt, served.base, served.adapter, sizes, (), remember=False)
         if isinstance(source, Chat) and source.cut:
-            return Unknown("media")
+            return UnknownIds("media")
         candidates = self._core.fleet.candidates(served.base, (), self._clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
         budget_s = self._config.tokens.budget_ms / 1e3
         ids = await self._remote.ids(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
         if isinstance(ids, str):
-            return Unknown(ids)
+            return UnknownIds(ids)
         given = replace(prompt, source=Ids(list(ids)))
         known = await self._tokens.of(given, served.base, served.adapter, sizes, ())
-        return known._replace(how="remote") if isinstance(known, Known) else known
+        return known._replace(how="remote") if isinstance(known, TokenizedPrompt) else known
 
-    def _record(self, asked: Asked, prompt: Prompt) -> Record:
+    def _record(self, asked: ExplainRequest, prompt: Prompt) -> Record:
         """What a decision is made for. Nobody else sees it."""
         now = self._clock.now()
         return Record(
@@ -166,7 +166,7 @@ class Explain:
             client=asked.client,
         )
 
-    def _place(self, asked: Asked, prompt: Prompt, record: Record) -> _Placed:
+    def _place(self, asked: ExplainRequest, prompt: Prompt, record: Record) -> _Placed:
         """Puts the policy that would decide, and its arm, on `record`."""
         regime = self._core.desk.regime
         experiment = regime.experiment
@@ -184,9 +184,16 @@ class Explain:
         return _Placed(None, _draws_its_own(experiment, regime.first))
 
     def _decision(
-        self, record: Record, prompt: Prompt, served: Served | None, known: Known | Unknown, only: TargetId | None
+        self,
+        record: Record,
+        prompt: Prompt,
+        served: ServedModel | None,
+        known: TokenizedPrompt | UnknownIds,
+        only: TargetId | None,
     ) -> Decision:
-        decision = self._core.explain(record, prompt, served, known if isinstance(known, Known) else None, only)
+        decision = self._core.explain(
+            record, prompt, served, known if isinstance(known, TokenizedPrompt) else None, only
+        )
         if decision is None:
             raise NoTarget("no engine can serve this model now")
         return decision
@@ -202,7 +209,7 @@ class Explain:
         return "a request like this may be split over a prefill and a decode instance; this is for the whole of it"
 
 
-def _named(policy: str, regime: Regime) -> Policy:
+def _named(policy: str, regime: PolicySet) -> Policy:
     if policy not in regime.policies:
         names = ", ".join(sorted(regime.policies))
         raise BadRequest(
@@ -211,7 +218,7 @@ def _named(policy: str, regime: Regime) -> Policy:
     return regime.policies[policy]
 
 
-def _draws_its_own(experiment: Experiment, first: str) -> str:
+def _draws_its_own(experiment: ExperimentConfig, first: str) -> str:
     """Of a request that stands for itself alone: which arm it would be on is drawn when it comes."""
     shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.arms.items())
     return (
@@ -231,9 +238,9 @@ def _about_equals(decision: Decision, policy: Policy) -> str | None:
     return f"one of {decision.costs.count(min(decision.costs))} equals, by chance; a request may draw another"
 
 
-def _about_tokens(known: Known | Unknown) -> dict[str, Any]:
+def _about_tokens(known: TokenizedPrompt | UnknownIds) -> dict[str, Any]:
     """Where the ids came from, or why there are none."""
-    if isinstance(known, Unknown):
+    if isinstance(known, UnknownIds):
         return {"from": known.reason, "prompt_tokens": None, "leading_tokens": None}
     tokens = len(known.ids)
     return {

@@ -15,16 +15,16 @@ import os
 from collections.abc import Mapping, Sequence
 
 from router.backends.feeds.bootstrap import bootstrap_of
-from router.backends.feeds.health import Health
-from router.backends.feeds.kv_events import KvEvents
-from router.backends.feeds.metrics import MetricsPoll
-from router.backends.token_ids.passthrough import Handing
+from router.backends.feeds.health import HealthProbe
+from router.backends.feeds.kv_events import KvEventSubscriber
+from router.backends.feeds.metrics import MetricsPoller
+from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.config import schema
 from router.errors import ConfigError
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
-from router.prompt.tokenization.tokenization import Tokens
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.upstreams import Upstreams
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.members")
@@ -33,20 +33,22 @@ log = logging.getLogger("warmroute.members")
 class Membership:
     """The feeds are set right after it is made: they want to know it, too."""
 
-    def __init__(self, core: Core, upstreams: Upstreams, tokens: Tokens, handing: Handing, tasks: Tasks) -> None:
+    def __init__(
+        self, core: Scheduler, upstreams: Upstreams, tokens: Tokenization, handing: TokenIdPassthrough, tasks: Tasks
+    ) -> None:
         self._core = core
         self._upstreams = upstreams
         self._tokens = tokens
         self._handing = handing
         self._tasks = tasks
-        self._lists: dict[str, Sequence[schema.Instance]] = {}
-        self._configs: dict[str, schema.Instance] = {}
+        self._lists: dict[str, Sequence[schema.InstanceConfig]] = {}
+        self._configs: dict[str, schema.InstanceConfig] = {}
         self._doubles: set[tuple[str, str, str]] = set()  # an id, and the two sources that name it
-        self.health: Health
-        self.polls: MetricsPoll
-        self.events: KvEvents
+        self.health: HealthProbe
+        self.polls: MetricsPoller
+        self.events: KvEventSubscriber
 
-    def listed(self, source: str, instances: Sequence[schema.Instance]) -> None:
+    def listed(self, source: str, instances: Sequence[schema.InstanceConfig]) -> None:
         """One discovery's whole list: what is new joins, what is gone leaves, what changed does both."""
         self._lists[source] = instances
         wanted = self._wanted()
@@ -56,9 +58,9 @@ class Membership:
             if id not in self._configs:
                 self._join(id, config)
 
-    def _wanted(self) -> dict[str, schema.Instance]:
+    def _wanted(self) -> dict[str, schema.InstanceConfig]:
         """All lists together, by id. What two of them name is as the first one says; that is warned of once."""
-        wanted: dict[str, schema.Instance] = {}
+        wanted: dict[str, schema.InstanceConfig] = {}
         sources: dict[str, str] = {}
         doubles = set()
         for source, listed in self._lists.items():
@@ -73,7 +75,7 @@ class Membership:
         self._doubles = doubles
         return wanted
 
-    def _join(self, id: str, config: schema.Instance) -> None:
+    def _join(self, id: str, config: schema.InstanceConfig) -> None:
         key = os.environ.get(config.api_key_env) if config.api_key_env else None
         try:
             self._upstreams.add(id, config.url, api_key=key, ca_file=config.ca_file)
@@ -107,7 +109,7 @@ class Membership:
 
     # feeds.health.Registry
 
-    def joined(self, instance: str, cards: Sequence[Card], sources: Sequence[EventEndpoint]) -> None:
+    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         self._drop_streams(instance)
         streams = {source.rank: source for source in sources}
         for target in self._core.joined(instance, cards, sources):
@@ -120,7 +122,7 @@ class Membership:
         self.polls.watch(instance)  # perhaps another process: block size and capacity are asked anew
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 
-    def serves(self, instance: str, cards: Sequence[Card]) -> None:
+    def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
         self._core.fleet.serves(instance, cards)
 
     def probe_ok(self, instance: str, now: float) -> bool:

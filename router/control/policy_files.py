@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.config.reader import read_all
-from router.control.proposals import Said
+from router.control.proposals import FileSettings
 
 LIVE = frozenset({"active", "experiment", "policies", "policies_dir"})
 
 
-class FilesRead(NamedTuple):
-    said: Said
+class PolicyFiles(NamedTuple):
+    said: FileSettings
     folder: Path | None  # of policies
     rest: dict[str, Any]  # what does not take effect live, as plain data
 
 
-def read(file: Path) -> FilesRead:
+def read(file: Path) -> PolicyFiles:
     """All of it, strictly: takes milliseconds, so call it in a thread. Raises ConfigError."""
     config, policies = read_all(file)
     folder = None if config.policies_dir is None else Path(config.policies_dir)
     rest = config.model_dump(mode="json", exclude=set(LIVE))
-    return FilesRead(Said(config.active, config.experiment, policies), folder, rest)
+    return PolicyFiles(FileSettings(config.active, config.experiment, policies), folder, rest)
 
 
-def must_restart(first: FilesRead, now: FilesRead) -> list[str]:
+def must_restart(first: PolicyFiles, now: PolicyFiles) -> list[str]:
     """The keys that are not as they were when the process read them: `limits.grace_s`."""
     return list(_differing(first.rest, now.rest, ""))
 

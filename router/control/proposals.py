@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from router.config import schema
 from router.config.reader import unnamed_in
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.config.validation_errors import unknown
 from router.config.yaml_source import dotted
 from router.errors import ConfigError
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 
@@ -25,25 +25,27 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Proposal(NamedTuple):
-    regime: Regime
+    regime: PolicySet
     notes: tuple[str, ...] = ()  # what else follows, in sentences
 
 
-class Said(NamedTuple):
+class FileSettings(NamedTuple):
     """What the files say, as they were last read without fault."""
 
     active: str
-    experiment: Experiment | None
-    policies: Mapping[str, schema.Policy]
+    experiment: ExperimentConfig | None
+    policies: Mapping[str, schema.PolicyConfig]
 
 
-def said_by(regime: Regime) -> Said:
+def said_by(regime: PolicySet) -> FileSettings:
     """By the files from which a regime was built."""
     policies = {name: policy.spec for name, policy in regime.policies.items() if policy.spec is not None}
-    return Said(regime.active, regime.experiment, policies)
+    return FileSettings(regime.active, regime.experiment, policies)
 
 
-def put(before: Regime, specs: Mapping[str, schema.Policy], registry: Registry, active: str | None = None) -> Proposal:
+def put(
+    before: PolicySet, specs: Mapping[str, schema.PolicyConfig], registry: Registry, active: str | None = None
+) -> Proposal:
     """These policies are added, or take the place of those of their names; `active` comes into force at once."""
     policies = built(before.policies, specs, registry)
     after = regime(policies, before.active, before.experiment)
@@ -54,24 +56,24 @@ def put(before: Regime, specs: Mapping[str, schema.Policy], registry: Registry, 
     return Proposal(then.regime, notes + then.notes)
 
 
-def activated(before: Regime, name: str) -> Proposal:
+def activated(before: PolicySet, name: str) -> Proposal:
     """This policy decides, and nothing else: a running experiment ends."""
     notes = ("the running experiment ends",) if before.experiment is not None else ()
     return Proposal(regime(before.policies, name, None), notes)
 
 
-def experimenting(before: Regime, experiment: Experiment) -> Proposal:
+def experimenting(before: PolicySet, experiment: ExperimentConfig) -> Proposal:
     notes: tuple[str, ...] = ()
     if before.experiment is not None and before.experiment != experiment:
         notes = ("it takes the place of the running experiment, which ends",)
     return Proposal(regime(before.policies, before.active, experiment), notes)
 
 
-def ended(before: Regime) -> Proposal:
+def ended(before: PolicySet) -> Proposal:
     return Proposal(regime(before.policies, before.active, None), (f"{before.active} decides for everybody",))
 
 
-def from_files(before: Regime, seen: Said, now: Said, registry: Registry) -> Proposal:
+def from_files(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
     """What files say wins where they have changed; where they have not, what is in force stays."""
     changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
     gone = seen.policies.keys() - now.policies.keys()
@@ -84,7 +86,9 @@ def from_files(before: Regime, seen: Said, now: Said, registry: Registry) -> Pro
     return Proposal(regime(policies, active, experiment))
 
 
-def built(before: Mapping[str, Policy], specs: Mapping[str, schema.Policy], registry: Registry) -> dict[str, Policy]:
+def built(
+    before: Mapping[str, Policy], specs: Mapping[str, schema.PolicyConfig], registry: Registry
+) -> dict[str, Policy]:
     """All of `before`, with these anew. Raises `ConfigError`."""
     policies, problems = dict(before), []
     for name, spec in specs.items():
@@ -101,11 +105,11 @@ def built(before: Mapping[str, Policy], specs: Mapping[str, schema.Policy], regi
     return policies
 
 
-def regime(policies: Mapping[str, Policy], active: str, experiment: Experiment | None) -> Regime:
+def regime(policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None) -> PolicySet:
     """Raises `ConfigError` where a policy is named that is not there."""
     problems = [] if active in policies else [f"active: {unknown('policy', active, policies)}"]
     if experiment is not None:
         problems += [f"experiment.{dotted(p.path)}: {p.text}" for p in unnamed_in(experiment, policies)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return Regime(policies, active, experiment)
+    return PolicySet(policies, active, experiment)

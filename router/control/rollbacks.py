@@ -11,21 +11,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
 
-from router.scheduling.experiments.policy_set import Regime
-from router.telemetry.audit_log import Entry, InForce
+from router.scheduling.experiments.policy_set import PolicySet
+from router.telemetry.audit_log import AuditEntry, PoliciesInForce
 
 ROLLBACK = "rollback"
 """What an entry is called that takes an arm out."""
 
 
 class Rollbacks:
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[AuditEntry] = ()) -> None:
         self._arms: dict[str, frozenset[str]] = {}  # by fingerprint
         for entry in entries:
             if entry.what == ROLLBACK and entry.arm is not None and entry.before is not None:
                 self._add(entry.before.experiment, entry.arm)
 
-    def add(self, regime: Regime, arm: str) -> None:
+    def add(self, regime: PolicySet, arm: str) -> None:
         """An arm of the experiment that `regime` has."""
         self._add(fingerprint(regime), arm)
 
@@ -33,7 +33,7 @@ class Rollbacks:
         if name is not None:
             self._arms[name] = self._arms.get(name, frozenset()) | {arm}
 
-    def applied(self, regime: Regime) -> Regime:
+    def applied(self, regime: PolicySet) -> PolicySet:
         """The same with what was rolled back before. Without its first arm, an experiment is over."""
         name = fingerprint(regime)
         arms = frozenset[str]() if name is None else self._arms.get(name, frozenset())
@@ -42,7 +42,7 @@ class Rollbacks:
         return regime if arms == regime.rolled_back else replace(regime, rolled_back=arms)
 
 
-def fingerprint(regime: Regime) -> str | None:
+def fingerprint(regime: PolicySet) -> str | None:
     """None: there is no experiment."""
     if regime.experiment is None:
         return None
@@ -50,9 +50,9 @@ def fingerprint(regime: Regime) -> str | None:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def in_force(regime: Regime) -> InForce:
+def in_force(regime: PolicySet) -> PoliciesInForce:
     """A regime as the audit log has it."""
-    return InForce(
+    return PoliciesInForce(
         active=regime.active,
         policies={policy.name: policy.digest for policy in regime.in_use},
         experiment=fingerprint(regime),

@@ -12,35 +12,35 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from router.backends.discovery.base import Discovery
-from router.backends.feeds.health import Health
-from router.backends.mooncake.client import MooncakePool
+from router.backends.feeds.health import HealthProbe
+from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.report import PoolReport
-from router.backends.no_kv_store import NoPool
+from router.backends.no_kv_store import NoKvStore
 from router.backends.token_ids import passthrough as handing
-from router.backends.token_ids.passthrough import Handing
+from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.control import Control
 from router.fleet.instance import Instance, Target
 from router.fleet.latency_model import LINKS
 from router.kvcache.events import Tier
-from router.kvcache.indexer import Stream
-from router.prompt.tokenization.tokenization import Report as Tokenizer
-from router.prompt.tokenization.tokenization import Tokens
+from router.kvcache.indexer import EventStream
+from router.prompt.tokenization.tokenization import Tokenization
+from router.prompt.tokenization.tokenization import TokenizationReport as Tokenizer
 from router.request.admission.controller import LINES
-from router.request.admission.model_admission import Gate
-from router.scheduling.experiments.policy_set import Regime
+from router.request.admission.model_admission import ModelAdmission
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import plain, readable
-from router.scheduling.scheduler import Core
-from router.telemetry.decision_log.writer import JsonLines, Stats
-from router.telemetry.metrics.admission import GateState
-from router.telemetry.metrics.policies import ArmUnits, InForce, LedgerState, Steering
-from router.telemetry.metrics.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState
-from router.telemetry.metrics.token_ids import HandingState
-from router.telemetry.metrics.tokenization import ModelTokens, Remembered
-from router.telemetry.recent_records import Ring
+from router.scheduling.scheduler import Scheduler
+from router.telemetry.decision_log.writer import DecisionLogWriter, WriterStats
+from router.telemetry.metrics.admission import ModelAdmissionState
+from router.telemetry.metrics.policies import ArmUnits, DecisionLogState, PolicyInForce, PolicyState
+from router.telemetry.metrics.state import LinkState, PoolState, RouterSnapshot, TargetState, TokenizerState
+from router.telemetry.metrics.token_ids import PassthroughState
+from router.telemetry.metrics.tokenization import ModelTokenCounts, PrefixCacheState
+from router.telemetry.recent_records import RecentRecords
 
 
-class Others(Protocol):
+class OtherWorkers(Protocol):
     """Other processes that answer requests of this router."""
 
     def workers(self) -> list[dict[str, Any]]:
@@ -52,22 +52,22 @@ class Others(Protocol):
         """The newest of each, in no order."""
 
 
-class Report:
+class Status:
     def __init__(
         self,
-        core: Core,
-        tokens: Tokens,
-        handing: Handing,
-        pool: MooncakePool | NoPool,
-        health: Health,
+        core: Scheduler,
+        tokens: Tokenization,
+        handing: TokenIdPassthrough,
+        pool: MooncakeStore | NoKvStore,
+        health: HealthProbe,
         discoveries: Mapping[str, Discovery],
-        ring: Ring,
+        ring: RecentRecords,
         control: Control,
-        ledger: JsonLines | None,
+        ledger: DecisionLogWriter | None,
         clock: Clock,
         run_id: str,
-        others: Others | None = None,
-        gates: Iterable[Gate] = (),
+        others: OtherWorkers | None = None,
+        gates: Iterable[ModelAdmission] = (),
     ) -> None:
         self._core = core
         self._tokens = tokens
@@ -142,8 +142,8 @@ class Report:
 
     # the state metrics
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> RouterSnapshot:
+        return RouterSnapshot(
             targets=[self._state(i, target) for i in self._core.fleet for target in i.targets.values()],
             tokenizers=[
                 TokenizerState(model, told.source, told.proofs, told.mismatches)
@@ -159,17 +159,17 @@ class Report:
             gates=[gate_state(gate) for gate in self._gates],
         )
 
-    def _remembered(self) -> Remembered:
+    def _remembered(self) -> PrefixCacheState:
         memory = self._tokens.memory
         models = {
-            model: ModelTokens(told.remembered_tokens, told.tokenised_tokens, told.incremental)
+            model: ModelTokenCounts(told.remembered_tokens, told.tokenised_tokens, told.incremental)
             for model, told in self._tokens.report().items()
         }
-        return Remembered(memory.held_bytes, memory.limit_bytes, memory.evicted, models)
+        return PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted, models)
 
-    def _steering(self) -> Steering:
+    def _steering(self) -> PolicyState:
         regime, trial = self._core.desk.regime, self._core.trial
-        return Steering(
+        return PolicyState(
             in_force=in_force(regime),
             switches=self._control.switches,
             refusals=self._control.failures,
@@ -237,25 +237,25 @@ class Report:
         }
 
 
-def in_force(regime: Regime) -> list[InForce]:
-    active = InForce("active", regime.active, regime.policy.digest)
+def in_force(regime: PolicySet) -> list[PolicyInForce]:
+    active = PolicyInForce("active", regime.active, regime.policy.digest)
     if regime.experiment is None:
         return [active]
-    arms = [InForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
-    shadows = [InForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
+    arms = [PolicyInForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
+    shadows = [PolicyInForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
     return [active, *arms, *shadows]
 
 
-def handing_state(told: handing.Report) -> HandingState:
+def handing_state(told: handing.PassthroughReport) -> PassthroughState:
     takers = {instance: taker.takes for instance, taker in told.takers.items()}
-    return HandingState(takers, told.handed, told.unhanded)
+    return PassthroughState(takers, told.handed, told.unhanded)
 
 
-def ledger_state(stats: Stats) -> LedgerState:
-    return LedgerState(stats.written, stats.dropped, stats.bytes, stats.failures)
+def ledger_state(stats: WriterStats) -> DecisionLogState:
+    return DecisionLogState(stats.written, stats.dropped, stats.bytes, stats.failures)
 
 
-def readable_stream(stream: Stream | None, now: float) -> dict[str, Any] | None:
+def readable_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
     """None: the target has no event stream."""
     if stream is None or (book := stream.book) is None:
         return None
@@ -292,7 +292,7 @@ def readable_pool(told: PoolReport) -> dict[str, Any]:
     }
 
 
-def readable_gate(gate: Gate, now: float) -> dict[str, Any]:
+def readable_gate(gate: ModelAdmission, now: float) -> dict[str, Any]:
     """Who is live behind a model's door, what fits, and who waits in front of it, in order."""
     state = gate.state()
     return {
@@ -315,10 +315,10 @@ def readable_gate(gate: Gate, now: float) -> dict[str, Any]:
     }
 
 
-def gate_state(gate: Gate) -> GateState:
+def gate_state(gate: ModelAdmission) -> ModelAdmissionState:
     state = gate.state()
     lines = Counter(hold.turn.line for hold in state.waiting)
-    return GateState(
+    return ModelAdmissionState(
         gate.model,
         {line: lines[line] for line in LINES},
         state.live.sessions,

@@ -12,26 +12,26 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.control.rollbacks import fingerprint
-from router.scheduling.experiments.dry_run import Plan
-from router.scheduling.experiments.experiment import Trial
-from router.scheduling.experiments.policy_set import Regime
-from router.scheduling.experiments.results import ArmReport, Standing, TrialReport
+from router.scheduling.experiments.dry_run import DryRunReport
+from router.scheduling.experiments.experiment import RunningExperiment
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.experiments.results import ArmReport, ExperimentReport, MetricResult
 from router.scheduling.experiments.shadow import Shadow
 from router.scheduling.policy.record_view import plain
-from router.telemetry.audit_log import InForce
+from router.telemetry.audit_log import PoliciesInForce
 
 INFINITE = "infinite"
 
 
-class Switch(NamedTuple):
+class SwitchSummary(NamedTuple):
     """What was done, or would be."""
 
     what: str
     dry_run: bool
     changed: bool  # False: all was so already
-    plan: Plan | None  # None: no choice can change
+    plan: DryRunReport | None  # None: no choice can change
     notes: tuple[str, ...]
-    in_force: InForce  # afterwards
+    in_force: PoliciesInForce  # afterwards
 
     def readable(self) -> dict[str, Any]:
         plan = None
@@ -47,7 +47,7 @@ class Switch(NamedTuple):
         }
 
 
-def notes_of(before: Regime, wanted: Regime, after: Regime, alike: bool) -> tuple[str, ...]:
+def notes_of(before: PolicySet, wanted: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
     """What else there is to say of a switch. `wanted`: without what was rolled back earlier."""
     notes = []
     if alike:
@@ -63,7 +63,7 @@ def notes_of(before: Regime, wanted: Regime, after: Regime, alike: bool) -> tupl
     return tuple(notes)
 
 
-def told_policies(regime: Regime) -> dict[str, Any]:
+def told_policies(regime: PolicySet) -> dict[str, Any]:
     roles = dict.fromkeys(() if regime.experiment is None else regime.experiment.shadows, "shadow")
     roles |= dict.fromkeys(() if regime.experiment is None else regime.experiment.arms, "arm")
     roles[regime.active] = "active" if regime.active not in roles else f"active, {roles[regime.active]}"
@@ -81,7 +81,9 @@ def told_policies(regime: Regime) -> dict[str, Any]:
     }
 
 
-def told_experiment(regime: Regime, trial: Trial | None, shadows: Sequence[Shadow]) -> dict[str, Any] | None:
+def told_experiment(
+    regime: PolicySet, trial: RunningExperiment | None, shadows: Sequence[Shadow]
+) -> dict[str, Any] | None:
     """None: there is none."""
     if regime.experiment is None or trial is None:
         return None
@@ -118,7 +120,7 @@ def finite(value: Any) -> Any:
     return INFINITE if isinstance(value, float) and isinf(value) else value
 
 
-def sentences(report: TrialReport) -> Iterator[str]:
+def sentences(report: ExperimentReport) -> Iterator[str]:
     """How the arms stand, for people; without a full stop at the end."""
     first = report.arms[0]
     for arm in report.arms:
@@ -140,7 +142,7 @@ def _against(arm: ArmReport, first: ArmReport) -> Iterator[str]:
         yield f"{arm.arm}: {mine.metric} {figures(mine)}, {first.arm} {figures(theirs)}: {verdict(mine)}"
 
 
-def figures(standing: Standing) -> str:
+def figures(standing: MetricResult) -> str:
     """`210 ms (190 to 240)`."""
     values = [figure(value, standing.metric) for value in (standing.estimate, standing.low, standing.high)]
     return f"{values[0]} ({values[1]} to {values[2]})"
@@ -154,7 +156,7 @@ def figure(value: float | None, metric: str) -> str:
     return "no answer" if isinf(value) else f"{value:,.0f} ms"
 
 
-def verdict(standing: Standing) -> str:
+def verdict(standing: MetricResult) -> str:
     if standing.verdict != "not yet known":
         return str(standing.verdict)
     if standing.requests_needed is None:

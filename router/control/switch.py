@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from router.clock import Clock
 from router.control.proposals import Proposal
 from router.control.rollbacks import ROLLBACK, Rollbacks, in_force
-from router.control.summaries import Switch, notes_of, told_experiment
-from router.scheduling.experiments.dry_run import Plan, Planner
-from router.scheduling.experiments.policy_set import Regime
+from router.control.summaries import SwitchSummary, notes_of, told_experiment
+from router.scheduling.experiments.dry_run import DryRun, DryRunReport
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
-from router.scheduling.scheduler import Core
-from router.telemetry.audit_log import Audit, Entry
-from router.telemetry.recent_records import Ring
+from router.scheduling.scheduler import Scheduler
+from router.telemetry.audit_log import AuditEntry, AuditLog
+from router.telemetry.recent_records import RecentRecords
 
 log = logging.getLogger("warmroute.control")
 
@@ -37,27 +37,27 @@ async def nowhere_else() -> None:
     """This process is the whole router."""
 
 
-class Asked(NamedTuple):
+class SwitchRequest(NamedTuple):
     source: str
     who: str
     what: str
     dry_run: bool = False
 
 
-class Step(NamedTuple):
+class SwitchStep(NamedTuple):
     """A switch that can be undone."""
 
     what: str
-    before: Regime
+    before: PolicySet
 
 
-class Switching:
+class PolicySwitch:
     """Begins with the regime that the core was built with, less what was rolled back in it before."""
 
-    def __init__(self, core: Core, ring: Ring, audit: Audit, clock: Clock) -> None:
+    def __init__(self, core: Scheduler, ring: RecentRecords, audit: AuditLog, clock: Clock) -> None:
         self.audit = audit
         self.switches: Counter[str] = Counter()  # by source
-        self.undo: deque[Step] = deque(maxlen=UNDOS)
+        self.undo: deque[SwitchStep] = deque(maxlen=UNDOS)
         self.ended: dict[str, Any] | None = None  # what the last experiment came to
         self.everywhere: Callable[[], Awaitable[None]] = nowhere_else
         self._core = core
@@ -74,10 +74,12 @@ class Switching:
         self._note(FILES, "start", None, after, why=why)
 
     @property
-    def regime(self) -> Regime:
+    def regime(self) -> PolicySet:
         return self._core.desk.regime
 
-    async def switch(self, asked: Asked, make: Callable[[Regime], Proposal], *, back: bool = False) -> Switch:
+    async def switch(
+        self, asked: SwitchRequest, make: Callable[[PolicySet], Proposal], *, back: bool = False
+    ) -> SwitchSummary:
         """`make` says what follows from what is in force, and may be asked again; `back`: the last step is undone."""
         async with self._lock:
             while True:
@@ -97,11 +99,13 @@ class Switching:
                     self._write(asked, before, after, plan, back)
                     await self.everywhere()
             notes = proposal.notes + notes_of(before, proposal.regime, after, alike)
-            return Switch(asked.what, asked.dry_run, changed, plan, notes, in_force(after))
+            return SwitchSummary(asked.what, asked.dry_run, changed, plan, notes, in_force(after))
 
-    def _write(self, asked: Asked, before: Regime, after: Regime, plan: Plan | None, back: bool) -> None:
+    def _write(
+        self, asked: SwitchRequest, before: PolicySet, after: PolicySet, plan: DryRunReport | None, back: bool
+    ) -> None:
         if not back:
-            self.undo.append(Step(asked.what, before))
+            self.undo.append(SwitchStep(asked.what, before))
         self.switches[asked.source] += 1
         self._note(asked.who, asked.what, before, after, plan=plan)
 
@@ -120,9 +124,9 @@ class Switching:
         self.switches[GUARD] += 1
         self._note(GUARD, ROLLBACK, before, self.regime, why=finding.why, arm=finding.arm)
 
-    async def _planned(self, after: Regime) -> Plan:
+    async def _planned(self, after: PolicySet) -> DryRunReport:
         """In slices: the loop serves everybody else in between."""
-        planner = Planner(after)
+        planner = DryRun(after)
         until = self._clock.now() + SLICE_S
         for record in reversed(self._ring.latest(PLANNED)):  # oldest first: sessions go on from where they would be
             planner.add(record)
@@ -131,7 +135,7 @@ class Switching:
                 until = self._clock.now() + SLICE_S
         return planner.plan()
 
-    def _take(self, after: Regime) -> None:
+    def _take(self, after: PolicySet) -> None:
         before, trial, shadows = self.regime, self._core.trial, self._core.desk.shadows
         self._core.swap(after)
         if trial is not None and self._core.trial is not trial:
@@ -141,13 +145,13 @@ class Switching:
         self,
         who: str,
         what: str,
-        before: Regime | None,
-        after: Regime,
+        before: PolicySet | None,
+        after: PolicySet,
         *,
-        plan: Plan | None = None,
+        plan: DryRunReport | None = None,
         why: str | None = None,
         arm: str | None = None,
     ) -> None:
         was = None if before is None else in_force(before)
         foreseen = None if plan is None else plan.lines()
-        self.audit.add(Entry(self._clock.wall(), who, what, was, in_force(after), foreseen, why, arm))
+        self.audit.add(AuditEntry(self._clock.wall(), who, what, was, in_force(after), foreseen, why, arm))

@@ -9,7 +9,7 @@ from __future__ import annotations
 REMEMBERED = 64
 
 
-class Answers:
+class AnswerLengths:
     """Names are those of models that answered, so they are few."""
 
     def __init__(self) -> None:

@@ -30,13 +30,13 @@ def verdict(status: int | None) -> Verdict:
     return "neutral" if status == 503 else "success"
 
 
-class Breaker:
+class CircuitBreaker:
     """`not_closed`: a set, of the fleet say, that has this breaker in it as long as it is not closed."""
 
     __slots__ = ("_failures", "_not_closed", "_open_s", "_opened_at", "_row", "_trial", "opened")
 
-    def __init__(self, failures: int, open_s: float, not_closed: set[Breaker] | None = None) -> None:
-        self._not_closed: set[Breaker] = set() if not_closed is None else not_closed
+    def __init__(self, failures: int, open_s: float, not_closed: set[CircuitBreaker] | None = None) -> None:
+        self._not_closed: set[CircuitBreaker] = set() if not_closed is None else not_closed
         self._failures = failures
         self._open_s = open_s
         self._row = 0  # failures in a row

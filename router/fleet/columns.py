@@ -20,7 +20,7 @@ from scorers.streams import held_up, step_ms
 NO_LINK = (inf, 0.0)
 
 
-class Priced(NamedTuple):
+class PriceColumns(NamedTuple):
     """As `scorers.ttft.Ahead`. Arrays, since floats that lie about in memory are fetched one by one: half the time."""
 
     fixed_ms: array[float]
@@ -30,7 +30,7 @@ class Priced(NamedTuple):
     pool: list[tuple[float, float]]
 
 
-class Lineup:
+class CandidateColumns:
     """Of `targets`, in their order. The columns are empty until somebody wants to see them."""
 
     def __init__(self, targets: tuple[Target, ...]) -> None:
@@ -88,12 +88,12 @@ class Lineup:
         return tokens <= self._least_room
 
 
-def _priced(count: int) -> Priced:
+def _priced(count: int) -> PriceColumns:
     zeros = array("d", bytes(8 * count))
-    return Priced(zeros[:], zeros[:], zeros[:], zeros[:], [NO_LINK] * count)
+    return PriceColumns(zeros[:], zeros[:], zeros[:], zeros[:], [NO_LINK] * count)
 
 
-def _put(prices: Priced, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
+def _put(prices: PriceColumns, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
     """The queue counts once and the work `weight` times. All ways to do it grow alike: the least stays the least."""
     prices.fixed_ms[slot] = queued_ms + speed.base_ms * weight
     prices.ms_per_token[slot] = speed.us_per_token / 1e3 * weight

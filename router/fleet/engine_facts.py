@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class PoolLoads(NamedTuple):
+class PoolTransferCounts(NamedTuple):
     """What one rank has loaded from the shared pool since its process started: counters, which a restart sets back."""
 
     operations: int
@@ -27,11 +27,11 @@ class Gauges(NamedTuple):
     adapters: frozenset[str] | None  # LoRA names that its running requests use
     max_adapters: int | None
     waiting_adapters: frozenset[str] | None = None  # LoRA names that its waiting requests ask for
-    pool_loads: PoolLoads | None = None
+    pool_loads: PoolTransferCounts | None = None
     output_tokens: int | None = None  # answer tokens since its process started: a counter, which a restart sets back
 
 
-class Card(NamedTuple):
+class ModelCard(NamedTuple):
     """One entry of an engine's `/v1/models`."""
 
     id: str

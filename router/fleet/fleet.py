@@ -25,14 +25,14 @@ from math import exp
 from typing import NamedTuple
 
 from router.config import schema
-from router.fleet.answer_lengths import Answers
-from router.fleet.breaker import Breaker
-from router.fleet.columns import Lineup
-from router.fleet.engine_facts import Card, Gauges
-from router.fleet.instance import Instance, Served, State, Target
-from router.fleet.latency_model import Pace
+from router.fleet.answer_lengths import AnswerLengths
+from router.fleet.breaker import CircuitBreaker
+from router.fleet.columns import CandidateColumns
+from router.fleet.engine_facts import Gauges, ModelCard
+from router.fleet.instance import Instance, InstanceState, ServedModel, Target
+from router.fleet.latency_model import LatencyModel
 from router.fleet.median_speed import typical
-from router.fleet.rows import Board
+from router.fleet.rows import RowCache
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 
@@ -41,7 +41,7 @@ BUSY_EVERY_S = 0.05  # how often it is looked at: a 20 s average cannot tell the
 NOMINAL_KEPT_S = 1.0  # who is ready and how fast they are is looked at anew that often: 0.1 ms for 64 instances
 
 
-class Duplicate(NamedTuple):
+class DuplicateInstance(NamedTuple):
     """Two instances with one id: the second did not join."""
 
     id: str
@@ -53,13 +53,13 @@ class _Tables(NamedTuple):
 
     targets: dict[TargetId, Target]
     by_model: dict[str, list[Target]]
-    served: dict[str, Served]
+    served: dict[str, ServedModel]
 
 
 class Fleet:
     """All instances. Unknown ids are ignored: a late answer may arrive after its instance has left."""
 
-    def __init__(self, config: schema.Fleet) -> None:
+    def __init__(self, config: schema.FleetConfig) -> None:
         self._config = config
         self._instances: dict[str, Instance] = {}
         self._tables: _Tables | None = None  # None: to be made anew
@@ -67,18 +67,18 @@ class Fleet:
         self._busy = 0.0  # the same, exactly
         self._busy_at = 0.0
         self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model name: made when, what
-        self._well: dict[str | None, Lineup] = {}  # by model name: whatever their breakers say
-        self._lineups: list[Lineup] = []  # each of them once
-        self._not_closed: set[Breaker] = set()
-        self.answers = Answers()
-        self.board = Board()
+        self._well: dict[str | None, CandidateColumns] = {}  # by model name: whatever their breakers say
+        self._lineups: list[CandidateColumns] = []  # each of them once
+        self._not_closed: set[CircuitBreaker] = set()
+        self.answers = AnswerLengths()
+        self.board = RowCache()
 
     # who is there
 
-    def join(self, config: schema.Instance) -> Instance | Duplicate:
-        instance = Instance(config, Pace(self._config.speed_prior))
+    def join(self, config: schema.InstanceConfig) -> Instance | DuplicateInstance:
+        instance = Instance(config, LatencyModel(self._config.speed_prior))
         if instance.id in self._instances:
-            return Duplicate(instance.id, config.url)
+            return DuplicateInstance(instance.id, config.url)
         self._instances[instance.id] = instance
         self._set_ranks(instance, [0])
         return instance
@@ -106,7 +106,7 @@ class Fleet:
 
     # what became known of it
 
-    def learned(self, id: str, cards: Sequence[Card], ranks: Collection[int]) -> None:
+    def learned(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
         """A joining instance told what it serves: it is ready. No ranks: nothing said of them, what is known stays."""
         if (instance := self._instances.get(id)) is None:
             return
@@ -114,11 +114,11 @@ class Fleet:
         self._set_ranks(instance, sorted(ranks) or list(instance.targets))
         for target in instance.targets.values():
             target.renew()
-        instance.life = State.READY
+        instance.life = InstanceState.READY
         instance.failures = 0
         self._forget_well()
 
-    def serves(self, id: str, cards: Sequence[Card]) -> None:
+    def serves(self, id: str, cards: Sequence[ModelCard]) -> None:
         """Its models changed while it ran: an adapter was loaded or unloaded."""
         if (instance := self._instances.get(id)) is not None:
             self._set_cards(instance, cards)
@@ -129,18 +129,18 @@ class Fleet:
         if (instance := self._instances.get(id)) is None:
             return False
         instance.failures = 0
-        if instance.life is State.DOWN:
-            instance.life = State.JOINING
-        return instance.life is State.JOINING
+        if instance.life is InstanceState.DOWN:
+            instance.life = InstanceState.JOINING
+        return instance.life is InstanceState.JOINING
 
     def probe_failed(self, id: str, now: float) -> bool:
         """It did not answer, or not well. True: that was one too many, and it has just gone down."""
         if (instance := self._instances.get(id)) is None:
             return False
         instance.failures += 1
-        if instance.life is State.DOWN or instance.failures < self._config.health.failures:
+        if instance.life is InstanceState.DOWN or instance.failures < self._config.health.failures:
             return False
-        instance.life = State.DOWN
+        instance.life = InstanceState.DOWN
         self._forget_well()
         for target in instance.targets.values():
             target.books.forget_gauges()
@@ -154,7 +154,7 @@ class Fleet:
 
     def polled(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
         """Its metrics page, by rank, sent for at `sent_at`. Returns targets that only the page made known."""
-        if (instance := self._instances.get(id)) is None or instance.life is State.DOWN:
+        if (instance := self._instances.get(id)) is None or instance.life is InstanceState.DOWN:
             return []
         if len(page) == 1 and len(instance.targets) == 1:
             # One engine behind one door is that engine, however it is numbered (external data-parallel balancing).
@@ -168,7 +168,7 @@ class Fleet:
 
     # who may get a request
 
-    def resolve(self, model: str) -> Served | None:
+    def resolve(self, model: str) -> ServedModel | None:
         """What a model name means; None: no instance ever named it. One whose instances are all down is still known:
         asking for it is a 503, not a 404.
         """
@@ -191,7 +191,7 @@ class Fleet:
             return well
         return [target for target in well if target.id not in excluding and target.breaker.lets(now)]
 
-    def lineup(self, model: str | None, now: float) -> Lineup:
+    def lineup(self, model: str | None, now: float) -> CandidateColumns:
         """The same whatever their breakers say, to be compared all at once."""
         lineup = self._well.get(model) or self._find_well(model)
         if self.board.stirred:
@@ -201,13 +201,13 @@ class Fleet:
         lineup.begin(now)
         return lineup
 
-    def _find_well(self, model: str | None) -> Lineup:
+    def _find_well(self, model: str | None) -> CandidateColumns:
         targets = self.serving(model)
-        well = tuple([target for target in targets if target.instance.state is State.READY])
+        well = tuple([target for target in targets if target.instance.state is InstanceState.READY])
         # Adapters are on the same targets as their base.
         lineup = next((known for known in self._lineups if known.targets == well), None)
         if lineup is None:
-            lineup = Lineup(well)
+            lineup = CandidateColumns(well)
         if targets:  # names that nobody serves come from clients, without end
             self._well[model] = lineup
             if lineup not in self._lineups:
@@ -239,16 +239,16 @@ class Fleet:
             return kept[1]
         targets = self.serving(model)
         instances = {target.instance.id: target.instance for target in targets}.values()
-        speed = typical([i.speed.speed(now) for i in instances if i.state is State.READY])
+        speed = typical([i.speed.speed(now) for i in instances if i.state is InstanceState.READY])
         if targets:  # names that nobody serves come from clients, without end
             self._nominal[model] = now, speed
         return speed
 
-    def models(self) -> list[Card]:
+    def models(self) -> list[ModelCard]:
         """The union of the cards of all instances that could answer, each name once."""
-        cards: dict[str, Card] = {}
+        cards: dict[str, ModelCard] = {}
         for instance in self._instances.values():
-            if instance.life is State.READY:
+            if instance.life is InstanceState.READY:
                 for card in instance.cards:
                     cards.setdefault(card.id, card)
         return list(cards.values())
@@ -258,7 +258,7 @@ class Fleet:
         elapsed_s = now - self._busy_at
         if self.busy is not None and elapsed_s < BUSY_EVERY_S:
             return
-        ready = [instance for instance in self._instances.values() if instance.life is State.READY]
+        ready = [instance for instance in self._instances.values() if instance.life is InstanceState.READY]
         if not ready:
             return
         share = sum(instance.prefilling for instance in ready) / len(ready)
@@ -280,7 +280,7 @@ class Fleet:
 
     # keeping order
 
-    def _set_cards(self, instance: Instance, cards: Sequence[Card]) -> None:
+    def _set_cards(self, instance: Instance, cards: Sequence[ModelCard]) -> None:
         instance.cards = tuple(cards)
         instance.served = read_cards(cards)
 
@@ -294,7 +294,7 @@ class Fleet:
 
     def _target(self, instance: Instance, rank: int) -> Target:
         told = self._config.breaker
-        breaker = Breaker(told.failures, told.open_s, self._not_closed)
+        breaker = CircuitBreaker(told.failures, told.open_s, self._not_closed)
         return Target(instance, rank, breaker, instance.speed, self.board)
 
     def _forget_tables(self) -> None:
@@ -314,19 +314,19 @@ class Fleet:
         return tables
 
 
-def read_cards(cards: Sequence[Card]) -> dict[str, Served]:
+def read_cards(cards: Sequence[ModelCard]) -> dict[str, ServedModel]:
     """What each name on an instance means. Base cards with the same root are aliases: the first is the base's name.
     An adapter whose parent is not on the list belongs to the first base.
     """
     base_of_root: dict[str | None, str] = {}
-    served: dict[str, Served] = {}
+    served: dict[str, ServedModel] = {}
     for card in cards:
         if card.parent is None:
             base = card.id if card.root is None else base_of_root.setdefault(card.root, card.id)
-            served[card.id] = Served(base, None)
+            served[card.id] = ServedModel(base, None)
     first = next(iter(served.values()), None)
     for card in cards:
         if card.parent is not None and card.id not in served:
             parent = served.get(card.parent, first)
-            served[card.id] = Served(parent.base if parent else card.parent, card.id)
+            served[card.id] = ServedModel(parent.base if parent else card.parent, card.id)
     return served

@@ -12,32 +12,32 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from router.config import schema
-from router.fleet.breaker import Breaker
-from router.fleet.engine_facts import Card, Gauges, PoolLoads
-from router.fleet.latency_model import Link, Pace
-from router.fleet.load import Booking, Books
-from router.fleet.overlap_accuracy import Trust
+from router.fleet.breaker import CircuitBreaker
+from router.fleet.engine_facts import Gauges, ModelCard, PoolTransferCounts
+from router.fleet.latency_model import LatencyModel, Link
+from router.fleet.load import Booking, LoadBook
+from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.kvcache.events import TargetId
 from scorers.contract import Row
 
 DECODE_TOKENS = 8  # an answer must have: the first step shares its time with the prefill's end, the last with the end
 
 
-class State(StrEnum):
+class InstanceState(StrEnum):
     JOINING = "joining"
     READY = "ready"
     DRAINING = "draining"
     DOWN = "down"
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """What a requested model name means: a base model, perhaps with a LoRA adapter on it."""
 
     base: str
     adapter: str | None
 
 
-class Loaded(NamedTuple):
+class FetchedKv(NamedTuple):
     """Part of a prompt's KV that an engine fetched, neither found on its GPU nor computed."""
 
     link: Link
@@ -74,15 +74,17 @@ class Target:
 
     """`board` is told when something of it changes."""
 
-    def __init__(self, instance: Instance, rank: int, breaker: Breaker, speed: Pace, board: TargetObserver) -> None:
+    def __init__(
+        self, instance: Instance, rank: int, breaker: CircuitBreaker, speed: LatencyModel, board: TargetObserver
+    ) -> None:
         self._board = board
         self._changed = partial(board.changed, self)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
-        self.books = Books(self._changed)
+        self.books = LoadBook(self._changed)
         self.breaker = breaker
-        self.trust = Trust()
+        self.trust = OverlapAccuracy()
         self.speed = speed  # the instance's: its ranks run on the same hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
@@ -137,7 +139,7 @@ class Target:
         cached_tokens: int,
         ttft_ms: float,
         now: float,
-        loaded: Loaded | None = None,
+        loaded: FetchedKv | None = None,
     ) -> None:
         """An answer told how much it had to compute, how much was `loaded` for it, and when its first byte came."""
         if not booking.alone:
@@ -159,7 +161,7 @@ class Target:
             self.speed.decoded(step_ms, batch.requests, batch.context_tokens, now)
             self._sped()
 
-    def _counted(self, before: PoolLoads, after: PoolLoads, now: float) -> None:
+    def _counted(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
         """What the engine loaded from the pool between two polls, as one load of mean size. A counter that has fallen
         or stood still while others rose is another process's, or nonsense: no sample. (A model with several cache
         groups counts a block in each, and looks so many times as fast until answers tell.)
@@ -189,20 +191,20 @@ class Instance:
 
     __slots__ = ("cards", "config", "drained", "failures", "id", "life", "served", "speed", "targets")
 
-    def __init__(self, config: schema.Instance, speed: Pace) -> None:
+    def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
         self.id = config.id
         self.config = config
-        self.life = State.JOINING
+        self.life = InstanceState.JOINING
         self.drained = False
         self.failures = 0  # probes in a row
-        self.cards: tuple[Card, ...] = ()
-        self.served: Mapping[str, Served] = {}
+        self.cards: tuple[ModelCard, ...] = ()
+        self.served: Mapping[str, ServedModel] = {}
         self.speed = speed
         self.targets: dict[int, Target] = {}
 
     @property
-    def state(self) -> State:
-        return State.DRAINING if self.drained and self.life is State.READY else self.life
+    def state(self) -> InstanceState:
+        return InstanceState.DRAINING if self.drained and self.life is InstanceState.READY else self.life
 
     @property
     def base(self) -> str | None:

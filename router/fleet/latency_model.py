@@ -3,7 +3,7 @@
 Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context +
 new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for
 everybody in the batch is a `Decode`, base + d * requests + e * context. All are lines in their coefficients, so
-`LeastSquares` follows them.
+`RecursiveLeastSquares` follows them.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
     a lone answer that loaded tokens:    TTFT - curve(what it computed)              -> that link
@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 from router.config.schema import DecodePrior, SpeedPrior, TransferPrior
 from router.fleet.load import attended_pairs
-from router.fleet.recursive_least_squares import LeastSquares
+from router.fleet.recursive_least_squares import RecursiveLeastSquares
 from scorers.contract import Decode, Speed, Transfer
 
 Link = Literal["cpu", "disk", "pool", "pool_disk", "peer"]
@@ -38,13 +38,13 @@ DECODE_NOISE_MS = 0.2  # means over many steps: what is left of their jitter
 VALUE_KEPT_S = 1.0  # a published Speed is reused this long: its ages are then good to a second
 
 
-class Pace:
+class LatencyModel:
     """One instance's. Features are scaled to thousands of tokens and millions of pairs, which makes the coefficients
     exactly those of the contract, in its units.
     """
 
     def __init__(self, prior: SpeedPrior) -> None:
-        self._curve = LeastSquares([prior.base_ms, prior.us_per_token, prior.ns_per_token_context])
+        self._curve = RecursiveLeastSquares([prior.base_ms, prior.us_per_token, prior.ns_per_token_context])
         self._links = [_Line(getattr(prior, link)) for link in LINKS]
         self._pool_counted = _Line(prior.pool)
         self._steps = _Steps(prior.decode)
@@ -123,7 +123,7 @@ class Pace:
         )
 
 
-class _Line(LeastSquares):
+class _Line(RecursiveLeastSquares):
     """One link's."""
 
     __slots__ = ("_stated",)
@@ -139,7 +139,7 @@ class _Line(LeastSquares):
         return Transfer(base_ms, us_per_token, self.samples, self.age_s(now))
 
 
-class _Steps(LeastSquares):
+class _Steps(RecursiveLeastSquares):
     """The decode step's."""
 
     __slots__ = ("_stated",)

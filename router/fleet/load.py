@@ -27,14 +27,14 @@ from scorers.contract import Load, Speed
 NO_GAUGES = Gauges(None, None, None, None, None, None, None)
 
 
-class Batch(NamedTuple):
+class BatchShare(NamedTuple):
     """What an answer shared its target with, itself included: our bookings there, in the mean of its time."""
 
     requests: float
     context_tokens: float
 
 
-class Share(NamedTuple):
+class WorkerShare(NamedTuple):
     """One worker's bookings of a target, or those of several together."""
 
     requests: int = 0
@@ -44,14 +44,14 @@ class Share(NamedTuple):
     prompt_tokens: int = 0
     context_tokens: int = 0
 
-    def plus(self, other: Share) -> Share:
-        return Share(*map(add, self, other))
+    def plus(self, other: WorkerShare) -> WorkerShare:
+        return WorkerShare(*map(add, self, other))
 
-    def minus(self, other: Share) -> Share:
-        return Share(*map(sub, self, other))
+    def minus(self, other: WorkerShare) -> WorkerShare:
+        return WorkerShare(*map(sub, self, other))
 
 
-NO_SHARE = Share()
+NO_SHARE = WorkerShare()
 
 
 class Booking:
@@ -68,7 +68,7 @@ class Booking:
         "alone",
     )
 
-    def __init__(self, books: Books, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
+    def __init__(self, books: LoadBook, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
         self._books = books
         self._uncached_tokens = uncached_tokens
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
@@ -106,16 +106,16 @@ class Booking:
         return True
 
     @property
-    def batch(self) -> Batch | None:
+    def batch(self) -> BatchShare | None:
         """What its answer shared the target with, as the mean of its two ends; None before the release, and for one
         that never had a first byte.
         """
         if self._began is None or self._ended is None:
             return None
-        return Batch((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
+        return BatchShare((self._began[0] + self._ended[0]) / 2, (self._began[1] + self._ended[1]) / 2)
 
 
-class Books:
+class LoadBook:
     """One target's bookings in flight, as running totals, and the engine's last gauges.
 
     The totals are of this router as a whole: where it is several processes, the others' part is in them, as they told
@@ -171,13 +171,13 @@ class Books:
         return booking
 
     @property
-    def own(self) -> Share:
+    def own(self) -> WorkerShare:
         """What this process has booked itself."""
         return self._booked().minus(self.siblings)
 
-    def _booked(self) -> Share:
+    def _booked(self) -> WorkerShare:
         """Of the router as a whole."""
-        return Share(
+        return WorkerShare(
             self.requests,
             self.prefilling,
             self.prefill_tokens,
@@ -186,7 +186,7 @@ class Books:
             self.context_tokens,
         )
 
-    def beside(self, siblings: Share) -> None:
+    def beside(self, siblings: WorkerShare) -> None:
         """All that the other workers have booked here now, in the place of what they had."""
         total = self.own.plus(siblings)
         self.siblings = siblings

@@ -22,7 +22,7 @@ KEPT_TO_TRUST = 3
 MISSES_TO_ALARM = 8
 
 
-class Trust:
+class OverlapAccuracy:
     """`predicted` is what the index promised from events, in the GPU and slower local tiers, capped as engines do."""
 
     __slots__ = ("_missed_row", "_recent", "kept", "missed", "overpromised", "trusted")

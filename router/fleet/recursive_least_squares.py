@@ -30,7 +30,7 @@ PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a mult
 Vector = list[float]
 
 
-class LeastSquares:
+class RecursiveLeastSquares:
     """Coefficients `theta` of as many features as the prior has. Scale features so that every coefficient is at least
     about 1: the doubt about a smaller one is that about 1.
     """

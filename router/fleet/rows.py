@@ -22,7 +22,7 @@ ROW_KEPT_S = 0.1
 ID = attrgetter("id")
 
 
-class Board(dict[Target, Row]):
+class RowCache(dict[Target, Row]):
     """The rows of a fleet's targets, without overlaps. Targets say when they change. Ages, and what targets hold in
     all, are good to `ROW_KEPT_S`.
 

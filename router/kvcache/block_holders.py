@@ -20,7 +20,7 @@ from operator import or_
 from router.kvcache.events import Key, Tier
 
 
-class Holders:
+class BlockHolders:
     """Bits are given out elsewhere."""
 
     def __init__(self) -> None:

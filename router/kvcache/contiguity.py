@@ -25,7 +25,7 @@ LOW = 0xFFFF_FFFF
 RUN_BYTES = 104  # a `_Run`, and its tip's low bits as a CPython int
 
 
-class Run(NamedTuple):
+class ContiguousRun(NamedTuple):
     """A run as it is saved."""
 
     parent: Key | None
@@ -42,12 +42,12 @@ class _Run:
         self.tip: Key | None = None  # None: only its low bits are known
 
 
-class Runs:
+class ContiguousRuns:
     """Of one target. After a method has said False, the object says nothing any more."""
 
     __slots__ = ("_forks", "_tips")
 
-    def __init__(self, saved: Iterable[Run] = ()) -> None:
+    def __init__(self, saved: Iterable[ContiguousRun] = ()) -> None:
         self._tips: dict[int, _Run] = {}  # by the low bits of the tip
         self._forks: dict[Key, int] = {}  # how many runs hang from a block
         for parent, tip, lows in saved:
@@ -90,9 +90,9 @@ class Runs:
         tables = getsizeof(self._tips) + getsizeof(self._forks)
         return tables + sum(RUN_BYTES + getsizeof(run.lows) for run in self._tips.values())
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[ContiguousRun]:
         """All of them, for a snapshot: another object made of them knows the same."""
-        return (Run(run.parent, run.tip, run.lows.tobytes()) for run in self._tips.values())
+        return (ContiguousRun(run.parent, run.tip, run.lows.tobytes()) for run in self._tips.values())
 
     def _hang(self, parent: Key | None) -> None:
         if parent is not None:

@@ -26,29 +26,29 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
-from router.kvcache.events import Batch, Cleared, Event
+from router.kvcache.events import BlocksCleared, Event, EventBatch
 
 MOST_REPLAYS = 2  # that bring nothing new, before a gap or a doubt is given up
 HELD_BATCHES = 10_000  # live ones that wait for a replay; what comes beyond is a gap, later
 
 
-class Apply(NamedTuple):
+class ApplyBatch(NamedTuple):
     """These events are next."""
 
     events: list[Event]
 
 
-class AskReplay(NamedTuple):
+class RequestReplay(NamedTuple):
     """Please replay all batches from this number on."""
 
     start_seq: int
 
 
-class Forget(NamedTuple):
+class ForgetTarget(NamedTuple):
     """What was applied so far says nothing about now."""
 
 
-class Cursor(NamedTuple):
+class StreamCursor(NamedTuple):
     """How far a stream was applied: enough to go on in another process."""
 
     last_seq: int
@@ -56,14 +56,14 @@ class Cursor(NamedTuple):
     joined_late: bool
 
 
-Step = Apply | AskReplay | Forget
+Step = ApplyBatch | RequestReplay | ForgetTarget
 State = Literal["new", "replaying", "live", "lost"]
 
 
-class StreamBook:
+class EventSequencer:
     """The book of one rank. `now` is monotonic seconds, `wall` seconds since the epoch.
 
-    At most one replay runs at a time: after an `AskReplay` the caller brings `replayed` for each batch and then
+    At most one replay runs at a time: after an `RequestReplay` the caller brings `replayed` for each batch and then
     `replay_ended` once. `replayable`: the engine has a replay endpoint.
     """
 
@@ -77,13 +77,13 @@ class StreamBook:
         self.events = self.gaps = self.replays = self.duplicates = self.restarts = 0
         self._last_wall_s = 0.0
         self._asked = 0  # replays since the cursor moved
-        self._held: deque[Batch] = deque()
+        self._held: deque[EventBatch] = deque()
         self._doubted = False  # reconnected: what we have may be another process's, until a replay shows it is not
         self._opening = False  # the running replay has shown nothing yet
         self._useless = False  # the running replay cannot help: ask again when it ends
 
     @classmethod
-    def resumed(cls, replayable: bool, cursor: Cursor) -> StreamBook:
+    def resumed(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
         """Goes on where another process's book stood, as after a reconnect: what was applied may be another engine
         process's, until a replay from the cursor, or without replays the next batch, shows that it is not."""
         book = cls(replayable)
@@ -94,9 +94,9 @@ class StreamBook:
         return book
 
     @property
-    def cursor(self) -> Cursor | None:
+    def cursor(self) -> StreamCursor | None:
         """None: nothing was applied yet."""
-        return None if self.last_seq < 0 else Cursor(self.last_seq, self._last_wall_s, self.joined_late)
+        return None if self.last_seq < 0 else StreamCursor(self.last_seq, self._last_wall_s, self.joined_late)
 
     @property
     def trusted(self) -> bool:
@@ -117,7 +117,7 @@ class StreamBook:
             return []
         return [self._ask()]
 
-    def live(self, batch: Batch, now: float, wall: float) -> list[Step]:
+    def live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
         """A batch came over the stream."""
         self.last_heard_s = now
         self.lag_s = wall - batch.wall_s
@@ -128,7 +128,7 @@ class StreamBook:
             self._held.append(batch)
         return []
 
-    def replayed(self, batch: Batch, now: float) -> list[Step]:
+    def replayed(self, batch: EventBatch, now: float) -> list[Step]:
         """A batch came from the running replay."""
         self.last_heard_s = now
         if self.state != "replaying" or self._useless or batch.seq < self.last_seq:
@@ -160,7 +160,7 @@ class StreamBook:
             steps += self._take(self._held.popleft())
         return steps
 
-    def _take(self, batch: Batch) -> list[Step]:
+    def _take(self, batch: EventBatch) -> list[Step]:
         if batch.seq > self.last_seq + 1 or self._doubted:
             return self._gap(batch)
         if batch.seq == self.last_seq + 1:
@@ -170,7 +170,7 @@ class StreamBook:
             return []
         return [self._new_process(), *self._take(batch)]  # the number fell while the clock went on
 
-    def _first_replayed(self, batch: Batch) -> list[Step]:
+    def _first_replayed(self, batch: EventBatch) -> list[Step]:
         """The oldest batch the engine has of those asked for: shows who answers, and how far back it reaches."""
         if batch.seq == max(self.last_seq, 0):
             if self.last_seq < 0:
@@ -182,7 +182,7 @@ class StreamBook:
             return [self._new_process()]
         return self._go_on_from(batch)
 
-    def _gap(self, batch: Batch) -> list[Step]:
+    def _gap(self, batch: EventBatch) -> list[Step]:
         if self._asked == 0 and self.last_seq >= 0:
             self.gaps += 1
         if not self._worth_asking():
@@ -193,33 +193,33 @@ class StreamBook:
     def _worth_asking(self) -> bool:
         return self.replayable and self._asked < MOST_REPLAYS
 
-    def _ask(self) -> AskReplay:
+    def _ask(self) -> RequestReplay:
         self.state = "replaying"
         self.replays += 1
         self._asked += 1
         self._opening, self._useless = True, False
-        return AskReplay(max(self.last_seq, 0))
+        return RequestReplay(max(self.last_seq, 0))
 
-    def _new_process(self) -> Forget:
+    def _new_process(self) -> ForgetTarget:
         self.restarts += 1
         self.last_seq = -1
         self._last_wall_s = 0.0
         self._asked = 0
         self._doubted = False
         self.joined_late = False
-        return Forget()
+        return ForgetTarget()
 
-    def _go_on_from(self, batch: Batch) -> list[Step]:
+    def _go_on_from(self, batch: EventBatch) -> list[Step]:
         """What lies between the cursor and this batch is lost."""
         self.joined_late = True
         self._doubted = False
-        return [Forget(), *self._apply(batch)]
+        return [ForgetTarget(), *self._apply(batch)]
 
-    def _apply(self, batch: Batch) -> list[Step]:
+    def _apply(self, batch: EventBatch) -> list[Step]:
         self.last_seq = batch.seq
         self._last_wall_s = batch.wall_s
         self._asked = 0
         self.events += len(batch.events)
-        if any(isinstance(event, Cleared) for event in batch.events):
+        if any(isinstance(event, BlocksCleared) for event in batch.events):
             self.joined_late = False  # whatever we missed is gone as well
-        return [Apply(batch.events)]
+        return [ApplyBatch(batch.events)]

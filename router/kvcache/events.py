@@ -23,7 +23,7 @@ class Tier(IntEnum):
     DISK = 2
 
 
-class Stored(NamedTuple):
+class BlocksStored(NamedTuple):
     """Consecutive blocks entered the cache: `len(token_ids) == block_tokens * len(hashes)`, full attention only."""
 
     hashes: list[EngineHash]
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     extras: tuple[bytes, ...] | None  # per block: what else the engine hashed (media ids), b"" for none; None: all none
 
 
-class Removed(NamedTuple):
+class BlocksRemoved(NamedTuple):
     """One physical copy of each of these left the tier."""
 
     hashes: list[EngineHash]
@@ -45,7 +45,7 @@ class Removed(NamedTuple):
     group: int
 
 
-class Pooled(NamedTuple):
+class BlocksPooled(NamedTuple):
     """This engine put consecutive blocks into the shared pool. A hint: nothing tells when they leave it."""
 
     hashes: list[EngineHash]
@@ -54,15 +54,15 @@ class Pooled(NamedTuple):
     block_tokens: int
 
 
-class Cleared(NamedTuple):
+class BlocksCleared(NamedTuple):
     """Everything this rank held is gone, in every tier."""
 
 
-CacheEvent = Stored | Removed | Cleared  # of a target's own cache
-Event = CacheEvent | Pooled
+CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared  # of a target's own cache
+Event = CacheEvent | BlocksPooled
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """What one message carried. `skipped` counts, by reason, events that say nothing about token blocks."""
 
     seq: int

@@ -19,17 +19,17 @@ from itertools import compress
 from sys import getsizeof
 from typing import NamedTuple
 
-from router.kvcache.block_holders import Holders, single
+from router.kvcache.block_holders import BlockHolders, single
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import CacheEvent, Cleared, Key, Removed, Stored, TargetId, Tier
-from router.kvcache.snapshot_format import SavedShelf, restore, save
-from router.kvcache.target_blocks import INT_BYTES, Names, Shelf
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Key, TargetId, Tier
+from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
+from router.kvcache.target_blocks import INT_BYTES, Names, TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
 SWEEP_BLOCKS = 128  # cleaned per event: about 100 us
 
 
-class Held(NamedTuple):
+class HeldBlocks(NamedTuple):
     """Leading blocks that a target holds without a hole. Cumulative: `cpu` counts blocks in GPU or CPU, and so on."""
 
     gpu: int
@@ -37,11 +37,11 @@ class Held(NamedTuple):
     disk: int
 
 
-class Together(NamedTuple):
+class EqualHolders(NamedTuple):
     """Targets that hold equally much of a prompt. Their bits mean something to the index only."""
 
     bits: int
-    held: Held
+    held: HeldBlocks
 
 
 class IndexStats(NamedTuple):
@@ -56,19 +56,19 @@ class _Retired(NamedTuple):
     tables: list[tuple[Tier, Names]]
 
 
-class Index:
+class BlockIndex:
     """Knows what every joined target holds. `orphan_blocks` bounds what waits for its parent, per target."""
 
     def __init__(self, keyring: Keyring, orphan_blocks: int = 10_000) -> None:
         self._keyring = keyring
         self._orphan_blocks = orphan_blocks
-        self._shelves: dict[TargetId, Shelf] = {}
-        self._asleep: dict[TargetId, Shelf] = {}  # from a snapshot: its target has not joined yet
+        self._shelves: dict[TargetId, TargetBlocks] = {}
+        self._asleep: dict[TargetId, TargetBlocks] = {}  # from a snapshot: its target has not joined yet
         self._targets: dict[int, TargetId] = {}  # by bit
         self._by_place: list[TargetId | None] | None = None  # by the bit's place; None: to be made when asked for
         self._everybody = 0  # their bits,
         self._whole = 0  # and of those, whose runs can be bisected
-        self._holders = Holders()
+        self._holders = BlockHolders()
         self._retired: deque[_Retired] = deque()
         self._free_bits: list[int] = []
         self._bits = 0  # ever made
@@ -108,15 +108,15 @@ class Index:
         shelf.block_tokens = before.block_tokens
         self._stand(target, shelf)
 
-    def _open(self, model: str) -> Shelf:
+    def _open(self, model: str) -> TargetBlocks:
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
             bit = 1 << self._bits
             self._bits += 1
-        return Shelf(model, bit, self._holders, self._keyring, self._orphan_blocks)
+        return TargetBlocks(model, bit, self._holders, self._keyring, self._orphan_blocks)
 
-    def _stand(self, target: TargetId, shelf: Shelf) -> None:
+    def _stand(self, target: TargetId, shelf: TargetBlocks) -> None:
         self._targets[shelf.bit] = target
         self._shelves[target] = shelf
         self._by_place = None
@@ -124,7 +124,7 @@ class Index:
         if shelf.whole:
             self._whole |= shelf.bit
 
-    def _retire(self, shelf: Shelf) -> None:
+    def _retire(self, shelf: TargetBlocks) -> None:
         for tier in Tier:
             self._holders.blocks[tier] -= shelf.blocks[tier]
         self._retired.append(_Retired(shelf.bit, list(shelf.leftovers())))
@@ -145,12 +145,12 @@ class Index:
 
     # A snapshot
 
-    def saved(self, target: TargetId) -> SavedShelf | None:
+    def saved(self, target: TargetId) -> SavedTargetBlocks | None:
         """What `target` holds, to be restored in another process with the same keyring. 30 ns per block."""
         shelf = self._shelves.get(target) or self._asleep.get(target)
         return None if shelf is None else save(shelf)
 
-    def restore(self, target: TargetId, saved: SavedShelf) -> None:
+    def restore(self, target: TargetId, saved: SavedTargetBlocks) -> None:
         """`target` held this; it counts from when it is woken. 0.3 us per block."""
         shelf = self._asleep[target] = self._open(saved.model)
         restore(shelf, saved, self._holders)
@@ -168,12 +168,12 @@ class Index:
             self._sweep()
         shelf = self._shelves[target]
         match event:
-            case Stored():
+            case BlocksStored():
                 entered = shelf.stored(event)
-            case Removed():
+            case BlocksRemoved():
                 entered = []
                 shelf.removed(event)
-            case Cleared():  # has no tier: the safe reading is all of them
+            case BlocksCleared():  # has no tier: the safe reading is all of them
                 self.forget(target)
                 return []
         if shelf.runs is None and self._whole & shelf.bit:
@@ -182,7 +182,7 @@ class Index:
 
     # What requests ask
 
-    def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, Held]:
+    def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
         """How far each of `targets` holds the chain `keys` from its first block; who holds nothing is absent."""
         whole = other = 0
         for target in targets:
@@ -191,13 +191,13 @@ class Index:
                     whole |= shelf.bit
                 else:
                     other |= shelf.bit
-        found: dict[TargetId, Held] = {}
+        found: dict[TargetId, HeldBlocks] = {}
         for bits, held in self._reach(keys, whole, other):
             for bit in single(bits):
                 found[self._targets[bit]] = held
         return found
 
-    def reach(self, keys: Sequence[Key]) -> list[Together]:
+    def reach(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """The same of every target there is, without naming any: those that hold nothing are in it as well. What it
         takes grows with how differently far they hold it, not with how many they are.
         """
@@ -205,7 +205,7 @@ class Index:
         rest = self._everybody
         for bits, _ in found:
             rest ^= bits
-        return [*found, Together(rest, Held(0, 0, 0))] if rest else found
+        return [*found, EqualHolders(rest, HeldBlocks(0, 0, 0))] if rest else found
 
     @property
     def everybody(self) -> int:
@@ -213,7 +213,7 @@ class Index:
         return self._everybody
 
     def named(self, bits: int) -> list[TargetId]:
-        """Who goes `Together`. 0.2 us for each of a few, 20 ns for each that there is where they are many."""
+        """Who goes `EqualHolders`. 0.2 us for each of a few, 20 ns for each that there is where they are many."""
         if bits.bit_count() * 10 < bits.bit_length():
             return [self._targets[bit] for bit in single(bits)]
         if self._by_place is None:
@@ -221,9 +221,10 @@ class Index:
         chosen = bin(bits)[:1:-1].encode().translate(AS_FLAGS)  # the lowest bit first
         return [target for target in compress(self._by_place, chosen) if target is not None]
 
-    def _reach(self, keys: Sequence[Key], whole: int, other: int) -> list[Together]:
+    def _reach(self, keys: Sequence[Key], whole: int, other: int) -> list[EqualHolders]:
         found = [
-            Together(bits, Held(blocks, blocks, blocks)) for bits, blocks in self._holders.bisected(keys, whole).items()
+            EqualHolders(bits, HeldBlocks(blocks, blocks, blocks))
+            for bits, blocks in self._holders.bisected(keys, whole).items()
         ]
         if not other:
             return found
@@ -233,10 +234,10 @@ class Index:
         if self._holders.tables[Tier.DISK]:
             disk = self._holders.walked(Tier.DISK, keys, other)
         if disk is gpu:
-            return [*found, *(Together(bits, Held(blocks, blocks, blocks)) for bits, blocks in gpu.items())]
+            return [*found, *(EqualHolders(bits, HeldBlocks(blocks, blocks, blocks)) for bits, blocks in gpu.items())]
         for on_disk, last in disk.items():
             for bits, middle in _parted(on_disk, cpu):
-                found += [Together(both, Held(first, middle, last)) for both, first in _parted(bits, gpu)]
+                found += [EqualHolders(both, HeldBlocks(first, middle, last)) for both, first in _parted(bits, gpu)]
         return found
 
     def block_tokens(self, target: TargetId) -> int | None:

@@ -15,38 +15,38 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from router.clock import Clock
-from router.kvcache.event_sequencer import Apply, AskReplay, Cursor, Forget, Step, StreamBook
-from router.kvcache.events import Batch, Cleared, Event, Key, Pooled, Stored, TargetId, Tier
-from router.kvcache.index import Index, IndexStats
-from router.kvcache.overlap_estimate import Belief, Beliefs
-from router.kvcache.overlap_groups import Outline, outline
+from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step, StreamCursor
+from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksStored, Event, EventBatch, Key, TargetId, Tier
+from router.kvcache.index import BlockIndex, IndexStats
+from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
+from router.kvcache.overlap_groups import OverlapGroups, outline
 from router.kvcache.snapshot_format import SavedTarget
-from router.kvcache.speculative import Approximate, Expectation, Expected
-from router.kvcache.target_state import Story
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
+from router.kvcache.target_state import TargetCacheState
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 
-class Sent(NamedTuple):
-    """A prompt on its way to a target: to be ended by `Knowledge.began` or `failed`."""
+class SentPrompt(NamedTuple):
+    """A prompt on its way to a target: to be ended by `KvIndexer.began` or `failed`."""
 
-    expectation: Expectation
+    expectation: SpeculativePrompt
     approximate: Sequence[Key]  # what the target will approximately hold; empty where its events will tell
 
 
-class Witness(Protocol):
+class StoredBlockObserver(Protocol):
     """Who else wants to see what engines of a model store: the pool, which must hash as they do."""
 
-    def stored(self, model: str, event: Stored) -> None:
+    def stored(self, model: str, event: BlocksStored) -> None:
         """Blocks from token 0 on entered an engine's GPU cache."""
 
-    def pooled(self, model: str, event: Pooled) -> None:
+    def pooled(self, model: str, event: BlocksPooled) -> None:
         """An engine put blocks into the shared pool."""
 
 
-class Stream(NamedTuple):
+class EventStream(NamedTuple):
     """One target's event stream, for people and metrics."""
 
-    book: StreamBook | None  # None: it has none
+    book: EventSequencer | None  # None: it has none
     stats: IndexStats
     batches: int  # heard or replayed
     malformed: int
@@ -57,28 +57,28 @@ class Stream(NamedTuple):
 class _Saved(NamedTuple):
     """What is restored of a target beside its blocks."""
 
-    cursor: Cursor
+    cursor: StreamCursor
     stored_blocks: int
 
 
-class Knowledge:
+class KvIndexer:
     """Also the event feeds' `Hearing`: the methods that answer with a number mean "replay from here, please"."""
 
     def __init__(
         self,
-        index: Index,
-        expected: Expected,
-        approximate: Approximate,
+        index: BlockIndex,
+        expected: SpeculativeBlocks,
+        approximate: ApproximateBlocks,
         clock: Clock,
-        witness: Witness | None = None,
+        witness: StoredBlockObserver | None = None,
     ) -> None:
         self._index = index
         self._expected = expected
         self._approximate = approximate
         self._clock = clock
         self._witness = witness
-        self._stories: dict[TargetId, Story] = {}
-        self._beliefs = Beliefs(index, expected, approximate, self._stories)
+        self._stories: dict[TargetId, TargetCacheState] = {}
+        self._beliefs = OverlapEstimator(index, expected, approximate, self._stories)
         self._saved: dict[TargetId, _Saved] = {}  # restored, and not joined yet
         self._unsure: set[TargetId] = set()  # whose story is not `sure`
         self._sized: set[TargetId] = set()  # that told another block size than before, and nobody asked since
@@ -89,17 +89,17 @@ class Knowledge:
         """`target` serves `model`; what was known under its name is forgotten, unless it is from a snapshot: that is
         taken up again, unconfirmed."""
         self._forget_sent(target)
-        self._stories[target] = story = Story(model)
+        self._stories[target] = story = TargetCacheState(model)
         self._unsure.add(target)  # until its first batch
         saved = self._saved.pop(target, None)
         if stream and saved is not None and self._index.wake(target, model):
-            story.book = StreamBook.resumed(replayable, saved.cursor)
+            story.book = EventSequencer.resumed(replayable, saved.cursor)
             story.stored_blocks = saved.stored_blocks
             self._look_at(target, story)
             return
         self._index.join(target, model)
         if stream:
-            story.book = StreamBook(replayable)
+            story.book = EventSequencer(replayable)
 
     def leave(self, target: TargetId) -> None:
         self._forget_sent(target)
@@ -150,14 +150,14 @@ class Knowledge:
         book = self._book(target)
         return None if book is None else self._take(target, book.connected(self._clock.now()))
 
-    def heard(self, target: TargetId, batch: Batch) -> int | None:
+    def heard(self, target: TargetId, batch: EventBatch) -> int | None:
         book = self._book(target)
         if book is None:
             return None
         self._stories[target].count(batch)
         return self._take(target, book.live(batch, self._clock.now(), self._clock.wall()))
 
-    def replayed(self, target: TargetId, batch: Batch) -> None:
+    def replayed(self, target: TargetId, batch: EventBatch) -> None:
         if (book := self._book(target)) is not None:
             self._stories[target].count(batch)
             self._take(target, book.replayed(batch, self._clock.now()))
@@ -197,46 +197,46 @@ class Knowledge:
         sized, self._sized = self._sized, set()
         return sized
 
-    def outline(self, known: Known) -> Outline:
+    def outline(self, known: TokenizedPrompt) -> OverlapGroups:
         """What everybody who joined holds of a prompt, whatever they serve."""
         return outline(self._index, self._expected, known, self._unsure, self._clock.now())
 
     def beliefs(
-        self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
-    ) -> dict[TargetId, Belief]:
+        self, known: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
+    ) -> dict[TargetId, OverlapEstimate]:
         """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
         return self._beliefs.of(known, block_tokens, distrusted, self._clock.now())
 
-    def sent(self, target: TargetId, known: Known, belief: Belief) -> Sent | None:
+    def sent(self, target: TargetId, known: TokenizedPrompt, belief: OverlapEstimate) -> SentPrompt | None:
         """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
         if belief.block_tokens is None:
             return None
         keys = known.keys[belief.block_tokens]
         approximate = belief.overlap is not None and belief.overlap.source == "approximate"
         expectation = self._expected.sent(target, keys[belief.held_blocks :], self._clock.now())
-        return Sent(expectation, keys if approximate else ())
+        return SentPrompt(expectation, keys if approximate else ())
 
-    def began(self, sent: Sent) -> None:
+    def began(self, sent: SentPrompt) -> None:
         """Its answer has begun: the prompt was computed there."""
         now = self._clock.now()
         self._expected.first_byte(sent.expectation, now)
         if sent.approximate:
             self._approximate.sent(sent.expectation.target, sent.approximate, now)
 
-    def failed(self, sent: Sent) -> None:
+    def failed(self, sent: SentPrompt) -> None:
         """It ended without that."""
         self._expected.failed(sent.expectation)
 
-    def stream(self, target: TargetId) -> Stream | None:
+    def stream(self, target: TargetId) -> EventStream | None:
         """None: not a target that joined."""
         if (story := self._stories.get(target)) is None:
             return None
         stats = self._index.stats(target)
-        return Stream(story.book, stats, story.batches, story.malformed, story.skipped, story.turned_over)
+        return EventStream(story.book, stats, story.batches, story.malformed, story.skipped, story.turned_over)
 
     # parts of the above
 
-    def _book(self, target: TargetId) -> StreamBook | None:
+    def _book(self, target: TargetId) -> EventSequencer | None:
         story = self._stories.get(target)  # None: it left, and a last message was on its way
         return story.book if story is not None else None
 
@@ -245,18 +245,18 @@ class Knowledge:
         replay_from = None
         for step in steps:
             match step:
-                case Apply(events):
+                case ApplyBatch(events):
                     self._apply(target, events)
-                case Forget():
+                case ForgetTarget():
                     self._index.forget(target)
                     self._forget_sent(target)
                     self._stories[target].stored_blocks = 0
-                case AskReplay(start_seq):
+                case RequestReplay(start_seq):
                     replay_from = start_seq
         self._look_at(target, self._stories[target])
         return replay_from
 
-    def _look_at(self, target: TargetId, story: Story) -> None:
+    def _look_at(self, target: TargetId, story: TargetCacheState) -> None:
         """After anything that changes what it is."""
         if story.sure:
             self._unsure.discard(target)
@@ -269,16 +269,16 @@ class Knowledge:
     def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
         story = self._stories[target]
         for event in events:
-            if isinstance(event, Pooled):
+            if isinstance(event, BlocksPooled):
                 if self._witness is not None:
                     self._witness.pooled(story.model, event)
                 continue
             self._expected.stored(target, self._index.apply(target, event))
-            if isinstance(event, Stored) and event.tier is Tier.GPU:
+            if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 story.stored_blocks += len(event.hashes)
                 if self._witness is not None and event.parent is None:
                     self._witness.stored(story.model, event)
-            elif isinstance(event, Cleared):
+            elif isinstance(event, BlocksCleared):
                 self._approximate.forget(target)
 
     def _forget_sent(self, target: TargetId) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Budget:
+class MemoryBudget:
     """Belongs to the event loop's thread, as everything that is kept under it."""
 
     def __init__(self, limit_bytes: int) -> None:

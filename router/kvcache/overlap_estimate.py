@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from router.kvcache.event_sequencer import StreamBook
+from router.kvcache.event_sequencer import EventSequencer
 from router.kvcache.events import Key, TargetId
-from router.kvcache.index import Held, Index
+from router.kvcache.index import BlockIndex, HeldBlocks
 from router.kvcache.overlap_groups import NO_OVERLAP, usable
-from router.kvcache.speculative import Approximate, Expected
-from router.kvcache.target_state import Story
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.kvcache.target_state import TargetCacheState
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
 
 
-class Belief(NamedTuple):
+class OverlapEstimate(NamedTuple):
     """What one target is believed to hold of one prompt.
 
     `promised_tokens` is what its events say, in any tier of its own, whether they are trusted or not (None: it has no
@@ -37,21 +37,25 @@ class Belief(NamedTuple):
     held_blocks: int  # leading ones that need not be expected: they are on its GPU, by events or approximately
 
 
-NOTHING = Held(0, 0, 0)
+NOTHING = HeldBlocks(0, 0, 0)
 LATELY_S = 0.1
-HOLDS_NOTHING = Belief(NO_OVERLAP, 0, None, 0)
+HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 
 class _Lately(NamedTuple):
-    held: Held
-    belief: Belief
+    held: HeldBlocks
+    belief: OverlapEstimate
 
 
-class Beliefs:
+class OverlapEstimator:
     """Of everybody in `stories`, which the caller keeps; he says whenever one of them went on (`went_on`)."""
 
     def __init__(
-        self, index: Index, expected: Expected, approximate: Approximate, stories: Mapping[TargetId, Story]
+        self,
+        index: BlockIndex,
+        expected: SpeculativeBlocks,
+        approximate: ApproximateBlocks,
+        stories: Mapping[TargetId, TargetCacheState],
     ) -> None:
         self._index = index
         self._expected = expected
@@ -66,10 +70,14 @@ class Beliefs:
         self._lately.pop(target, None)
 
     def of(
-        self, known: Known, block_tokens: Mapping[TargetId, int | None], distrusted: Collection[TargetId], now: float
-    ) -> dict[TargetId, Belief]:
+        self,
+        known: TokenizedPrompt,
+        block_tokens: Mapping[TargetId, int | None],
+        distrusted: Collection[TargetId],
+        now: float,
+    ) -> dict[TargetId, OverlapEstimate]:
         """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
-        beliefs: dict[TargetId, Belief] = {}
+        beliefs: dict[TargetId, OverlapEstimate] = {}
         for target, its_size in block_tokens.items():
             if its_size is None and (book := self._trusted_book(target)) is not None and not book.joined_late:
                 beliefs[target] = HOLDS_NOTHING  # not one block was stored there yet, or its size would be known
@@ -82,7 +90,7 @@ class Beliefs:
 
     def _add_beliefs(
         self,
-        beliefs: dict[TargetId, Belief],
+        beliefs: dict[TargetId, OverlapEstimate],
         keys: Sequence[Key],
         size: int,
         targets: Sequence[TargetId],
@@ -109,13 +117,13 @@ class Beliefs:
             if not looked_at and self._trusted_book(target) is not None:
                 lately[target] = _Lately(held, belief)
 
-    def _trusted_book(self, target: TargetId) -> StreamBook | None:
+    def _trusted_book(self, target: TargetId) -> EventSequencer | None:
         story = self._stories.get(target)
         return story.book if story is not None and story.book is not None and story.book.trusted else None
 
     def _of_one(
-        self, target: TargetId, keys: Sequence[Key], size: int, held: Held, believed: bool, now: float
-    ) -> Belief:
+        self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, believed: bool, now: float
+    ) -> OverlapEstimate:
         story = self._stories.get(target)
         book = story.book if story is not None else None
         promised = None if book is None else held.disk * size
@@ -129,9 +137,9 @@ class Beliefs:
             expected = self._expected.run(target, keys, likely, now)
             tokens = likely * size
             overlap = Overlap(tokens, tokens, tokens, expected * size, "approximate", age_s)
-            return Belief(overlap, promised, size, likely)
+            return OverlapEstimate(overlap, promised, size, likely)
         expected = self._expected.run(target, keys, held.gpu, now)
         if not expected and not held.disk and book.joined_late and not story.turned_over:
-            return Belief(None, promised, size, 0)
+            return OverlapEstimate(None, promised, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
-        return Belief(overlap, promised, size, held.gpu)
+        return OverlapEstimate(overlap, promised, size, held.gpu)

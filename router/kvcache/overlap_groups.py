@@ -14,26 +14,28 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from router.kvcache.events import Key, TargetId
-from router.kvcache.index import Held, Index
-from router.kvcache.speculative import Expected
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.index import BlockIndex, HeldBlocks
+from router.kvcache.speculative import SpeculativeBlocks
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
 
 NO_OVERLAP = Overlap(0, 0, 0, 0, "events", None)
 
 
-class Group(NamedTuple):
+class OverlapGroup(NamedTuple):
     overlap: Overlap  # of an unknown age
     targets: Sequence[TargetId]
 
 
-class Outline(NamedTuple):
-    groups: Sequence[Group]
+class OverlapGroups(NamedTuple):
+    groups: Sequence[OverlapGroup]
     rest: Overlap  # of all that are in no group
     unsure: Set[TargetId]  # for whom that is not all, or nothing, that is believed
 
 
-def outline(index: Index, expected: Expected, known: Known, unsure: Set[TargetId], now: float) -> Outline:
+def outline(
+    index: BlockIndex, expected: SpeculativeBlocks, known: TokenizedPrompt, unsure: Set[TargetId], now: float
+) -> OverlapGroups:
     """`unsure`: for whom the index does not speak. Those that `expected` knows to get the next block of a group are
     added. What it takes grows with the targets outside of the largest group.
     """
@@ -50,10 +52,10 @@ def outline(index: Index, expected: Expected, known: Known, unsure: Set[TargetId
     parts.append((NO_OVERLAP, nobody))
     parts.sort(key=_count)
     rest, _ = parts.pop()
-    return Outline([Group(overlap, index.named(bits)) for overlap, bits in parts], rest, waiting)
+    return OverlapGroups([OverlapGroup(overlap, index.named(bits)) for overlap, bits in parts], rest, waiting)
 
 
-def usable(known: Known, size: int) -> Sequence[Key]:
+def usable(known: TokenizedPrompt, size: int) -> Sequence[Key]:
     """The last token is always computed: a hit ends at the block before (protocol 4.5)."""
     keys = known.keys[size]
     return keys[:-1] if known.complete and len(known.ids) == len(keys) * size else keys
@@ -63,5 +65,5 @@ def _count(part: tuple[Overlap, int]) -> int:
     return part[1].bit_count()
 
 
-def _overlap(held: Held, size: int) -> Overlap:
+def _overlap(held: HeldBlocks, size: int) -> Overlap:
     return Overlap(held.gpu * size, held.cpu * size, held.disk * size, held.gpu * size, "events", None)

@@ -19,11 +19,11 @@ from typing import NamedTuple, cast
 import msgspec
 from xxhash import xxh3_64, xxh3_64_digest
 
-from router.kvcache.block_holders import Holders
-from router.kvcache.contiguity import Run, Runs
-from router.kvcache.event_sequencer import Cursor
+from router.kvcache.block_holders import BlockHolders
+from router.kvcache.contiguity import ContiguousRun, ContiguousRuns
+from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.target_blocks import Label, Names, Shelf
+from router.kvcache.target_blocks import Label, Names, TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
 LENGTH_BYTES = 8
@@ -42,18 +42,18 @@ class SavedTable(NamedTuple):
     copies: bytes  # how many more
 
 
-class SavedShelf(NamedTuple):
+class SavedTargetBlocks(NamedTuple):
     model: str
     block_tokens: int | None
     tables: list[SavedTable]
-    runs: list[Run] | None  # None: it was not whole
+    runs: list[ContiguousRun] | None  # None: it was not whole
     twins: list[tuple[int, int, int]]  # tier, key, how many
 
 
 class SavedTarget(NamedTuple):
     target: TargetId
-    shelf: SavedShelf
-    cursor: Cursor
+    shelf: SavedTargetBlocks
+    cursor: StreamCursor
     stored_blocks: int
 
 
@@ -62,7 +62,7 @@ class SavedIndex(NamedTuple):
     targets: list[SavedTarget]
 
 
-class Unusable(NamedTuple):
+class UnusableSnapshot(NamedTuple):
     reason: str
 
 
@@ -93,20 +93,20 @@ def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
     yield checksum.digest()
 
 
-def from_bytes(raw: bytes) -> SavedIndex | Unusable:
+def from_bytes(raw: bytes) -> SavedIndex | UnusableSnapshot:
     if not raw.startswith(MAGIC):
-        return Unusable("it is no snapshot of this version")
+        return UnusableSnapshot("it is no snapshot of this version")
     body = memoryview(raw)[:-CHECKSUM_BYTES]
     if xxh3_64_digest(body) != raw[-CHECKSUM_BYTES:]:
-        return Unusable("it is cut off or damaged")
+        return UnusableSnapshot("it is cut off or damaged")
     try:
         first, *others = _frames(body[len(MAGIC) :])
         head = _head(first)
         if head.byteorder != sys.byteorder:
-            return Unusable("it is from another kind of machine")
+            return UnusableSnapshot("it is from another kind of machine")
         return SavedIndex(head.secret, [_target(frame) for frame in others])
     except ValueError as trouble:  # msgspec's own errors, and a snapshot without a head
-        return Unusable(f"it does not read: {trouble}")
+        return UnusableSnapshot(f"it does not read: {trouble}")
 
 
 def _frames(body: memoryview) -> Iterator[memoryview]:
@@ -119,7 +119,7 @@ def _frames(body: memoryview) -> Iterator[memoryview]:
 # to a shelf and from a shelf
 
 
-def save(shelf: Shelf) -> SavedShelf:
+def save(shelf: TargetBlocks) -> SavedTargetBlocks:
     tables = [
         _table(number, tier, names, more)
         for number, group in shelf.groups.items()
@@ -128,7 +128,7 @@ def save(shelf: Shelf) -> SavedShelf:
     ]
     twins = [(int(tier), int(key), count) for (tier, key), count in shelf.twins.items()]
     runs = None if shelf.runs is None else list(shelf.runs)
-    return SavedShelf(shelf.model, shelf.block_tokens, tables, runs, twins)
+    return SavedTargetBlocks(shelf.model, shelf.block_tokens, tables, runs, twins)
 
 
 def _table(group: int, tier: Tier, names: Names, more: dict[Label, int]) -> SavedTable:
@@ -139,7 +139,7 @@ def _table(group: int, tier: Tier, names: Names, more: dict[Label, int]) -> Save
     return SavedTable(group, int(tier), _raw(names), _raw(keys), _raw(unnamed), _raw(more), _raw(more.values()))
 
 
-def restore(shelf: Shelf, saved: SavedShelf, holders: Holders) -> None:
+def restore(shelf: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
     """Fills `shelf` (empty) as it was, and enters what it holds into `holders`."""
     shelf.block_tokens = saved.block_tokens
     shelf.twins.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
@@ -153,7 +153,7 @@ def restore(shelf: Shelf, saved: SavedShelf, holders: Holders) -> None:
         shelf.blocks[tier] += len(holders.enter(tier, keys, shelf.bit))
     for group in shelf.groups.values():
         group.named = len({hash_ for names in group.held for hash_, key in names.items() if key is not None})
-    shelf.runs = None if saved.runs is None else Runs(saved.runs)
+    shelf.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
 
 
 def _raw(numbers: Iterable[int]) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from router.kvcache.events import TargetId
-from router.kvcache.snapshot_format import SavedIndex, SavedTarget, Unusable, from_bytes, to_bytes
+from router.kvcache.snapshot_format import SavedIndex, SavedTarget, UnusableSnapshot, from_bytes, to_bytes
 from router.tasks import Tasks
 
 JOIN_WITHIN_S = 60.0  # what is restored of a target that is not there by then is given up
@@ -25,7 +25,7 @@ JOIN_WITHIN_S = 60.0  # what is restored of a target that is not there by then i
 log = logging.getLogger("warmroute.feeds.snapshot")
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """Who knows what is to be saved."""
 
     def saveable(self) -> Sequence[TargetId]: ...
@@ -46,7 +46,7 @@ def load(path: Path) -> SavedIndex | None:
     except OSError as trouble:
         log.warning("no snapshot of the index: cannot read %s: %s", path, trouble)
         return None
-    if isinstance(saved, Unusable):
+    if isinstance(saved, UnusableSnapshot):
         log.warning("no snapshot of the index: %s: %s", path, saved.reason)
         return None
     return saved
@@ -55,7 +55,7 @@ def load(path: Path) -> SavedIndex | None:
 class Snapshots:
     """Keeps `path` up to date with `source`, from `start` on."""
 
-    def __init__(self, path: Path, every_s: float, secret: int, source: Source, tasks: Tasks) -> None:
+    def __init__(self, path: Path, every_s: float, secret: int, source: SnapshotSource, tasks: Tasks) -> None:
         self._path = path
         self._every_s = every_s
         self._secret = secret

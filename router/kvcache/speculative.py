@@ -1,11 +1,11 @@
 """What we sent and no event has told of yet.
 
-`Expected` is for targets with a trusted stream, for seconds: a burst on one new prefix must not scatter over the
-fleet because the first request's blocks are not announced before its prefill is scheduled. It ends as soon as the
+`SpeculativeBlocks` is for targets with a trusted stream, for seconds: a burst on one new prefix must not scatter over
+the fleet because the first request's blocks are not announced before its prefill is scheduled. It ends as soon as the
 engine speaks, so that a block stored and evicted again is not believed in.
 
-`Approximate` is for targets without one, for minutes: whatever we sent there is taken to be cached, within a bound
-and an age.
+`ApproximateBlocks` is for targets without one, for minutes: whatever we sent there is taken to be cached, within a
+bound and an age.
 
 Both know keys and targets only; the caller brings the time (monotonic seconds).
 """
@@ -21,14 +21,14 @@ from router.kvcache.events import Key, TargetId
 
 
 @dataclass(slots=True, eq=False)
-class Expectation:
+class SpeculativePrompt:
     """One request's: the keys it will bring into its target's cache, unless it fails."""
 
     target: TargetId
     keys: Sequence[Key]
 
 
-class Expected:
+class SpeculativeBlocks:
     """Keys that requests on their way will have cached.
 
     An expectation holds while its request waits for its first byte (engines announce blocks when they schedule them,
@@ -43,16 +43,16 @@ class Expected:
         self._ttl_s = ttl_s
         self._max_blocks = max_blocks
         self._blocks = 0  # in `_live`
-        self._live: dict[Expectation, None] = {}  # as sent
-        self._due: deque[tuple[float, Expectation]] = deque()  # as they run out
+        self._live: dict[SpeculativePrompt, None] = {}  # as sent
+        self._due: deque[tuple[float, SpeculativePrompt]] = deque()  # as they run out
         self._waiting: Counter[TargetId] = Counter()  # how many live ones each has
         # Who gets a key: the only target whose only request brings it, as with most; else how many bring it to each.
         self._bringing: dict[Key, TargetId | Counter[TargetId]] = {}
 
-    def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> Expectation:
+    def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
         """A request went to `target` that will bring it `keys`: those it does not hold yet."""
         self._end_due(now)
-        expectation, bringing = Expectation(target, keys), self._bringing
+        expectation, bringing = SpeculativePrompt(target, keys), self._bringing
         for key in keys:
             if key not in bringing:
                 bringing[key] = target
@@ -65,11 +65,11 @@ class Expected:
             self._end(next(iter(self._live)))
         return expectation
 
-    def first_byte(self, expectation: Expectation, now: float) -> None:
+    def first_byte(self, expectation: SpeculativePrompt, now: float) -> None:
         """Its prefill is done: the events are out, if any come."""
         self._due.append((now + self._ttl_s, expectation))
 
-    def failed(self, expectation: Expectation) -> None:
+    def failed(self, expectation: SpeculativePrompt) -> None:
         """The request ended before its first byte."""
         self._end(expectation)
 
@@ -109,7 +109,7 @@ class Expected:
         while self._due and self._due[0][0] <= now:
             self._end(self._due.popleft()[1])
 
-    def _end(self, expectation: Expectation) -> None:
+    def _end(self, expectation: SpeculativePrompt) -> None:
         if expectation not in self._live:
             return
         del self._live[expectation]
@@ -143,7 +143,7 @@ class Expected:
                     del bringing[key]
 
 
-class Approximate:
+class ApproximateBlocks:
     """What was sent to each target, at most `max_blocks` blocks of it, none older than `ttl_s`.
 
     Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one when

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from sys import getsizeof
 from typing import NamedTuple, TypeVar, cast
 
-from router.kvcache.block_holders import Holders
+from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import SHORT, Keyring
-from router.kvcache.contiguity import Runs
-from router.kvcache.events import EngineHash, Key, Removed, Stored, Tier
+from router.kvcache.contiguity import ContiguousRuns
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, Tier
 
 INT_BYTES = 32  # a CPython int of 31 to 60 bits
 
@@ -67,22 +67,24 @@ class _Chain(NamedTuple):
     keys: list[Key]
 
 
-class Shelf:
+class TargetBlocks:
     """One target's. `bit` is its place in `holders`; `orphan_blocks` bounds what waits for its parent."""
 
     __slots__ = ("_holders", "_keyring", "_orphan_blocks", "_waiting", "bit", "block_tokens", "blocks", "groups",
                  "model", "orphans", "runs", "twins")  # fmt: skip
 
-    def __init__(self, model: str, bit: int, holders: Holders, keyring: Keyring, orphan_blocks: int) -> None:
+    def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
         self.model = model
         self.bit = bit
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, _Group] = {}
-        self.runs: Runs | None = Runs()  # None: it may hold a block without the one before it, or more than one copy
+        self.runs: ContiguousRuns | None = (
+            ContiguousRuns()
+        )  # None: it may hold a block without the one before it, or more than one copy
         self.twins: dict[tuple[Tier, Key], int] = {}  # further hashes, of other groups, that mean a key held already
         self.orphans = 0  # blocks that wait
-        self._waiting: dict[tuple[int, Label], list[Stored]] = {}  # by the parent (of a group) they wait for
+        self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by the parent (of a group) they wait for
         self._holders = holders
         self._keyring = keyring
         self._orphan_blocks = orphan_blocks
@@ -106,7 +108,7 @@ class Shelf:
 
     # Blocks come
 
-    def stored(self, event: Stored) -> list[Key]:
+    def stored(self, event: BlocksStored) -> list[Key]:
         """Returns the keys that entered the GPU tier by this."""
         tier = event.tier
         if tier is Tier.GPU or self.block_tokens is None:
@@ -127,7 +129,7 @@ class Shelf:
         short = cast("list[EngineHash]", hashes), cast("EngineHash | None", parent)
         return self._careful(group, event._replace(hashes=short[0], parent=short[1]))
 
-    def _straight(self, group: _Group, event: Stored, hashes: list[Label], after: Key | None) -> list[Key]:
+    def _straight(self, group: _Group, event: BlocksStored, hashes: list[Label], after: Key | None) -> list[Key]:
         """Blocks that are new here in every way, after `after`, and nobody waits for them."""
         before = self._keyring.root(self.model, event.adapter, event.salt) if after is None else after
         keys = self._keyring.chain(before, event.token_ids, event.block_tokens, event.extras)
@@ -147,7 +149,7 @@ class Shelf:
         for key in set(keys).difference(entered):
             self.twins[tier, key] = self.twins.get((tier, key), 0) + 1
 
-    def _careful(self, group: _Group, event: Stored) -> list[Key]:
+    def _careful(self, group: _Group, event: BlocksStored) -> list[Key]:
         held, more = group.held[event.tier], group.more[event.tier]
         entered: list[Key] = []
         for hash_ in event.hashes:
@@ -160,7 +162,7 @@ class Shelf:
         self._name(group, event, entered)
         return entered
 
-    def _name(self, group: _Group, event: Stored, entered: list[Key]) -> None:
+    def _name(self, group: _Group, event: BlocksStored, entered: list[Key]) -> None:
         """Gives the event's blocks their keys, and those that waited for them; or lets it wait itself."""
         ready = [event]
         while ready:
@@ -182,7 +184,7 @@ class Shelf:
                         ready.extend(children)
                 after = key
 
-    def _chain(self, group: _Group, event: Stored) -> _Chain | None:
+    def _chain(self, group: _Group, event: BlocksStored) -> _Chain | None:
         """Keys of the event's last blocks, from the first whose hash has none yet; None: the parent is unknown.
 
         Hashes known already keep their key: it costs nothing, and some tiers announce a salted chain without its salt.
@@ -201,7 +203,7 @@ class Shelf:
         token_ids = event.token_ids[known * event.block_tokens :] if known else event.token_ids
         return _Chain(after, self._keyring.chain(before, token_ids, event.block_tokens, extras))
 
-    def _wait(self, event: Stored) -> None:
+    def _wait(self, event: BlocksStored) -> None:
         assert event.parent is not None
         self._waiting.setdefault((event.group, event.parent), []).append(event)
         self.orphans += len(event.hashes)
@@ -226,7 +228,7 @@ class Shelf:
 
     # Blocks go
 
-    def removed(self, event: Removed) -> None:
+    def removed(self, event: BlocksRemoved) -> None:
         group = self.groups.get(event.group)
         if group is None:  # of a group that is not indexed
             return

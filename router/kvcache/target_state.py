@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.kvcache.event_sequencer import StreamBook
-from router.kvcache.events import Batch
+from router.kvcache.event_sequencer import EventSequencer
+from router.kvcache.events import EventBatch
 
 
-class Story:
+class TargetCacheState:
     """Until the target leaves, or joins anew."""
 
     __slots__ = (
@@ -21,7 +21,7 @@ class Story:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.book: StreamBook | None = None
+        self.book: EventSequencer | None = None
         self.block_tokens: int | None = None
         self.capacity_blocks: int | None = None
         self.stored_blocks = 0  # on its GPU, since what is known of it began
@@ -39,7 +39,7 @@ class Story:
         book = self.book
         return book is not None and book.trusted and (not book.joined_late or self.turned_over)
 
-    def count(self, batch: Batch) -> None:
+    def count(self, batch: EventBatch) -> None:
         """It was heard or replayed."""
         self.batches += 1
         self.skipped.update(batch.skipped)

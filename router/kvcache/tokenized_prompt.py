@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from router.kvcache.events import Key
 
 
-class Known(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     ids: array[int]  # typecode "I"
     complete: bool  # False: only a leading part (media follows), so the prompt's length is unknown
     how: Literal["given", "local", "remote"]  # who made the ids: the client, we, the engine
@@ -29,7 +29,7 @@ class Known(NamedTuple):
         return tuple(self.keys[size][step - 1 :: step])
 
 
-class Origin(NamedTuple):
+class HashInputs(NamedTuple):
     """What a prompt's blocks belong to, in the engines' words: needed only to ask the shared pool for them."""
 
     model: str  # base model, as the engines serve it

@@ -21,21 +21,21 @@ _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dic
 _USAGE = b'"stream_options":{"include_usage":true}'
 
 
-class Body(NamedTuple):
+class RequestBody(NamedTuple):
     """What is forwarded, and its members, values unread; of a key that comes twice the last one counts."""
 
     raw: bytes
     members: dict[str, Raw]
 
 
-def open_body(raw: bytes, strip: Collection[str]) -> Body:
+def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
     """`raw` without the top-level fields `strip`, the same object if it has none. Raises BadRequest for no object."""
     try:
         members = _MEMBERS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         raise not_json(wrong) from None
     kept = {key: value for key, value in members.items() if key not in strip}
-    return Body(raw, members) if len(kept) == len(members) else Body(msgspec.json.encode(kept), kept)
+    return RequestBody(raw, members) if len(kept) == len(members) else RequestBody(msgspec.json.encode(kept), kept)
 
 
 def not_json(wrong: Exception) -> BadRequest:
@@ -46,14 +46,14 @@ def not_json(wrong: Exception) -> BadRequest:
     return BadRequest(f"the body is not valid JSON in UTF-8: {wrong}")
 
 
-class Asking(NamedTuple):
+class UsageRequest(NamedTuple):
     """How a streamed chat or completion asks for usage."""
 
     raw: bytes
     hide: bool  # the client did not ask: the one usage chunk is to be dropped
 
 
-def with_usage(body: Body) -> Asking:
+def with_usage(body: RequestBody) -> UsageRequest:
     """Asks for the usage chunk. Raises BadRequest for `stream_options` that are no object.
 
     Where the client has no such field, it is added in front of the closing brace: `body` has at least one member.
@@ -62,14 +62,16 @@ def with_usage(body: Body) -> Asking:
     """
     if "stream_options" not in body.members:
         view, end = memoryview(body.raw), body.raw.rindex(b"}")
-        return Asking(b"".join((view[:end], b",", _USAGE, view[end:])), hide=True)  # one copy: large ones are costly
+        return UsageRequest(
+            b"".join((view[:end], b",", _USAGE, view[end:])), hide=True
+        )  # one copy: large ones are costly
     try:
         asked = _OPTIONS.decode(body.members["stream_options"]) or {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("`stream_options` must be an object", param="stream_options") from None
     if "include_usage" in asked and msgspec.json.decode(asked["include_usage"]):
-        return Asking(body.raw, hide=False)
+        return UsageRequest(body.raw, hide=False)
     asked["include_usage"] = Raw(b"true")
     if "continuous_usage_stats" in asked:
         asked["continuous_usage_stats"] = Raw(b"false")
-    return Asking(msgspec.json.encode({**body.members, "stream_options": asked}), hide=True)
+    return UsageRequest(msgspec.json.encode({**body.members, "stream_options": asked}), hide=True)

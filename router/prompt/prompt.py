@@ -58,13 +58,13 @@ class Ids(NamedTuple):
     ids: list[int]  # each in [0, 2**32)
 
 
-class Unknown(NamedTuple):
+class UnknownIds(NamedTuple):
     """Not matched by cache, and why (a closed set of short words: it is a metric's label)."""
 
     reason: str
 
 
-Source = Chat | Text | Ids | Unknown
+Source = Chat | Text | Ids | UnknownIds
 
 
 class Prompt(msgspec.Struct):

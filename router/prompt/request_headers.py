@@ -13,7 +13,7 @@ LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpo
 NAMES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
 
 
-class Wishes(NamedTuple):
+class RequestHeaders(NamedTuple):
     """As written; None: not said."""
 
     session: str | None = None
@@ -21,14 +21,14 @@ class Wishes(NamedTuple):
     tpot: str | None = None
 
 
-NO_WISHES = Wishes()
+NO_WISHES = RequestHeaders()
 
 
-def wishes(fields: Mapping[bytes, bytes]) -> Wishes:
+def wishes(fields: Mapping[bytes, bytes]) -> RequestHeaders:
     """`fields`: a request's headers, names in lower case."""
     if fields.keys().isdisjoint(NAMES):
         return NO_WISHES
-    return Wishes(
+    return RequestHeaders(
         _text(fields, SESSION),
         _text(fields, LLM_D_TTFT) or _text(fields, TTFT),
         _text(fields, LLM_D_TPOT) or _text(fields, TPOT),

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.proxy.client_exchange import Exchange
+from router.proxy.client_exchange import ClientExchange
 
 Message = dict[str, Any]
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
-class Asgi:
+class AsgiHandler:
     """`app` as something that answers exchanges."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: ClientExchange) -> None:
         bridge = _Bridge(exchange)
         await self._app(_scope(exchange), bridge.receive, bridge.send)
 
@@ -28,7 +28,7 @@ class Asgi:
 class _Bridge:
     """`receive` and `send` of one exchange."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ClientExchange) -> None:
         self._exchange = exchange
         self._told = False  # all of the body
 
@@ -56,7 +56,7 @@ class _Bridge:
             await exchange.caught_up()
 
 
-def _headers(headers: Any, exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _headers(headers: Any, exchange: ClientExchange) -> list[tuple[bytes, bytes]]:
     """`connection` is ours to say; an application may only ask for its end."""
     kept = []
     for name, value in headers:
@@ -67,7 +67,7 @@ def _headers(headers: Any, exchange: Exchange) -> list[tuple[bytes, bytes]]:
     return kept
 
 
-def _scope(exchange: Exchange) -> Message:
+def _scope(exchange: ClientExchange) -> Message:
     path, _, query = exchange.target.partition(b"?")
     return {
         "type": "http",

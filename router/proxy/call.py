@@ -1,8 +1,9 @@
 """One exchange with the client, as the line sees it: what came, its body within bounds, and the answer piece by piece.
 
 `with call:` is the watch on the client: when it goes away, whatever the block is waiting for is cancelled and the block
-ends with `ClientGone`, so nothing is computed for nobody. What is said to a client that is gone is dropped in silence.
-The listener's exchange (`proxy/client_exchange.py`) is a `Call`; nothing here knows of engines, prompts or policies.
+ends with `ClientDisconnected`, so nothing is computed for nobody. What is said to a client that is gone is dropped in
+silence. The listener's exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows of engines,
+prompts or policies.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Protocol
 Headers = list[tuple[bytes, bytes]]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client went away, so the `with call:` block was cut short."""
 
 
-class Budget(Protocol):
+class BodyBudget(Protocol):
     """Where the bytes of bodies in memory are counted."""
 
     def hold(self, bytes_: int) -> None:
         """Counts `bytes_` more for this request. Raises `TooBusy` when the house is full."""
 
 
-class Call(Protocol):
+class ClientRequest(Protocol):
     """`headers` are as they came, names in lower case; `target` is the path with its query, undecoded."""
 
     method: str
@@ -42,13 +43,13 @@ class Call(Protocol):
     def text(self, name: bytes) -> str | None:
         """The same as text; None: missing or empty."""
 
-    def __enter__(self) -> Call: ...
+    def __enter__(self) -> ClientRequest: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def body(self, limit_bytes: int, budget: Budget) -> bytes:
+    async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         """The whole body, counted in `budget` before it is read where its length is known.
 
         Raises `TooLarge` beyond `limit_bytes`, and what `budget.hold` raises. To be called inside `with call:`.

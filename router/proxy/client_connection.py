@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import httptools
 import msgspec
 
-from router.proxy.client_exchange import STATUS_LINES, Asked, Exchange
-from router.proxy.timer import Timer
+from router.proxy.client_exchange import STATUS_LINES, ClientExchange, RequestHead
+from router.proxy.timer import DeadlineTimer
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.web")
@@ -31,7 +31,7 @@ QUEUED_REQUESTS = 64  # pipelined by one client within one read
 FRAMING_PER_BODY_BYTE = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
 
 
-class Bounds(NamedTuple):
+class ConnectionLimits(NamedTuple):
     header_bytes: int
     header_timeout_s: float
     body_idle_timeout_s: float
@@ -40,24 +40,24 @@ class Bounds(NamedTuple):
 
 
 @runtime_checkable
-class Answering(Protocol):
+class RequestHandler(Protocol):
     """Who answers requests."""
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: ClientExchange) -> None:
         """Answers `exchange`; what it raises becomes a 500."""
 
 
-class House(NamedTuple):
+class ConnectionContext(NamedTuple):
     """What all connections of a listener share."""
 
-    answering: Answering
-    bounds: Bounds
+    answering: RequestHandler
+    bounds: ConnectionLimits
     connections: set[ClientConnection]
     tasks: Tasks
     loop: asyncio.AbstractEventLoop
 
 
-class Unfit(Exception):
+class UnfitRequest(Exception):
     """The request is refused and its connection closed. Raised in parser callbacks, it stops the parser."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -71,15 +71,15 @@ class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
     task: asyncio.Task[None]
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: ConnectionContext) -> None:
         self._house = house
         self._bounds = house.bounds
-        self._timer = Timer(house.loop, self._late)
+        self._timer = DeadlineTimer(house.loop, self._late)
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away here
-        self._answering: Exchange | None = None
-        self._reading: Exchange | None = None
-        self._queue: deque[Exchange] = deque()
+        self._answering: ClientExchange | None = None
+        self._reading: ClientExchange | None = None
+        self._queue: deque[ClientExchange] = deque()
         self._serving = False  # the task that answers has begun
         self._next: asyncio.Future[None] | None = None  # it waits for a request
         self._caught_up: asyncio.Future[None] | None = None  # it waits for the client to read
@@ -130,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
             self._check_size()
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, Unfit) as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnfitRequest) as error:
             self._refuse(error)
             return
         self._after_read(began)
@@ -163,9 +163,9 @@ class ClientConnection(asyncio.Protocol):
         bounds = self._bounds
         if self._in_head:
             if self._head_bytes > bounds.header_bytes:
-                raise Unfit(431, f"the request's head is larger than {bounds.header_bytes} bytes")
+                raise UnfitRequest(431, f"the request's head is larger than {bounds.header_bytes} bytes")
         elif self._framing_bytes > bounds.header_bytes:
-            raise Unfit(400, "the framing of the body outweighs the body")
+            raise UnfitRequest(400, "the framing of the body outweighs the body")
 
     def read_on(self) -> None:
         """Somebody waits for more of the body."""
@@ -201,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         asked = self._asked()
         self._check_head(asked)
-        exchange = self._reading = Exchange(self, asked)
+        exchange = self._reading = ClientExchange(self, asked)
         self._in_head = False
         self._framing_bytes = 0
         self._headers = []  # what comes now are trailers: not part of the request
@@ -211,17 +211,17 @@ class ClientConnection(asyncio.Protocol):
         elif len(self._queue) < QUEUED_REQUESTS:
             self._queue.append(exchange)
         else:
-            raise Unfit(400, "too many requests sent ahead")
+            raise UnfitRequest(400, "too many requests sent ahead")
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> RequestHead:
         target, version = self._url, self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise Unfit(400, "this version of HTTP is not spoken here")
+            raise UnfitRequest(400, "this version of HTTP is not spoken here")
         if not target.startswith(b"/") or b"#" in target:
             url = httptools.parse_url(target)
             target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
         path = target.partition(b"?")[0].decode("ascii")
-        return Asked(
+        return RequestHead(
             self._parser.get_method().decode("ascii"),
             urllib.parse.unquote(path) if "%" in path else path,
             target,
@@ -231,19 +231,19 @@ class ClientConnection(asyncio.Protocol):
             version == "1.1" and self._parser.should_keep_alive(),
         )
 
-    def _check_head(self, asked: Asked) -> None:
+    def _check_head(self, asked: RequestHead) -> None:
         if self._parser.should_upgrade():
-            raise Unfit(400, "no upgrade is possible")
+            raise UnfitRequest(400, "no upgrade is possible")
         if b"transfer-encoding" in asked.fields:
             if not asked.http_1_1:
-                raise Unfit(400, "HTTP/1.0 has no transfer codings")
+                raise UnfitRequest(400, "HTTP/1.0 has no transfer codings")
             codings = [value.lower() for name, value in asked.headers if name == b"transfer-encoding"]
             if any(coding != b"chunked" for coding in codings):
-                raise Unfit(400, "a transfer coding other than chunked")
+                raise UnfitRequest(400, "a transfer coding other than chunked")
         if self._head_bytes > self._bounds.header_bytes:
             size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in asked.headers)
             if size > self._bounds.header_bytes:
-                raise Unfit(431, f"the request's head is larger than {self._bounds.header_bytes} bytes")
+                raise UnfitRequest(431, f"the request's head is larger than {self._bounds.header_bytes} bytes")
 
     def on_body(self, body: bytes) -> None:
         reading = self._reading
@@ -287,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
                 self._next = self._house.loop.create_future()
                 await self._next
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: ClientExchange) -> None:
         try:
             await self._house.answering.answer(exchange)
         except Exception:
@@ -327,8 +327,8 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: Exception) -> None:
         """An answer, unless one is under way or owed to a request before this one; then the end, in any case."""
         reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
-        status = reason.status if isinstance(reason, Unfit) else 400
-        message = str(reason) if isinstance(reason, Unfit) else "this is not valid HTTP"
+        status = reason.status if isinstance(reason, UnfitRequest) else 400
+        message = str(reason) if isinstance(reason, UnfitRequest) else "this is not valid HTTP"
         self._end(status, message)
 
     def _end(self, status: int, message: str) -> None:

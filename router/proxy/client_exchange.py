@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from router.errors import TooLarge
-from router.proxy.call import Budget, ClientGone, Headers
+from router.proxy.call import BodyBudget, ClientDisconnected, Headers
 
 STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
-class Connection(Protocol):
+class ExchangeTransport(Protocol):
     """What an exchange needs of the connection it runs on."""
 
     transport: asyncio.Transport
@@ -34,7 +34,7 @@ class Connection(Protocol):
         """More of the body is wanted."""
 
 
-class Asked(NamedTuple):
+class RequestHead(NamedTuple):
     """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` as the client said."""
 
     method: str
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     keep_alive: bool
 
 
-class Exchange:
+class ClientExchange:
     """`pieces` and `buffered` are filled by the connection, and emptied as the body is asked for."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Exchange:
         "target",
     )
 
-    def __init__(self, connection: Connection, asked: Asked) -> None:
+    def __init__(self, connection: ExchangeTransport, asked: RequestHead) -> None:
         self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = asked
         self.client: str | None = None
         self.recorded = False
@@ -116,7 +116,7 @@ class Exchange:
 
     # The watch on the client
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> ClientExchange:
         self._line = self._connection.task
         if self.gone:
             self._cancel()
@@ -127,7 +127,7 @@ class Exchange:
     ) -> None:
         line, self._line = self._line, None
         if self._cancelled and line is not None and line.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise ClientGone from None
+            raise ClientDisconnected from None
 
     def lost(self) -> None:
         """The client is gone."""
@@ -143,7 +143,7 @@ class Exchange:
 
     # What came
 
-    async def body(self, limit_bytes: int, budget: Budget) -> bytes:
+    async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         length = self.fields.get(b"content-length")
         if length is not None:
             _check_size(int(length), limit_bytes)

@@ -17,65 +17,70 @@ from typing import Literal, NamedTuple, Protocol
 
 from router.backends.vllm.disaggregation import decode_body, read_cut, read_handed
 from router.prompt.prompt import Endpoint
-from router.proxy.call import Call
+from router.proxy.call import ClientRequest
 from router.proxy.relay import (
     BUSY,
-    Deadline,
     End,
-    NotStarted,
-    Outgoing,
-    Refusal,
-    Rejected,
+    EngineRefusal,
+    OutgoingRequest,
+    RelayDeadline,
+    RelayNotStarted,
+    RelayRejected,
     RelayWatch,
     kept,
     pass_on,
     relay,
 )
 from router.proxy.relay import ask as ask_decode
-from router.proxy.upstreams import Asking, Exchange, Question, Timeouts, Unanswered
+from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 from router.tasks import Tasks
 
 ANSWER_BYTES = 8 * 1024 * 1024
 
 
-class Prefill(NamedTuple):
+class PrefillLeg(NamedTuple):
     """The prefill half on its way to one target."""
 
     instance: str
     target: str
     record: str
     endpoint: Endpoint
-    question: Question
+    question: UpstreamRequest
 
 
-class Prefilled(NamedTuple):
+class PrefillResult(NamedTuple):
     """How it ended. `body`: of a good answer; `refusal`: of one that may be the client's to see."""
 
     end: Literal["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
     status: int | None = None
     body: bytes = b""
-    refusal: Refusal | None = None
+    refusal: EngineRefusal | None = None
     detail: str = ""
 
 
 class PairWatch(RelayWatch, Protocol):
-    def prefilled(self, prefilled: Prefilled) -> None:
+    def prefilled(self, prefilled: PrefillResult) -> None:
         """The prefill half is over. Not called when it was cut: the pair was over before it."""
 
 
 async def relay_beside(
-    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+    call: ClientRequest,
+    upstreams: Upstream,
+    prefill: PrefillLeg,
+    outgoing: OutgoingRequest,
+    limits: UpstreamTimeouts,
+    watch: PairWatch,
 ) -> End:
     """Both halves at once. `outgoing` is the decode half, complete."""
     legs = Tasks("pair")
     beginning = asyncio.timeout(None)  # of the answer; it runs out when the prefill half has failed
-    failure: Prefilled | None = None
+    failure: PrefillResult | None = None
 
     async def beside() -> None:
         nonlocal failure
         prefilled = await ask_prefill(upstreams, prefill, limits)
         if prefilled.end == "ok" and not read_cut(prefill.endpoint, prefilled.body):
-            prefilled = Prefilled("failed", prefilled.status, detail="it stopped early and dropped the KV")
+            prefilled = PrefillResult("failed", prefilled.status, detail="it stopped early and dropped the KV")
         watch.prefilled(prefilled)
         if prefilled.end != "ok" and waiting:
             failure = prefilled
@@ -97,7 +102,12 @@ async def relay_beside(
 
 
 async def relay_after(
-    call: Call, upstreams: Asking, prefill: Prefill, outgoing: Outgoing, limits: Timeouts, watch: PairWatch
+    call: ClientRequest,
+    upstreams: Upstream,
+    prefill: PrefillLeg,
+    outgoing: OutgoingRequest,
+    limits: UpstreamTimeouts,
+    watch: PairWatch,
 ) -> End:
     """One half, then the other. `outgoing` is the client's request, to which is added what the first half hands over;
     where it hands nothing over, the decode engine computes the prompt itself.
@@ -111,38 +121,38 @@ async def relay_after(
     return await relay(call, upstreams, outgoing, limits, watch)
 
 
-async def ask_prefill(upstreams: Asking, prefill: Prefill, limits: Timeouts) -> Prefilled:
+async def ask_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: UpstreamTimeouts) -> PrefillResult:
     """The prefill half alone, to its end."""
     answer = await upstreams.ask(
         prefill.instance, prefill.question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
     )
-    if isinstance(answer, Unanswered):
-        return Prefilled("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
+    if isinstance(answer, UpstreamUnanswered):
+        return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
     with answer:
         if answer.status >= 400:
             return await _refused(answer, prefill)
         body = await answer.whole(ANSWER_BYTES)
         if answer.trouble is not None:
-            return Prefilled("died", answer.status, detail=answer.trouble.value)
-        return Prefilled("ok", answer.status, body or b"")
+            return PrefillResult("died", answer.status, detail=answer.trouble.value)
+        return PrefillResult("ok", answer.status, body or b"")
 
 
-async def _refused(answer: Exchange, prefill: Prefill) -> Prefilled:
+async def _refused(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:
     refusal = await kept(answer, prefill.target, prefill.record)
     detail = f"the prefill engine answered {answer.status}"
     if answer.status == BUSY:
-        return Prefilled("busy", answer.status, refusal=refusal, detail=detail)
+        return PrefillResult("busy", answer.status, refusal=refusal, detail=detail)
     if answer.status < 500 and refusal is not None:
-        return Prefilled("rejected", answer.status, refusal=refusal, detail=detail)
-    return Prefilled("failed", answer.status, detail=detail)
+        return PrefillResult("rejected", answer.status, refusal=refusal, detail=detail)
+    return PrefillResult("failed", answer.status, detail=detail)
 
 
-def unprefilled(prefilled: Prefilled) -> NotStarted | Deadline | Rejected:
+def unprefilled(prefilled: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
     """What a failed prefill half comes to for the pair."""
     match prefilled:
-        case Prefilled(end="rejected", refusal=refusal) if refusal is not None:
-            return Rejected(refusal)
-        case Prefilled(end="connect" | "busy" | "died" | "failed" as end):
-            return NotStarted(end, prefilled.detail, prefilled.refusal, prefill=True)
+        case PrefillResult(end="rejected", refusal=refusal) if refusal is not None:
+            return RelayRejected(refusal)
+        case PrefillResult(end="connect" | "busy" | "died" | "failed" as end):
+            return RelayNotStarted(end, prefilled.detail, prefilled.refusal, prefill=True)
         case _:
-            return Deadline()
+            return RelayDeadline()

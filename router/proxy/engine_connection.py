@@ -19,7 +19,7 @@ from enum import Enum
 import httptools
 
 from router.proxy.headers import Headers
-from router.proxy.timer import Timer
+from router.proxy.timer import DeadlineTimer
 
 HIGH_WATER_BYTES = 64 * 1024
 JOINED_BYTES = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
@@ -28,7 +28,7 @@ Take = Callable[[bytes, bool], bool]
 """Takes a piece of an answer, and whether it is the last one. True: enough for now."""
 
 
-class Trouble(Enum):
+class ExchangeFailure(Enum):
     """Why an exchange ended before its answer was whole."""
 
     CLOSED = "the engine closed the connection"
@@ -36,13 +36,13 @@ class Trouble(Enum):
     LATE = "the engine was silent for too long"
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """`retired` is called once, when the connection is lost."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, retired: Callable[[Connection], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, retired: Callable[[EngineConnection], None]) -> None:
         self._loop = loop
         self._retired = retired
-        self._timer = Timer(loop, self._late)
+        self._timer = DeadlineTimer(loop, self._late)
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._collected: Headers = []
         self.silent = True  # not one byte of the answer has come
         self.complete = False
-        self.trouble: Trouble | None = None
+        self.trouble: ExchangeFailure | None = None
         self._bodiless = method == "HEAD"
         self._until_close = False
         self._pieces: list[bytes] = []
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
     @property
     def stale(self) -> bool:
         """The engine closed the connection without a byte of answer: when it had been idle, it just crossed us."""
-        return self.silent and self.trouble is Trouble.CLOSED
+        return self.silent and self.trouble is ExchangeFailure.CLOSED
 
     def end(self) -> bool:
         """The owner is done. True: it can be used again; else it was closed, which aborts the engine's work."""
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(Trouble.MALFORMED)
+            self._fail(ExchangeFailure.MALFORMED)
             return
         came = bool(self._pieces)
         if came and self._take is not None:
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
             if self._until_close and exc is None and self.trouble is None:
                 self.complete = True
             else:
-                self.trouble = self.trouble or Trouble.CLOSED
+                self.trouble = self.trouble or ExchangeFailure.CLOSED
             self._wake()
         self._retired(self)
 
@@ -240,11 +240,11 @@ class Connection(asyncio.Protocol):
 
     def _late(self) -> None:
         if self._busy:
-            self._fail(Trouble.LATE)
+            self._fail(ExchangeFailure.LATE)
         else:
             self.close()
 
-    def _fail(self, trouble: Trouble) -> None:
+    def _fail(self, trouble: ExchangeFailure) -> None:
         self._clean = False
         if not self.complete:  # what comes after a whole answer spoils the connection, not the answer
             self.trouble = trouble

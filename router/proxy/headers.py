@@ -37,7 +37,7 @@ PREFIX = b"x-warmroute-"
 ORDINARY_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
 
 
-class Forwarded(NamedTuple):
+class ForwardedHeaders(NamedTuple):
     """A client's headers as they go out, rendered once per request, whichever engine gets it."""
 
     lines: bytes
@@ -51,7 +51,7 @@ class HeaderRules:
         self._own_keys = own_keys
         self._dropped = HOP_BY_HOP | ROUTERS_OWN | CREDENTIALS | {name.lower().encode() for name in strip}
 
-    def forward(self, headers: Headers, request_id: str) -> Forwarded:
+    def forward(self, headers: Headers, request_id: str) -> ForwardedHeaders:
         """The client's headers for the engine. `request_id` is used where the client sent no `x-request-id`.
 
         Raises `BadRequest` for a line break inside a header.
@@ -69,10 +69,10 @@ class HeaderRules:
             elif name == REQUEST_ID:
                 own_id = header[1] or own_id
         lines.append(b"x-request-id: %b\r\n" % own_id)
-        return Forwarded(_checked(lines), b"" if self._own_keys or not credentials else _checked(credentials))
+        return ForwardedHeaders(_checked(lines), b"" if self._own_keys or not credentials else _checked(credentials))
 
 
-NO_HEADERS = Forwarded(b"", b"")
+NO_HEADERS = ForwardedHeaders(b"", b"")
 
 
 def request_head(

@@ -13,10 +13,10 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from router.config.sections.listeners import Listen, Tls
+from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
-from router.proxy.asgi import Asgi
-from router.proxy.client_connection import Answering, Bounds, ClientConnection, House
+from router.proxy.asgi import AsgiHandler
+from router.proxy.client_connection import ClientConnection, ConnectionContext, ConnectionLimits, RequestHandler
 from router.tasks import Tasks
 
 KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they are the ones to close
@@ -25,34 +25,34 @@ LAST_MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class RequestServer:
     """What is served, and where."""
 
-    answering: Answering
+    answering: RequestHandler
     host: str
     port: int
-    bounds: Bounds
+    bounds: ConnectionLimits
     tls: ssl.SSLContext | None
 
 
-def serve_config(app: Any, listen: Listen, *, stall_timeout_s: float = 120.0) -> Serving:
-    """`app` is `Answering`, or any ASGI application. `stall_timeout_s`: a client that takes nothing of its answer for
-    so long is cut.
+def serve_config(app: Any, listen: ListenConfig, *, stall_timeout_s: float = 120.0) -> RequestServer:
+    """`app` is `RequestHandler`, or any ASGI application. `stall_timeout_s`: a client that takes nothing of its answer
+    for so long is cut.
 
     Raises `ConfigError` for certificate files that cannot be used.
     """
-    bounds = Bounds(
+    bounds = ConnectionLimits(
         header_bytes=listen.header_bytes,
         header_timeout_s=listen.header_timeout_s,
         body_idle_timeout_s=listen.body_idle_timeout_s,
         keepalive_s=KEEPALIVE_S,
         stall_timeout_s=stall_timeout_s,
     )
-    answering = app if isinstance(app, Answering) else Asgi(app)
-    return Serving(answering, listen.host, listen.port, bounds, _context(listen.tls) if listen.tls else None)
+    answering = app if isinstance(app, RequestHandler) else AsgiHandler(app)
+    return RequestServer(answering, listen.host, listen.port, bounds, _context(listen.tls) if listen.tls else None)
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
+def _context(tls: TlsConfig) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(tls.cert_file, tls.key_file)
@@ -61,12 +61,12 @@ def _context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-class Listener:
+class HttpListener:
     """Serves `serving` on the running event loop (uvloop) from `start` to `stop`. `shared`: other processes may listen
     on the same port; the kernel gives each connection to one of them, for good (Linux, SO_REUSEPORT).
     """
 
-    def __init__(self, serving: Serving, handshake_timeout_s: float = 10.0, *, shared: bool = False) -> None:
+    def __init__(self, serving: RequestServer, handshake_timeout_s: float = 10.0, *, shared: bool = False) -> None:
         self._serving = serving
         self._shared = shared
         self._handshake_timeout_s = handshake_timeout_s
@@ -82,7 +82,7 @@ class Listener:
     async def start(self) -> None:
         """Listens; `port` is the bound one from here on. Raises `ConfigError` when the address cannot be had."""
         serving, loop = self._serving, asyncio.get_running_loop()
-        house = House(serving.answering, serving.bounds, self._connections, self._tasks, loop)
+        house = ConnectionContext(serving.answering, serving.bounds, self._connections, self._tasks, loop)
         try:
             self._server = await loop.create_server(
                 lambda: ClientConnection(house),

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from router.prompt.prompt import Endpoint
-from router.proxy.call import Call
-from router.proxy.engine_connection import Trouble
-from router.proxy.headers import Forwarded, Headers, answer_headers
-from router.proxy.upstreams import Asking, Exchange, Question, Timeouts, Unanswered
+from router.proxy.call import ClientRequest
+from router.proxy.engine_connection import ExchangeFailure
+from router.proxy.headers import ForwardedHeaders, Headers, answer_headers
+from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 SHOWN_BYTES = 64 * 1024
 BUSY = 503
@@ -37,7 +37,7 @@ class RelayWatch(Protocol):
         """The answer is whole: what was held back and may be seen after all."""
 
 
-class Outgoing(NamedTuple):
+class OutgoingRequest(NamedTuple):
     """A request on its way to one target. `hides`: the watch may take something out of the body. `endpoint` says in
     which dialect a broken stream is told of.
     """
@@ -47,7 +47,7 @@ class Outgoing(NamedTuple):
     record: str  # and `x-warmroute-record`
     method: str
     path: bytes  # with its query
-    headers: Forwarded
+    headers: ForwardedHeaders
     body: bytes
     rank: int | None = None
     hides: bool = False
@@ -55,7 +55,7 @@ class Outgoing(NamedTuple):
     waited_ms: float | None = None  # at the door, for the client's `x-warmroute-waited-ms`
 
 
-class Refusal(NamedTuple):
+class EngineRefusal(NamedTuple):
     """An engine's own answer, kept: that it is too busy, or what is wrong with the request."""
 
     status: int
@@ -63,7 +63,7 @@ class Refusal(NamedTuple):
     body: bytes
 
 
-class NotStarted(NamedTuple):
+class RelayNotStarted(NamedTuple):
     """Nothing was sent to the client. Only one that `died` or `failed` can have worked on the request.
 
     `prefill`: it was the prefill half of a pair (`legs.py`) that failed so; only such a one can have `failed`, with a
@@ -72,76 +72,84 @@ class NotStarted(NamedTuple):
 
     reason: Literal["connect", "busy", "died", "failed"]
     detail: str = ""
-    refusal: Refusal | None = None
+    refusal: EngineRefusal | None = None
     prefill: bool = False
 
 
-class Finished(NamedTuple):
+class RelayFinished(NamedTuple):
     """The whole answer went through. `connect_s`: the part of the time that a new connection took, here as below."""
 
     status: int
     connect_s: float
 
 
-class Broken(NamedTuple):
+class RelayBroken(NamedTuple):
     """The engine failed after its first byte; the client was told as well as the format allows."""
 
     status: int
-    trouble: Trouble
+    trouble: ExchangeFailure
     connect_s: float
 
 
-class Deadline(NamedTuple):
+class RelayDeadline(NamedTuple):
     """No byte within the time for the first one; nothing was sent to the client."""
 
 
-class Rejected(NamedTuple):
+class RelayRejected(NamedTuple):
     """A prefill half found fault with the request (4xx), before anything was sent to the client."""
 
-    refusal: Refusal
+    refusal: EngineRefusal
 
 
-End = NotStarted | Finished | Broken | Deadline | Rejected
+End = RelayNotStarted | RelayFinished | RelayBroken | RelayDeadline | RelayRejected
 
 
-async def relay(call: Call, upstreams: Asking, outgoing: Outgoing, limits: Timeouts, watch: RelayWatch) -> End:
+async def relay(
+    call: ClientRequest, upstreams: Upstream, outgoing: OutgoingRequest, limits: UpstreamTimeouts, watch: RelayWatch
+) -> End:
     return await pass_on(call, await ask(upstreams, outgoing, limits), outgoing, watch)
 
 
-def ask(upstreams: Asking, outgoing: Outgoing, limits: Timeouts) -> Awaitable[Exchange | Unanswered]:
+def ask(
+    upstreams: Upstream, outgoing: OutgoingRequest, limits: UpstreamTimeouts
+) -> Awaitable[UpstreamExchange | UpstreamUnanswered]:
     """The first half of `relay`: until the engine has begun to answer."""
-    question = Question(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
+    question = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
     return upstreams.ask(
         outgoing.instance, question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
     )
 
 
-async def pass_on(call: Call, answer: Exchange | Unanswered, outgoing: Outgoing, watch: RelayWatch) -> End:
+async def pass_on(
+    call: ClientRequest, answer: UpstreamExchange | UpstreamUnanswered, outgoing: OutgoingRequest, watch: RelayWatch
+) -> End:
     """The second half."""
-    if isinstance(answer, Unanswered):
+    if isinstance(answer, UpstreamUnanswered):
         if answer.reason == "late":
-            return Deadline()
-        return NotStarted(answer.reason, answer.detail)
+            return RelayDeadline()
+        return RelayNotStarted(answer.reason, answer.detail)
     with answer:
         if answer.status == BUSY:
             return await _too_busy(answer, outgoing)
         return await _shown(call, answer, outgoing, watch)
 
 
-async def _too_busy(answer: Exchange, outgoing: Outgoing) -> NotStarted:
+async def _too_busy(answer: UpstreamExchange, outgoing: OutgoingRequest) -> RelayNotStarted:
     refusal = await kept(answer, outgoing.target, outgoing.record)
-    return NotStarted("busy", "the engine answered 503", refusal)
+    return RelayNotStarted("busy", "the engine answered 503", refusal)
 
 
-async def kept(answer: Exchange, target: str, record: str) -> Refusal | None:
+async def kept(answer: UpstreamExchange, target: str, record: str) -> EngineRefusal | None:
     """The whole answer of `target`, to be shown to the client perhaps. None: too large for that, or it broke off."""
     body = await answer.whole(SHOWN_BYTES)
     if body is None:
         return None
-    return Refusal(answer.status, answer_headers(answer.headers, target=target, record=record, resized=True), body)
+    return EngineRefusal(
+        answer.status, answer_headers(answer.headers, target=target, record=record, resized=True), body
+    )
 
 
-async def _shown(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayWatch) -> End:
+async def _shown(call: ClientRequest, answer: UpstreamExchange, outgoing: OutgoingRequest, watch: RelayWatch) -> End:
     watch.first_byte(answer.status)
     fields = dict(answer.headers)
     stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
@@ -155,13 +163,13 @@ async def _shown(call: Call, answer: Exchange, outgoing: Outgoing, watch: RelayW
         await call.caught_up()
     if answer.drained:
         passage.finish()
-        return Finished(answer.status, answer.connect_s)
-    trouble = answer.trouble or Trouble.CLOSED
+        return RelayFinished(answer.status, answer.connect_s)
+    trouble = answer.trouble or ExchangeFailure.CLOSED
     if stream and (resized or b"content-length" not in fields):  # an added event would break a promised length
         call.finish(_error_event(trouble, passage.shown, outgoing.endpoint is Endpoint.MESSAGES))
     else:
         call.cut()
-    return Broken(answer.status, trouble, answer.connect_s)
+    return RelayBroken(answer.status, trouble, answer.connect_s)
 
 
 class _Passage:
@@ -169,7 +177,7 @@ class _Passage:
 
     __slots__ = ("_call", "_finished", "_watch", "shown")
 
-    def __init__(self, call: Call, watch: RelayWatch) -> None:
+    def __init__(self, call: ClientRequest, watch: RelayWatch) -> None:
         self._call = call
         self._watch = watch
         self._finished = False
@@ -192,7 +200,7 @@ class _Passage:
             self._call.finish(last + self._watch.last())
 
 
-def _error_event(trouble: Trouble, last: bytes, anthropic: bool) -> bytes:
+def _error_event(trouble: ExchangeFailure, last: bytes, anthropic: bool) -> bytes:
     """An event of its own: a half-sent one before it is closed first. Anthropic's clients go by the event's name."""
     gap = b"" if not last or last.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
     if anthropic:

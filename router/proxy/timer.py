@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Timer:
+class DeadlineTimer:
     """Calls `late()` once when the deadline that was last set has passed. `close` when done with it: whoever sets it
     then all the same, after its connection was lost, must not be kept alive by that.
     """

@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from router.backends.vllm.token_ids import Spelled, half_with_ids, with_ids
-from router.proxy.upstreams import Asking, Exchange, Question, Unanswered
+from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamUnanswered
 
 REFUSED = 400
 REFUSAL_BYTES = 64 * 1024
 
 
-class WithIds:
+class TokenIdUpstreams:
     """For one attempt. `plain` is the client's request, as the instance `answering` would get it without ids; `refused`
     hears of each 400, with its body or None.
     """
 
     def __init__(
         self,
-        upstreams: Asking,
+        upstreams: Upstream,
         plain: bytes,
         answering: str,
         ids: Spelled,
@@ -42,8 +42,8 @@ class WithIds:
         self._refused = refused
 
     async def ask(
-        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
-    ) -> Exchange | Unanswered:
+        self, instance: str, question: UpstreamRequest, *, first_byte_s: float, idle_s: float
+    ) -> UpstreamExchange | UpstreamUnanswered:
         """As `Upstreams.ask`."""
         ask = self._upstreams.ask
         if instance not in self._takers:
@@ -51,7 +51,7 @@ class WithIds:
         add = with_ids if question.body is self._plain else half_with_ids
         handing = question._replace(body=add(question.body, self._ids))
         answer = await ask(instance, handing, first_byte_s=first_byte_s, idle_s=idle_s)
-        if isinstance(answer, Unanswered) or answer.status != REFUSED:
+        if isinstance(answer, UpstreamUnanswered) or answer.status != REFUSED:
             return answer
         with answer:
             self._refused(instance, await answer.whole(REFUSAL_BYTES))

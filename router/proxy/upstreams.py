@@ -15,17 +15,17 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from router.backends.fetch import Answer
+from router.backends.fetch import HttpAnswer
 from router.errors import ConfigError
-from router.proxy.engine_connection import Connection, Take, Trouble
-from router.proxy.headers import NO_HEADERS, Forwarded, request_head
+from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Take
+from router.proxy.headers import NO_HEADERS, ForwardedHeaders, request_head
 
 CROSSED_WITHIN_S = 0.1  # the news of a connection closed before it got our request is here within a round trip
 FETCH_BYTES = 8 * 1024 * 1024
-JSON = Forwarded(b"content-type: application/json\r\n", b"")
+JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
 
-class Timeouts(Protocol):
+class UpstreamTimeouts(Protocol):
     """Seconds; `router/config/schema.py:Limits` is one."""
 
     @property
@@ -36,29 +36,29 @@ class Timeouts(Protocol):
     def idle_timeout_s(self) -> float: ...
 
 
-class Question(NamedTuple):
+class UpstreamRequest(NamedTuple):
     """A request to an engine."""
 
     method: str
     target: bytes  # path and query
-    headers: Forwarded
+    headers: ForwardedHeaders
     body: bytes
     rank: int | None = None
 
 
-class Unanswered(NamedTuple):
+class UpstreamUnanswered(NamedTuple):
     """No answer began. `connect`: the engine was not reached; `died`: it took the request; `late`: it stayed silent."""
 
     reason: Literal["connect", "died", "late"]
     detail: str
 
 
-class Asking(Protocol):
+class Upstream(Protocol):
     """Who puts a question to an engine."""
 
     async def ask(
-        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
-    ) -> Exchange | Unanswered:
+        self, instance: str, question: UpstreamRequest, *, first_byte_s: float, idle_s: float
+    ) -> UpstreamExchange | UpstreamUnanswered:
         """As `Upstreams.ask`."""
 
 
@@ -93,8 +93,8 @@ class Upstreams:
         return len(engine.idle) if engine is not None else 0
 
     def ask(
-        self, instance: str, question: Question, *, first_byte_s: float, idle_s: float
-    ) -> Coroutine[Any, Any, Exchange | Unanswered]:
+        self, instance: str, question: UpstreamRequest, *, first_byte_s: float, idle_s: float
+    ) -> Coroutine[Any, Any, UpstreamExchange | UpstreamUnanswered]:
         """Sends `question` and waits until its answer has begun: its head and the first byte of its body, or its end.
 
         An engine sends the head of a stream before it has computed anything, so the head alone promises nothing, and
@@ -105,17 +105,17 @@ class Upstreams:
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         """`router/backends/fetch.py:Fetch`. Answers beyond 8 MB count as none."""
-        question = Question(method, path.encode(), JSON if body else NO_HEADERS, body)
+        question = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self.ask(instance, question, first_byte_s=timeout_s, idle_s=timeout_s)
-                if isinstance(answer, Unanswered):
+                if isinstance(answer, UpstreamUnanswered):
                     return None
                 with answer:
                     whole = await answer.whole(FETCH_BYTES)
-                    return None if whole is None else Answer(answer.status, whole)
+                    return None if whole is None else HttpAnswer(answer.status, whole)
         except TimeoutError:
             return None
 
@@ -129,16 +129,16 @@ class Upstreams:
         return self._tls[ca_file]
 
 
-async def _removed() -> Unanswered:
-    return Unanswered("connect", "the instance was removed")
+async def _removed() -> UpstreamUnanswered:
+    return UpstreamUnanswered("connect", "the instance was removed")
 
 
-class Exchange:
+class UpstreamExchange:
     """An answer that has begun. `with` it: leaving gives the connection back, or closes it, which aborts the work."""
 
     __slots__ = ("_connection", "_engine", "headers", "status")
 
-    def __init__(self, engine: _Engine, connection: Connection) -> None:
+    def __init__(self, engine: _Engine, connection: EngineConnection) -> None:
         self._engine = engine
         self._connection = connection
         self.status = connection.status
@@ -149,7 +149,7 @@ class Exchange:
         return self._connection.connect_s
 
     @property
-    def trouble(self) -> Trouble | None:
+    def trouble(self) -> ExchangeFailure | None:
         return self._connection.trouble
 
     @property
@@ -178,7 +178,7 @@ class Exchange:
             pieces.append(piece)
         return b"".join(pieces) if self.drained else None
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> UpstreamExchange:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,9 +200,11 @@ class _Engine:
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
         self._removed = False
-        self.idle: list[Connection] = []
+        self.idle: list[EngineConnection] = []
 
-    async def ask(self, question: Question, first_byte_s: float, idle_s: float) -> Exchange | Unanswered:
+    async def ask(
+        self, question: UpstreamRequest, first_byte_s: float, idle_s: float
+    ) -> UpstreamExchange | UpstreamUnanswered:
         credentials = question.headers.credentials if self._credentials is None else self._credentials
         head = request_head(
             question.method,
@@ -221,13 +223,13 @@ class _Engine:
             if not connection.stale or asyncio.get_running_loop().time() - asked_s > CROSSED_WITHIN_S:
                 return answer
         fresh = await self._connect()
-        if isinstance(fresh, Unanswered):
+        if isinstance(fresh, UpstreamUnanswered):
             return answer or fresh  # it took the question and is gone now: perhaps it died of it
         return await self._exchange(fresh, question, head, first_byte_s, idle_s)
 
     async def _exchange(
-        self, connection: Connection, question: Question, head: bytes, first_byte_s: float, idle_s: float
-    ) -> Exchange | Unanswered:
+        self, connection: EngineConnection, question: UpstreamRequest, head: bytes, first_byte_s: float, idle_s: float
+    ) -> UpstreamExchange | UpstreamUnanswered:
         connection.send(question.method, head, question.body, first_byte_s, idle_s)
         try:
             begun = await connection.begun()
@@ -235,27 +237,27 @@ class _Engine:
             self.take_back(connection)
             raise
         if begun:
-            return Exchange(self, connection)
+            return UpstreamExchange(self, connection)
         self.take_back(connection)
-        trouble = connection.trouble or Trouble.CLOSED
-        return Unanswered("late" if trouble is Trouble.LATE else "died", trouble.value)
+        trouble = connection.trouble or ExchangeFailure.CLOSED
+        return UpstreamUnanswered("late" if trouble is ExchangeFailure.LATE else "died", trouble.value)
 
-    async def _connect(self) -> Connection | Unanswered:
+    async def _connect(self) -> EngineConnection | UpstreamUnanswered:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._retired), self._host, self._port, ssl=self._tls
+                    lambda: EngineConnection(loop, self._retired), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            return Unanswered("connect", f"no connection within {self._connect_timeout_s:g} s")
+            return UpstreamUnanswered("connect", f"no connection within {self._connect_timeout_s:g} s")
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
-            return Unanswered("connect", str(error))
+            return UpstreamUnanswered("connect", str(error))
         connection.connect_s = loop.time() - started
         return connection
 
-    def take_back(self, connection: Connection) -> None:
+    def take_back(self, connection: EngineConnection) -> None:
         """The exchange is over: into the pool if the connection is clean."""
         if connection.end() and not self._removed:
             connection.rest(self._keepalive_s)
@@ -263,7 +265,7 @@ class _Engine:
         else:
             connection.close()
 
-    def _retired(self, connection: Connection) -> None:
+    def _retired(self, connection: EngineConnection) -> None:
         if connection in self.idle:
             self.idle.remove(connection)
 

@@ -6,17 +6,17 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from router.config.sections.listeners import AdminToken
+from router.config.sections.listeners import AdminTokenConfig
 
 
 class AdminTokens:
-    def __init__(self, tokens: Sequence[AdminToken]) -> None:
+    def __init__(self, tokens: Sequence[AdminTokenConfig]) -> None:
         self._known = [(token, bytes.fromhex(token.hash)) for token in tokens]
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def holder(self, given: bytes) -> AdminToken | None:
+    def holder(self, given: bytes) -> AdminTokenConfig | None:
         """The entry of a token; None: nobody's."""
         digest = hashlib.sha256(given.strip()).digest()
         # All are compared, in constant time each: how long it takes says nothing about any of them.

@@ -1,6 +1,6 @@
 """The bounds on what is in the house at once: requests, and bytes of their bodies.
 
-Both are counted before anything is read or computed, so overload costs an answer of 429 and nothing else. A `Place` is
+Both are counted before anything is read or computed, so overload costs an answer of 429 and nothing else. A `Slot` is
 given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting: no waiting,
 no clock, no sockets.
 """
@@ -14,7 +14,7 @@ from router.errors import TooBusy
 RETRY_AFTER_S = 1
 
 
-class Lobby:
+class ConcurrencyLimiter:
     """At most `concurrent` requests and `body_budget_bytes` of bodies, all requests together."""
 
     def __init__(self, concurrent: int, body_budget_bytes: int) -> None:
@@ -23,7 +23,7 @@ class Lobby:
         self.inside = 0
         self.held_bytes = 0
 
-    def pass_(self) -> Place:
+    def pass_(self) -> Slot:
         """A place for one request, to be used with `with`. Raises `TooBusy` when there is none."""
         if self.inside >= self._concurrent:
             raise TooBusy(
@@ -32,7 +32,7 @@ class Lobby:
                 retry_after_s=RETRY_AFTER_S,
             )
         self.inside += 1
-        return Place(self)
+        return Slot(self)
 
     def hold(self, bytes_: int) -> None:
         if self.held_bytes + bytes_ > self._body_budget_bytes:
@@ -48,13 +48,13 @@ class Lobby:
         self.held_bytes -= bytes_
 
 
-class Place:
+class Slot:
     """One request's place in the house, and the bytes that its body takes."""
 
     __slots__ = ("_lobby", "held_bytes")
 
-    def __init__(self, lobby: Lobby) -> None:
-        self._lobby: Lobby | None = lobby
+    def __init__(self, lobby: ConcurrencyLimiter) -> None:
+        self._lobby: ConcurrencyLimiter | None = lobby
         self.held_bytes = 0
 
     def hold(self, bytes_: int) -> None:
@@ -69,7 +69,7 @@ class Place:
         if lobby is not None:
             lobby.leave(self.held_bytes)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> Slot:
         return self
 
     def __exit__(

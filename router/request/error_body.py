@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from router.errors import Refused
+from router.errors import RequestRefused
 
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_KINDS = {
@@ -28,11 +28,11 @@ ANTHROPIC_KINDS = {
 }
 
 
-class Invalid(Refused):
+class InvalidRequest(RequestRefused):
     status, kind = 422, "invalid_request_error"
 
 
-class ErrorAnswer(NamedTuple):
+class ErrorBody(NamedTuple):
     """`headers` without content-length."""
 
     status: int
@@ -40,7 +40,7 @@ class ErrorAnswer(NamedTuple):
     body: bytes
 
 
-def error_answer(refused: Refused, path: str = "") -> ErrorAnswer:
+def error_answer(refused: RequestRefused, path: str = "") -> ErrorBody:
     """The answer to a request for `path` that is refused."""
     headers = [(b"content-type", b"application/json")]
     if refused.retry_after_s is not None:
@@ -48,48 +48,48 @@ def error_answer(refused: Refused, path: str = "") -> ErrorAnswer:
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     shape = _anthropic if path.startswith(ANTHROPIC_PATHS) else _openai
-    return ErrorAnswer(refused.status, headers, msgspec.json.encode(shape(refused)))
+    return ErrorBody(refused.status, headers, msgspec.json.encode(shape(refused)))
 
 
 def install(app: FastAPI) -> None:
     """Makes every error of `app` one of these."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
+        assert isinstance(error, RequestRefused)
         return _response(error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         name = str(first["loc"][-1])
-        return _response(Invalid(f"{name}: {first['msg']}", param=name, code="invalid_value"))
+        return _response(InvalidRequest(f"{name}: {first['msg']}", param=name, code="invalid_value"))
 
     async def unserved(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        refusal = Refused(f"{request.method} {request.url.path}: {error.detail.lower()}")
+        refusal = RequestRefused(f"{request.method} {request.url.path}: {error.detail.lower()}")
         refusal.status = error.status_code
         refusal.kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         response = _response(refusal)
         response.headers.update(error.headers or {})
         return response
 
-    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(RequestRefused, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unserved)
 
 
-def _openai(refused: Refused) -> dict[str, Any]:
+def _openai(refused: RequestRefused) -> dict[str, Any]:
     error = {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.code}
     return {"error": error}
 
 
-def _anthropic(refused: Refused) -> dict[str, Any]:
+def _anthropic(refused: RequestRefused) -> dict[str, Any]:
     default = "api_error" if refused.status >= 500 else "invalid_request_error"
     kind = ANTHROPIC_KINDS.get(refused.status, default)
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
 
-def _response(refused: Refused) -> Response:
+def _response(refused: RequestRefused) -> Response:
     answer = error_answer(refused)
     response = Response(answer.body, answer.status)
     for name, value in answer.headers:

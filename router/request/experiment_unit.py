@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.prompt.api.conversation_id import opening
 from router.prompt.prompt import Prompt
 
 
-def unit_of(experiment: Experiment, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float) -> bytes:
+def unit_of(
+    experiment: ExperimentConfig, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float
+) -> bytes:
     """16 bytes: equal for equal units, in every process. Names of users and keys cannot be read from it."""
     match experiment.unit:
         case "session":

@@ -17,7 +17,7 @@ from router.scheduling.policy.policy import Policy
 POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
 
 
-class Wanted(NamedTuple):
+class PolicyOverride(NamedTuple):
     """A policy that the client asks for by header, whatever is in force."""
 
     policy: Policy
@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
 
 def wanted_policy(
     header: Callable[[bytes], bytes | None], admins: AdminTokens, policies: Mapping[str, Policy]
-) -> Wanted | None:
+) -> PolicyOverride | None:
     """What a request asks for; None: nothing. `header` finds one by its name in lower case.
 
     Raises `Refused` for a policy that is not here, and for whoever may not choose one.
@@ -43,4 +43,4 @@ def wanted_policy(
     if (policy := policies.get(name := given.decode("latin-1").strip())) is None:
         names = ", ".join(sorted(policies))
         raise BadRequest(f"there is no policy `{name}`; policies here: {names}", code="unknown_policy")
-    return Wanted(policy, holder.name)
+    return PolicyOverride(policy, holder.name)

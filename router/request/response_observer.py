@@ -10,35 +10,35 @@ from typing import NamedTuple
 
 from router.backends.vllm.disaggregation import LEASE_S, read_handed
 from router.clock import Clock
-from router.fleet.instance import Served
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Endpoint, Prompt, Unknown
-from router.prompt.tokenization.tokenization import Tokens
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.prompt.tokenization.tokenization import Tokenization
 from router.prompt.usage import HideUsage, UsageTail
-from router.proxy.disaggregated import Prefilled
-from router.proxy.relay import Broken, Deadline, End, Finished, NotStarted, Rejected
-from router.scheduling.policy.record import Leg
-from router.scheduling.scheduler import UNTOLD, Core
+from router.proxy.disaggregated import PrefillResult
+from router.proxy.relay import End, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
+from router.scheduling.policy.record import PrefillRecord
+from router.scheduling.scheduler import UNTOLD, Scheduler
 from router.scheduling.ticket import Ticket
 
 
-class Handed(NamedTuple):
+class HandedOverKv(NamedTuple):
     """KV that a Nixl prefill half left under a lease, and that nobody has come for."""
 
     params: bytes
     until_s: float
-    leg: Leg
+    leg: PrefillRecord
 
 
-class Watch:
+class ResponseObserver:
     def __init__(
         self,
         ticket: Ticket,
         prompt: Prompt,
-        served: Served | None,
-        known: Known | Unknown,
-        core: Core,
-        tokens: Tokens,
+        served: ServedModel | None,
+        known: TokenizedPrompt | UnknownIds,
+        core: Scheduler,
+        tokens: Tokenization,
         clock: Clock,
     ) -> None:
         self._ticket = ticket
@@ -51,9 +51,9 @@ class Watch:
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
         self._hide = HideUsage() if prompt.hide_usage else None
         self._unnamed = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
-        self.handed: Handed | None = None
+        self.handed: HandedOverKv | None = None
 
-    def prefilled(self, prefilled: Prefilled) -> None:
+    def prefilled(self, prefilled: PrefillResult) -> None:
         """The prefill half is over; a good one's answer tells what it cost."""
         usage = UNTOLD
         if prefilled.end == "ok":
@@ -62,7 +62,7 @@ class Watch:
             usage = tail.usage() or UNTOLD
             params = read_handed(prefilled.body)
             if params is not None and self._ticket.attempt.prefill is not None:
-                self.handed = Handed(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
+                self.handed = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
         self._core.prefilled(self._ticket, prefilled.end, prefilled.status, usage)
 
     def first_byte(self, status: int) -> None:
@@ -93,21 +93,21 @@ class Watch:
         """The relay is over: what it came to goes into the ticket and the record."""
         ticket, record = self._ticket, self._ticket.record
         match end:
-            case Finished(connect_s=connect_s):
+            case RelayFinished(connect_s=connect_s):
                 ticket.end = "ok"
                 record.stages.connect_ms = connect_s * 1e3
                 self._read_tail()
-            case Broken(trouble=trouble, connect_s=connect_s):
+            case RelayBroken(trouble=trouble, connect_s=connect_s):
                 ticket.end = "broken"
                 record.stages.connect_ms = connect_s * 1e3
                 record.error = trouble.value
-            case Deadline():
+            case RelayDeadline():
                 ticket.end = "deadline"
-            case Rejected():
+            case RelayRejected():
                 ticket.end = "rejected"
-            case NotStarted(prefill=True):
+            case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
-            case NotStarted(reason=reason):
+            case RelayNotStarted(reason=reason):
                 ticket.end = reason
 
     def _read_tail(self) -> None:

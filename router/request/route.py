@@ -24,39 +24,48 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.backends.feeds.health import Health
-from router.backends.kv_store import Pool
-from router.backends.token_ids.passthrough import Handing, Offer
+from router.backends.feeds.health import HealthProbe
+from router.backends.kv_store import KvStore
+from router.backends.token_ids.passthrough import PassthroughOffer, TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, can_split, decode_body, mooncake_params, prefill_body
 from router.clock import Clock
 from router.config.schema import Config
-from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Refused
-from router.fleet.instance import Served
+from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused
+from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Endpoint, Prompt, Unknown
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.request_headers import wishes
-from router.prompt.tokenization.tokenization import Tokens
-from router.proxy.call import Call
-from router.proxy.disaggregated import Prefill, relay_after, relay_beside
-from router.proxy.headers import Forwarded, HeaderRules
-from router.proxy.relay import Broken, Deadline, End, Finished, NotStarted, Outgoing, Rejected, relay
-from router.proxy.upstreams import Question, Upstreams
+from router.prompt.tokenization.tokenization import Tokenization
+from router.proxy.call import ClientRequest
+from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
+from router.proxy.headers import ForwardedHeaders, HeaderRules
+from router.proxy.relay import (
+    End,
+    OutgoingRequest,
+    RelayBroken,
+    RelayDeadline,
+    RelayFinished,
+    RelayNotStarted,
+    RelayRejected,
+    relay,
+)
+from router.proxy.upstreams import UpstreamRequest, Upstreams
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.waiting import Seat, Waiting
-from router.request.concurrency import Lobby
+from router.request.admission.waiting import AdmissionLease, AdmissionQueues
+from router.request.concurrency import ConcurrencyLimiter
 from router.request.experiment_unit import unit_of
-from router.request.policy_override import Wanted, wanted_policy
-from router.request.response_observer import Handed, Watch
+from router.request.policy_override import PolicyOverride, wanted_policy
+from router.request.response_observer import HandedOverKv, ResponseObserver
 from router.request.retry_budget import RetryBudget
 from router.request.token_ids import asking, counted, offer_to
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
-from router.scheduling.scheduler import Core
-from router.scheduling.ticket import Half, Ticket
-from router.telemetry.decision_log.writer import JsonLines
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.ticket import PrefillBooking, Ticket
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import Ring
+from router.telemetry.recent_records import RecentRecords
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # as records and metrics name it
@@ -64,51 +73,51 @@ LEDGER_BLOCK_TOKENS = 512  # as in the Mooncake traces
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Services:
     """What a request passes through on its way."""
 
     config: Config
     clock: Clock
-    core: Core
-    lobby: Lobby
-    waiting: Waiting
+    core: Scheduler
+    lobby: ConcurrencyLimiter
+    waiting: AdmissionQueues
     retries: RetryBudget
-    tokens: Tokens
-    handing: Handing
-    pool: Pool
+    tokens: Tokenization
+    handing: TokenIdPassthrough
+    pool: KvStore
     reading: ReadOptions  # of prompts, for policies that look at caches
     skimming: ReadOptions  # for those that do not
     header_rules: HeaderRules
     upstreams: Upstreams
-    health: Health
-    ring: Ring
-    ledger: JsonLines | None
+    health: HealthProbe
+    ring: RecentRecords
+    ledger: DecisionLogWriter | None
     metrics: Metrics
     admins: AdminTokens
     run_id: str  # begins the ids of all records of this process
 
 
-class Request(NamedTuple):
+class PreparedRequest(NamedTuple):
     """What is known of a request before anybody is chosen for it."""
 
     prompt: Prompt
-    served: Served | None  # None: it names no model
-    known: Known | Unknown
+    served: ServedModel | None  # None: it names no model
+    known: TokenizedPrompt | UnknownIds
     pooled: PoolHit | None = None
-    wanted: Wanted | None = None
-    seat: Seat | None = None  # where a door keeps count of sessions
+    wanted: PolicyOverride | None = None
+    seat: AdmissionLease | None = None  # where a door keeps count of sessions
 
 
 @dataclass(slots=True)
-class Tries:
+class EarlierAttempts:
     """What earlier attempts at a request leave to the next one."""
 
     failed: set[str]
-    handed: Handed | None = None
+    handed: HandedOverKv | None = None
 
 
-async def route(call: Call, rooms: Rooms) -> None:
-    """Answers `call`, or raises `Refused` while nothing has been sent."""
+async def route(call: ClientRequest, rooms: Services) -> None:
+    """Answers `call`, or raises `RequestRefused` while nothing has been sent."""
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
         wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
@@ -119,23 +128,31 @@ async def route(call: Call, rooms: Rooms) -> None:
         served = served_by(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
         with await rooms.waiting.seat(prompt, served, known) as seat:
-            pooled = await pooled_of(prompt, served, known, wanted, stages, rooms) if isinstance(known, Known) else None
-            await on_record(call, Request(prompt, served, known, pooled, wanted, seat), stages, started_at, rooms)
+            pooled = (
+                await pooled_of(prompt, served, known, wanted, stages, rooms)
+                if isinstance(known, TokenizedPrompt)
+                else None
+            )
+            await on_record(
+                call, PreparedRequest(prompt, served, known, pooled, wanted, seat), stages, started_at, rooms
+            )
 
 
-async def route_stored(call: Call, response_id: str, rooms: Rooms) -> None:
+async def route_stored(call: ClientRequest, response_id: str, rooms: Services) -> None:
     """A request about a stored response, which only the engine that made it knows."""
     if rooms.core.made_by(response_id) is None:
         raise NotFound(f"the response `{response_id}` is not known here", code="unknown_response")
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
         body = await call.body(rooms.config.limits.body_bytes, place)
-        about = Unknown("endpoint")
+        about = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, about, previous_response_id=response_id)
-        await on_record(call, Request(prompt, None, about), Stages(), started_at, rooms)
+        await on_record(call, PreparedRequest(prompt, None, about), Stages(), started_at, rooms)
 
 
-async def on_record(call: Call, request: Request, stages: Stages, started_at: float, rooms: Rooms) -> None:
+async def on_record(
+    call: ClientRequest, request: PreparedRequest, stages: Stages, started_at: float, rooms: Services
+) -> None:
     """Place and relay, with a record that is open while the request is under way and complete when it leaves."""
     record = open_record(call, request, stages, started_at, rooms)
     try:
@@ -145,12 +162,12 @@ async def on_record(call: Call, request: Request, stages: Stages, started_at: fl
         close_record(record, rooms)
 
 
-async def place_and_relay(call: Call, request: Request, record: Record, rooms: Rooms) -> None:
+async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, rooms: Services) -> None:
     """Choose, book, relay; again while that is allowed."""
     headers = rooms.header_rules.forward(call.headers, record.id)
     only = pinned(request.prompt.previous_response_id, rooms.core)
     splits = only is None and bool(rooms.core.peers) and can_split(request.prompt.endpoint, request.prompt.body)
-    tries = Tries(failed=set())
+    tries = EarlierAttempts(failed=set())
     last: End | None = None
     rooms.retries.request()
     while last is None or may_retry(last, record, rooms.retries):
@@ -158,7 +175,7 @@ async def place_and_relay(call: Call, request: Request, record: Record, rooms: R
             record,
             request.prompt,
             request.served,
-            request.known if isinstance(request.known, Known) else None,
+            request.known if isinstance(request.known, TokenizedPrompt) else None,
             request.pooled,
             excluding=tries.failed,
             only=only,
@@ -168,15 +185,24 @@ async def place_and_relay(call: Call, request: Request, record: Record, rooms: R
         if ticket is None:
             break
         last = await attempt(call, request, headers, ticket, tries, rooms)
-        if not isinstance(last, NotStarted):
+        if not isinstance(last, RelayNotStarted):
             break
-    if not isinstance(last, Finished | Broken):
+    if not isinstance(last, RelayFinished | RelayBroken):
         refuse(call, last, record)
 
 
-async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Ticket, tries: Tries, rooms: Rooms) -> End:
+async def attempt(
+    call: ClientRequest,
+    request: PreparedRequest,
+    headers: ForwardedHeaders,
+    ticket: Ticket,
+    tries: EarlierAttempts,
+    rooms: Services,
+) -> End:
     """One engine, or a pair of them. Whatever happens, what was booked for it is given back."""
-    watch = Watch(ticket, request.prompt, request.served, request.known, rooms.core, rooms.tokens, rooms.clock)
+    watch = ResponseObserver(
+        ticket, request.prompt, request.served, request.known, rooms.core, rooms.tokens, rooms.clock
+    )
     offer = offer_to(rooms.handing, ticket, request.prompt, request.served, request.known)
     try:
         out = outgoing(call, request.prompt, headers, ticket)
@@ -188,7 +214,7 @@ async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Tick
     finally:
         counted(rooms.handing, offer, ticket)
         rooms.core.settle(ticket)
-    if isinstance(end, NotStarted):
+    if isinstance(end, RelayNotStarted):
         tries.handed = still_there(watch.handed or tries.handed, end, rooms.clock.now())
         culprit = ticket.half.target if end.prefill and ticket.half is not None else ticket.target
         tries.failed.add(culprit.id)
@@ -198,7 +224,13 @@ async def attempt(call: Call, request: Request, headers: Forwarded, ticket: Tick
 
 
 def send(
-    call: Call, out: Outgoing, ticket: Ticket, handed: Handed | None, offer: Offer | None, watch: Watch, rooms: Rooms
+    call: ClientRequest,
+    out: OutgoingRequest,
+    ticket: Ticket,
+    handed: HandedOverKv | None,
+    offer: PassthroughOffer | None,
+    watch: ResponseObserver,
+    rooms: Services,
 ) -> Awaitable[End]:
     """As this attempt needs it: to one engine, or to a pair in the way that theirs is handed over."""
     limits, half = rooms.config.limits, ticket.half
@@ -216,7 +248,7 @@ def send(
     return relay_beside(call, upstreams, prefill, out, limits, watch)
 
 
-def read(call: Call, body: bytes, wanted: Wanted | None, rooms: Rooms) -> Prompt:
+def read(call: ClientRequest, body: bytes, wanted: PolicyOverride | None, rooms: Services) -> Prompt:
     """As much of the prompt as the policies in use look at."""
     looks_at_caches = rooms.core.desk.regime.looks_at_caches or (wanted is not None and wanted.policy.looks_at_caches)
     return read_prompt(
@@ -228,7 +260,7 @@ def read(call: Call, body: bytes, wanted: Wanted | None, rooms: Rooms) -> Prompt
     )
 
 
-def served_by(prompt: Prompt, core: Core) -> Served | None:
+def served_by(prompt: Prompt, core: Scheduler) -> ServedModel | None:
     """What the model's name means; None where the request names no model, which only load-placed endpoints may."""
     if prompt.model is None:
         return None
@@ -241,12 +273,12 @@ def served_by(prompt: Prompt, core: Core) -> Served | None:
     return served
 
 
-async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known | Unknown:
+async def known_of(prompt: Prompt, served: ServedModel | None, rooms: Services) -> TokenizedPrompt | UnknownIds:
     """Token ids and block keys, when a policy in use looks at caches."""
-    if isinstance(prompt.source, Unknown):
+    if isinstance(prompt.source, UnknownIds):
         return prompt.source
     if served is None:
-        return Unknown("no_model")
+        return UnknownIds("no_model")
     core = rooms.core
     instances: list[str] = []
     if rooms.tokens.asks(served.base):
@@ -257,7 +289,12 @@ async def known_of(prompt: Prompt, served: Served | None, rooms: Rooms) -> Known
 
 
 async def pooled_of(
-    prompt: Prompt, served: Served | None, known: Known, wanted: Wanted | None, stages: Stages, rooms: Rooms
+    prompt: Prompt,
+    served: ServedModel | None,
+    known: TokenizedPrompt,
+    wanted: PolicyOverride | None,
+    stages: Stages,
+    rooms: Services,
 ) -> PoolHit | None:
     """What the shared pool holds of it, when a policy in use wants to know. None: unknown."""
     needs = rooms.core.desk.needs if wanted is None else rooms.core.desk.needs | wanted.policy.needs
@@ -269,7 +306,7 @@ async def pooled_of(
     return held
 
 
-def pinned(response_id: str | None, core: Core) -> TargetId | None:
+def pinned(response_id: str | None, core: Scheduler) -> TargetId | None:
     """Responses are state of the engine that made them: a follow-up must go there. None: anywhere.
 
     An id that we do not remember goes anywhere too: the engine that gets it knows best what to say of it.
@@ -279,23 +316,23 @@ def pinned(response_id: str | None, core: Core) -> TargetId | None:
 
 def may_retry(last: End, record: Record, retries: RetryBudget) -> bool:
     """A death is paid for with the record, a prefill half by splitting no more, the rest from the router's budget."""
-    if not isinstance(last, NotStarted):
+    if not isinstance(last, RelayNotStarted):
         return False
     if last.reason == "died":
         return record.deaths <= DEATHS_ALLOWED
     return last.prefill or retries.take()
 
 
-def still_there(handed: Handed | None, end: NotStarted, now: float) -> Handed | None:
+def still_there(handed: HandedOverKv | None, end: RelayNotStarted, now: float) -> HandedOverKv | None:
     """Handed-over KV that another engine may fetch: one that took the request may have fetched and so freed it, and
     one that turned it away lets it go.
     """
     return handed if handed is not None and end.reason == "connect" and now < handed.until_s else None
 
 
-def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket) -> Outgoing:
+def outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
     target = ticket.target
-    return Outgoing(
+    return OutgoingRequest(
         instance=target.instance.id,
         target=target.id,
         record=ticket.record.id,
@@ -310,27 +347,27 @@ def outgoing(call: Call, prompt: Prompt, headers: Forwarded, ticket: Ticket) -> 
     )
 
 
-def prefill_of(out: Outgoing, half: Half, params: bytes) -> Prefill:
+def prefill_of(out: OutgoingRequest, half: PrefillBooking, params: bytes) -> PrefillLeg:
     """The prefill half of what goes out to the answering target."""
     target = half.target
     rank = target.rank if target.instance.has_ranks else None
     body = prefill_body(out.endpoint, out.body, params)
-    question = Question(out.method, out.path, out.headers, body, rank)
-    return Prefill(target.instance.id, target.id, out.record, out.endpoint, question)
+    question = UpstreamRequest(out.method, out.path, out.headers, body, rank)
+    return PrefillLeg(target.instance.id, target.id, out.record, out.endpoint, question)
 
 
-def refuse(call: Call, last: End | None, record: Record) -> None:
+def refuse(call: ClientRequest, last: End | None, record: Record) -> None:
     """Nothing was sent, and nobody is left to try: the client gets the reason."""
     match last:
         case None:
-            refusal: Refused = NoTarget("no engine can serve this model now; try again", retry_after_s=1)
-        case Deadline():
+            refusal: RequestRefused = NoTarget("no engine can serve this model now; try again", retry_after_s=1)
+        case RelayDeadline():
             refusal = DeadlineExceeded("the engine did not begin to answer in time")
-        case NotStarted("busy", refusal=answer) | Rejected(answer) if answer is not None:
+        case RelayNotStarted("busy", refusal=answer) | RelayRejected(answer) if answer is not None:
             record.status = answer.status
             call.answer(answer.status, answer.headers, answer.body)
             return
-        case NotStarted("died"):
+        case RelayNotStarted("died"):
             record.poison = record.deaths > DEATHS_ALLOWED
             refusal = BadGateway("the engine took the request and died before it answered", code="engine_died")
         case _:
@@ -339,7 +376,7 @@ def refuse(call: Call, last: End | None, record: Record) -> None:
     raise refusal
 
 
-def place(request: Request, record: Record, rooms: Rooms) -> None:
+def place(request: PreparedRequest, record: Record, rooms: Services) -> None:
     """What decides for this request, from its first attempt to its last."""
     experiment = rooms.core.desk.regime.experiment
     if request.wanted is not None:
@@ -351,7 +388,9 @@ def place(request: Request, record: Record, rooms: Rooms) -> None:
         rooms.core.opened(record, unit)
 
 
-def open_record(call: Call, request: Request, stages: Stages, started_at: float, rooms: Rooms) -> Record:
+def open_record(
+    call: ClientRequest, request: PreparedRequest, stages: Stages, started_at: float, rooms: Services
+) -> Record:
     """The request's record, there to be looked at while the request is under way."""
     prompt, known = request.prompt, request.known
     number = rooms.core.desk.next_number()
@@ -364,14 +403,14 @@ def open_record(call: Call, request: Request, stages: Stages, started_at: float,
         model=prompt.model or "",
         stream=prompt.stream,
         client=call.client,
-        tokens_from=known.reason if isinstance(known, Unknown) else known.how,
-        prompt_tokens_counted=len(known.ids) if isinstance(known, Known) and known.complete else None,
+        tokens_from=known.reason if isinstance(known, UnknownIds) else known.how,
+        prompt_tokens_counted=len(known.ids) if isinstance(known, TokenizedPrompt) and known.complete else None,
         stages=stages,
     )
     if request.seat is not None:
         request.seat.record = record
         stages.door_ms = None if request.seat.waited_s is None else request.seat.waited_s * 1e3
-    if isinstance(known, Known):
+    if isinstance(known, TokenizedPrompt):
         stages.tokens_ms, stages.keys_ms = known.tokens_ms, known.keys_ms
         if rooms.ledger is not None:
             record.blocks = known.every(LEDGER_BLOCK_TOKENS)
@@ -381,7 +420,7 @@ def open_record(call: Call, request: Request, stages: Stages, started_at: float,
     return record
 
 
-def close_record(record: Record, rooms: Rooms) -> None:
+def close_record(record: Record, rooms: Services) -> None:
     record.duration_ms = (rooms.clock.now() - record.arrived_s) * 1e3
     record.done = True
     rooms.metrics.finished(record)

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.backends.token_ids.passthrough import Engine, Handing, Offer
-from router.fleet.engine_facts import Card
-from router.fleet.instance import Served
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Prompt, Unknown
-from router.proxy.token_ids import WithIds
-from router.proxy.upstreams import Asking
+from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget, TokenIdPassthrough
+from router.fleet.engine_facts import ModelCard
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Prompt, UnknownIds
+from router.proxy.token_ids import TokenIdUpstreams
+from router.proxy.upstreams import Upstream
 from router.scheduling.ticket import Ticket
 
 
 def offer_to(
-    handing: Handing, ticket: Ticket, prompt: Prompt, served: Served | None, known: Known | Unknown
-) -> Offer | None:
+    handing: TokenIdPassthrough,
+    ticket: Ticket,
+    prompt: Prompt,
+    served: ServedModel | None,
+    known: TokenizedPrompt | UnknownIds,
+) -> PassthroughOffer | None:
     """Which engines of `ticket` get the prompt's ids; written into its attempt. None: there are no ids to hand."""
-    if served is None or not isinstance(known, Known) or not known.spelled:
+    if served is None or not isinstance(known, TokenizedPrompt) or not known.spelled:
         return None
     shares = (ticket,) if ticket.half is None else (ticket, ticket.half)
     instances = [share.target.instance for share in shares]
-    engines = [Engine(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
+    engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
     offer = handing.offer(prompt, known, served.base, served.adapter, engines)
     if offer is not None and offer.takers:
         ticket.attempt.handed_ids = ticket.target.instance.id in offer.takers
@@ -35,7 +39,9 @@ def offer_to(
     return offer
 
 
-def asking(handing: Handing, offer: Offer | None, ticket: Ticket, upstreams: Asking, plain: bytes) -> Asking:
+def asking(
+    handing: TokenIdPassthrough, offer: PassthroughOffer | None, ticket: Ticket, upstreams: Upstream, plain: bytes
+) -> Upstream:
     """Who is asked in this attempt: `upstreams`, with ids where `offer` says so. `plain`: the client's request."""
     if offer is None or not offer.takers:
         return upstreams
@@ -48,16 +54,16 @@ def asking(handing: Handing, offer: Offer | None, ticket: Ticket, upstreams: Ask
             ticket.half.leg.handed_ids = False
         handing.refused(instance, offer, answer)
 
-    return WithIds(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)
+    return TokenIdUpstreams(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)
 
 
-def counted(handing: Handing, offer: Offer | None, ticket: Ticket) -> None:
+def counted(handing: TokenIdPassthrough, offer: PassthroughOffer | None, ticket: Ticket) -> None:
     """The attempt is over: what its answer counted, if it did, is held against our ids."""
     if offer is not None:
         attempt = ticket.attempt
         handing.observed(offer, ticket.target.instance.id, attempt.handed_ids, ticket.record.prompt_tokens)
 
 
-def context_tokens(cards: Sequence[Card], model: str) -> int | None:
+def context_tokens(cards: Sequence[ModelCard], model: str) -> int | None:
     """The longest prompt and answer together, as the engine says of its base model; None: it does not say."""
     return next((card.max_model_len for card in cards if card.id == model), None)

@@ -6,14 +6,14 @@ the pool as far as the pool was seen to reach, and only the rest is held for or 
 
 from __future__ import annotations
 
-from router.fleet.instance import Loaded
+from router.fleet.instance import FetchedKv
 from router.prompt.usage import Usage
-from router.scheduling.ticket import Share
+from router.scheduling.ticket import TargetBooking
 from scorers.contract import Overlap, PoolHit
 
 
 def learn(
-    share: Share, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
+    share: TargetBooking, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> None:
     """From an answer that came whole. `ttft_ms` None: it does not show its prefill. `shared_pool`: engines may have
     found there what none of them holds.
@@ -40,7 +40,7 @@ def _own(promised: int, delivered: int, pooled: PoolHit | None, shared_pool: boo
     return min(delivered, promised) if delivered <= reach else delivered
 
 
-def _loaded(overlap: Overlap, pooled: PoolHit | None, delivered: int, shared_pool: bool) -> Loaded | None:
+def _loaded(overlap: Overlap, pooled: PoolHit | None, delivered: int, shared_pool: bool) -> FetchedKv | None:
     """What of the delivered tokens was brought from a slower place, and from where; None: nothing.
 
     Fetched is what lies beyond the GPU's part. Host memory and disk are the engine's own and come first; where
@@ -50,10 +50,10 @@ def _loaded(overlap: Overlap, pooled: PoolHit | None, delivered: int, shared_poo
     if tokens <= 0:
         return None
     if delivered <= overlap.cpu_tokens:
-        return Loaded("cpu", tokens)
+        return FetchedKv("cpu", tokens)
     if delivered <= overlap.disk_tokens:
-        return Loaded("disk", tokens)
+        return FetchedKv("disk", tokens)
     if pooled is None and not shared_pool:
         return None  # its GPU held more than we knew
     on_disk = pooled is not None and pooled.memory_tokens is not None and delivered > pooled.memory_tokens
-    return Loaded("pool_disk" if on_disk else "pool", tokens)
+    return FetchedKv("pool_disk" if on_disk else "pool", tokens)

@@ -15,24 +15,26 @@ from typing import NamedTuple
 
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
-from router.scheduling.selector import Desk
+from router.scheduling.selector import Selector
 from scorers.contract import Row, View
 
 
-class Choice(NamedTuple):
+class PairChoice(NamedTuple):
     """Who answers, and who computes the prompt for it; None: the answering target does that itself."""
 
     answer: Decision
     prefill: Decision | None
 
 
-def choose_pair(desk: Desk, policy: Policy, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> Choice:
+def choose_pair(
+    desk: Selector, policy: Policy, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]
+) -> PairChoice:
     """`view` has the rows that may answer; `prefill_rows` those that may prefill for a given target."""
     answer = desk.decide(view, policy, "decode")
     if not worth_prefilling(view, answer.row, policy.prefill_from_tokens):
-        return Choice(answer, None)
+        return PairChoice(answer, None)
     rows = prefill_rows(answer.target)
-    return Choice(answer, desk.decide(view._replace(rows=rows), policy, "prefill") if rows else None)
+    return PairChoice(answer, desk.decide(view._replace(rows=rows), policy, "prefill") if rows else None)
 
 
 def worth_prefilling(view: View, row: Row, from_tokens: int) -> bool:

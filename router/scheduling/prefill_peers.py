@@ -24,11 +24,11 @@ class MooncakePeer(NamedTuple):
     engine_id: str
 
 
-class Peers:
+class PrefillPeers:
     """Also the bootstrap feed's `Registry`: `nameless` and `named`."""
 
     def __init__(self) -> None:
-        self._prefilling: dict[str, schema.Instance] = {}
+        self._prefilling: dict[str, schema.InstanceConfig] = {}
         self._engine_ids: dict[str, Mapping[int, str]] = {}  # by rank
         self.unpaired: Counter[str] = Counter()  # prefill halves that were wanted and could not be, by why
 
@@ -36,7 +36,7 @@ class Peers:
         """Whether any instance only prefills."""
         return bool(self._prefilling)
 
-    def joined(self, config: schema.Instance) -> None:
+    def joined(self, config: schema.InstanceConfig) -> None:
         """It is ready, perhaps as another process than before."""
         if config.role == "prefill":
             self._prefilling[config.id] = config
@@ -81,6 +81,6 @@ class Peers:
         return peers
 
 
-def _bootstrap_url(config: schema.Instance) -> str | None:
+def _bootstrap_url(config: schema.InstanceConfig) -> str | None:
     transfer = config.transfer
     return transfer.bootstrap_url if transfer is not None and transfer.protocol == "mooncake" else None

@@ -14,28 +14,28 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
 from router.clock import Clock
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
-from router.fleet.instance import Served, Target
+from router.fleet.instance import ServedModel, Target
 from router.fleet.load import Booking
 from router.kvcache.events import TargetId
-from router.kvcache.indexer import Knowledge, Sent
-from router.kvcache.overlap_estimate import Belief
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
-from router.scheduling.experiments.experiment import Trial
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.experiment import RunningExperiment
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.feedback import learn
-from router.scheduling.pair import Choice, choose_pair
+from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Orders, Policy, both_orders
-from router.scheduling.policy.record import Attempt, Leg, Record
-from router.scheduling.prefill_peers import Peers
-from router.scheduling.selector import Desk
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.scheduling.prefill_peers import PrefillPeers
+from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
-from router.scheduling.ticket import Half, Ticket, outcome_of, verdict_of
-from router.scheduling.view_builder import Sight
+from router.scheduling.ticket import PrefillBooking, Ticket, outcome_of, verdict_of
+from router.scheduling.view_builder import ViewBuilder
 from scorers.contract import Overlap, PoolHit
 
 BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
@@ -43,12 +43,12 @@ UNTOLD = Usage(None, None, None)
 ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer there
 
 
-class Core:
+class Scheduler:
     def __init__(
         self,
         fleet: Fleet,
-        knowledge: Knowledge,
-        desk: Desk,
+        knowledge: KvIndexer,
+        desk: Selector,
         clock: Clock,
         responses_kept: int,
         *,
@@ -62,21 +62,21 @@ class Core:
         self._made_by: OrderedDict[str, TargetId] = OrderedDict()
         self._responses_kept = responses_kept
         self._shared_pool = shared_pool  # engines may find a prompt there that none of them holds
-        self.peers = Peers()
-        self.trial: Trial | None = None  # the experiment's numbers; None: there is none
-        self.sight = Sight(fleet, knowledge, self.peers, desk, secret)
+        self.peers = PrefillPeers()
+        self.trial: RunningExperiment | None = None  # the experiment's numbers; None: there is none
+        self.sight = ViewBuilder(fleet, knowledge, self.peers, desk, secret)
         self.swap(desk.regime)
 
     # the operator
 
-    def swap(self, regime: Regime) -> None:
+    def swap(self, regime: PolicySet) -> None:
         """From now on `regime` decides. An experiment that goes on keeps its numbers."""
         before = self.desk.regime
         self.desk.swap(regime)
         if regime.experiment is None:
             self.trial = None
         elif self.trial is None or regime.experiment != before.experiment or regime.arm_digests != before.arm_digests:
-            self.trial = Trial(regime.experiment)
+            self.trial = RunningExperiment(regime.experiment)
         if self.trial is not None:
             for arm in regime.rolled_back:
                 self.trial.take_out(arm, "it was rolled back")
@@ -87,7 +87,7 @@ class Core:
 
     # engines
 
-    def joined(self, instance: str, cards: Sequence[Card], sources: Sequence[EventEndpoint]) -> list[Target]:
+    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
         """An instance told what it serves and which ranks publish events: from now on its targets may be chosen."""
         if (member := self.fleet.get(instance)) is None:
             return []
@@ -130,23 +130,23 @@ class Core:
         """The block sizes for which a prompt of this model needs keys."""
         return self.sight.block_sizes(model)
 
-    def origin(self, prompt: Prompt, served: Served) -> Origin:
+    def origin(self, prompt: Prompt, served: ServedModel) -> HashInputs:
         """What the shared pool is asked about this prompt with."""
         adapter = None if served.adapter is None else (served.adapter, self.fleet.path(served.adapter) or "")
-        return Origin(served.base, self.fleet.path(served.base), adapter, prompt.salt)
+        return HashInputs(served.base, self.fleet.path(served.base), adapter, prompt.salt)
 
     def admit(
         self,
         record: Record,
         prompt: Prompt,
-        served: Served | None,
-        known: Known | None,
+        served: ServedModel | None,
+        known: TokenizedPrompt | None,
         pooled: PoolHit | None = None,
         *,
         excluding: Collection[str] = (),
         only: TargetId | None = None,
         splits: bool = False,
-        handed: Leg | None = None,
+        handed: PrefillRecord | None = None,
     ) -> Ticket | None:
         """Choose a target and book it, in one go; two of them where the request `splits` and that pays. None: nobody
         is left who could serve this now. `handed`: an earlier prefill half whose KV still waits to be fetched.
@@ -164,7 +164,7 @@ class Core:
         if len(answering) > SMALL and not self.peers and (orders := self._orders(policy)) is not None:
             few = self.sight.shortlist(orders, answering, prompt, known, pooled, record.number, now)
             seen = answering if few is None else few
-        beliefs: Mapping[TargetId, Belief] = {}
+        beliefs: Mapping[TargetId, OverlapEstimate] = {}
         overlaps: Mapping[TargetId, Overlap | None] = {}
         matched_at = now
         if known is not None:
@@ -184,7 +184,7 @@ class Core:
                 self.desk, policy, view, lambda id: board.rows(self.sight.peers_of(id, feeding), overlaps, now, held)
             )
         else:
-            choice = Choice(self.desk.choose(view, policy), None)
+            choice = PairChoice(self.desk.choose(view, policy), None)
         ticket = self._book(record, prompt, known, choice, beliefs, handed, now)
         self.desk.picked(choice.answer)
         if choice.prefill is not None:
@@ -211,7 +211,12 @@ class Core:
             self.trial.ended(record)
 
     def explain(
-        self, record: Record, prompt: Prompt, served: Served | None, known: Known | None, only: TargetId | None = None
+        self,
+        record: Record,
+        prompt: Prompt,
+        served: ServedModel | None,
+        known: TokenizedPrompt | None,
+        only: TargetId | None = None,
     ) -> Decision | None:
         """What `admit` would choose now, for the whole of a request and without the pool. Nothing is booked, counted or
         learned. None: nobody could serve it.
@@ -227,7 +232,7 @@ class Core:
         return self.desk.explain(view, record.policy or self.desk.regime.policy)
 
     def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
-        """A pair's prefill half is over; `end` is a word of `Leg.end`. Only the first call counts."""
+        """A pair's prefill half is over; `end` is a word of `PrefillRecord.end`. Only the first call counts."""
         half = ticket.half
         if half is None or half.leg.end != "running":
             return
@@ -308,10 +313,10 @@ class Core:
         self,
         record: Record,
         prompt: Prompt,
-        known: Known | None,
-        choice: Choice,
-        beliefs: Mapping[TargetId, Belief],
-        handed: Leg | None,
+        known: TokenizedPrompt | None,
+        choice: PairChoice,
+        beliefs: Mapping[TargetId, OverlapEstimate],
+        handed: PrefillRecord | None,
         now: float,
     ) -> Ticket:
         """Where KV is handed over, the prefill target has all the work; the answering one only holds the context."""
@@ -320,9 +325,9 @@ class Core:
         half = None
         if choice.prefill is not None:
             belief = beliefs.get(TargetId(choice.prefill.target))
-            handed = Leg(choice.prefill, *_predicted(belief))
+            handed = PrefillRecord(choice.prefill, *_predicted(belief))
             share = self._take(choice.prefill, known, belief, tokens, _to_compute(tokens, belief, pooled))
-            half = Half(*share, leg=handed)
+            half = PrefillBooking(*share, leg=handed)
         belief = beliefs.get(TargetId(choice.answer.target))
         promised, expected = _predicted(belief)
         beyond = None if pooled is None or expected is None else max(0, pooled.tokens - expected)
@@ -333,8 +338,13 @@ class Core:
         return Ticket(*share, record=record, attempt=attempt, sent_at=now, pooled=pooled, half=half)
 
     def _take(
-        self, decision: Decision, known: Known | None, belief: Belief | None, tokens: int, uncached: int
-    ) -> tuple[Target, Booking, Belief | None, Sent | None]:
+        self,
+        decision: Decision,
+        known: TokenizedPrompt | None,
+        belief: OverlapEstimate | None,
+        tokens: int,
+        uncached: int,
+    ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
         """Books the chosen target for a prompt of `tokens`, and expects it to hold that soon."""
         target = self.fleet.target(TargetId(decision.target))
         assert target is not None, "candidates are of the fleet"
@@ -342,14 +352,14 @@ class Core:
         return target, target.book(uncached, tokens), belief, sent
 
 
-def _predicted(belief: Belief | None) -> tuple[int | None, int | None]:
+def _predicted(belief: OverlapEstimate | None) -> tuple[int | None, int | None]:
     """What the index promised of a target, and the same with what was just sent there."""
     if belief is None:
         return None, None
     return belief.promised_tokens, None if belief.overlap is None else belief.overlap.expected_tokens
 
 
-def _to_compute(tokens: int, belief: Belief | None, pooled: PoolHit | None) -> int:
+def _to_compute(tokens: int, belief: OverlapEstimate | None, pooled: PoolHit | None) -> int:
     """What is left of a prompt for a target. An engine loads whatever the pool has, cheap or not."""
     overlap = belief.overlap if belief is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0

@@ -14,17 +14,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.shadow import Shadow
 from router.scheduling.policy.decision import Decision, Part, ShadowChoice
 from router.scheduling.policy.policy import Policy, PolicyFault, fallback
-from router.scheduling.policy.session_memory import Sessions
+from router.scheduling.policy.session_memory import SessionMemory
 from scorers.contract import Needs, Outcome, Scorer, View
 
 log = logging.getLogger("warmroute.decide")
 
 
-class History(NamedTuple):
+class DecisionHistory(NamedTuple):
     """What a view gets from the desk."""
 
     seed: int
@@ -32,17 +32,17 @@ class History(NamedTuple):
     last_target: str | None
 
 
-class Desk:
+class Selector:
     """Decides by the regime in force. `seed` is what chance hangs on, `sessions` how many are remembered."""
 
-    def __init__(self, regime: Regime, *, seed: int, sessions: int = 100_000) -> None:
+    def __init__(self, regime: PolicySet, *, seed: int, sessions: int = 100_000) -> None:
         self.seed = seed
         self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in lessons
         self.fallbacks = 0  # decisions that the fallback had to make
         self.shadows: list[Shadow] = []
         self._fallback = fallback()
         self.numbers = 0  # given so far
-        self.sessions = Sessions(sessions)
+        self.sessions = SessionMemory(sessions)
         self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # few keys: of models that the fleet serves
         self.swap(regime)
 
@@ -51,7 +51,7 @@ class Desk:
         """What the policies in force read: the rest need not be found out."""
         return self.regime.needs
 
-    def swap(self, regime: Regime) -> None:
+    def swap(self, regime: PolicySet) -> None:
         """From now on `regime` decides. It takes over the sessions: their caches are where they went. A shadow that
         stays goes on with what it has seen.
         """
@@ -67,10 +67,10 @@ class Desk:
         self.numbers += 1
         return number
 
-    def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> History:
+    def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> DecisionHistory:
         """For a view of this model, adapter and session."""
         turn = self._turns[part == "prefill", model, adapter]
-        return History(self.seed, turn, self.sessions.last_of(model, session, part))
+        return DecisionHistory(self.seed, turn, self.sessions.last_of(model, session, part))
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
         """The choice for a view with at least one row; its history is filled in here."""

@@ -19,11 +19,11 @@ from math import inf
 from operator import add, itemgetter
 from typing import Any, NamedTuple
 
-from router.fleet.columns import Lineup, Priced
+from router.fleet.columns import CandidateColumns, PriceColumns
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
 from scorers.streams import STREAMED
-from scorers.ttft import Ahead, Prompt, alike_ms, least_ms, prompt_held
+from scorers.ttft import PromptTokens, WorkAhead, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
 """The least of the first measure wins; of those that tie, the least of the next."""
@@ -35,12 +35,12 @@ SERVED = {Measure.SERVED: Measure.WORK_LEFT, Measure.SERVED_BUT_POOL: Measure.WO
 """Of which each is made."""
 
 
-class Group(NamedTuple):
+class AlikeGroup(NamedTuple):
     slots: Sequence[int]
     without: Collection[int] = ()  # of those; they are few
 
 
-class Request(NamedTuple):
+class ShortlistRequest(NamedTuple):
     number: int
     seed: int
     prompt_tokens: int | None
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 def shortlist(
-    lineup: Lineup, groups: Mapping[Overlap, Group], orders: Collection[Order], request: Request
+    lineup: CandidateColumns, groups: Mapping[Overlap, AlikeGroup], orders: Collection[Order], request: ShortlistRequest
 ) -> list[int]:
     """Slots of `lineup`, in their order. `groups`: the candidates' slots by what they hold; none is empty."""
     known = list(groups)
@@ -69,14 +69,14 @@ def shortlist(
     return sorted(kept)
 
 
-def all_but(count: int, others: Collection[int]) -> Group:
+def all_but(count: int, others: Collection[int]) -> AlikeGroup:
     """Slots 0 to `count`, without `others`. Where these are few, it is as dear to leave them out as to look at all."""
     if len(others) * FEW <= count:
-        return Group(range(count), others)
+        return AlikeGroup(range(count), others)
     flags = bytearray(b"\1") * count
     for other in others:
         flags[other] = 0
-    return Group(list(compress(range(count), flags)))
+    return AlikeGroup(list(compress(range(count), flags)))
 
 
 class _Columns(dict[Measure, Sequence[float]]):
@@ -86,10 +86,10 @@ class _Columns(dict[Measure, Sequence[float]]):
 
     def __init__(
         self,
-        lineup: Lineup,
-        group: Group,
+        lineup: CandidateColumns,
+        group: AlikeGroup,
         overlap: Overlap,
-        prompts: Mapping[Measure, Prompt],
+        prompts: Mapping[Measure, PromptTokens],
         answer_tokens: float,
     ) -> None:
         self._lineup = lineup
@@ -142,10 +142,10 @@ class _Columns(dict[Measure, Sequence[float]]):
                     column[place] += answer * prices.ms_per_step[slot] * lacks / capacity_tokens
         return column
 
-    def _ahead(self, of_all: Priced) -> Ahead:
+    def _ahead(self, of_all: PriceColumns) -> WorkAhead:
         of = self._of
         steps, links = of(of_all.ms_per_step), of(of_all.pool)
-        return Ahead(of(of_all.fixed_ms), of(of_all.ms_per_token), of(of_all.ms_per_pair), steps, links)
+        return WorkAhead(of(of_all.fixed_ms), of(of_all.ms_per_token), of(of_all.ms_per_pair), steps, links)
 
     def _searched(self, measure: Measure) -> list[float]:
         """The work, where there are more ways to have the prompt's KV than `alike_ms` knows."""
@@ -179,7 +179,7 @@ def places_of_least(values: Sequence[float]) -> list[int]:
     return [place for place, value in enumerate(values) if value == least]
 
 
-def _some(tied: Sequence[int], request: Request) -> list[int]:
+def _some(tied: Sequence[int], request: ShortlistRequest) -> list[int]:
     """`EQUALS` neighbours, from a place by chance on: each of `tied` as likely as any other."""
     (lot,) = draws(request.seed, request.number, ["equals"], use="shortlist")
     first = int(lot * len(tied))

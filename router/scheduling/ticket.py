@@ -12,29 +12,29 @@ import msgspec
 from router.fleet.breaker import Verdict, verdict
 from router.fleet.instance import Target
 from router.fleet.load import Booking
-from router.kvcache.indexer import Sent
-from router.kvcache.overlap_estimate import Belief
+from router.kvcache.indexer import SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
-from router.scheduling.policy.record import Attempt, Leg, Record
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from scorers.contract import Outcome, PoolHit
 
 
-class Share(msgspec.Struct):
+class TargetBooking(msgspec.Struct):
     """One target's part in a request, and what was believed of it."""
 
     target: Target
     booking: Booking
-    belief: Belief | None
-    sent: Sent | None
+    belief: OverlapEstimate | None
+    sent: SentPrompt | None
 
 
-class Half(Share):
+class PrefillBooking(TargetBooking):
     """The prefill half of a pair."""
 
-    leg: Leg
+    leg: PrefillRecord
 
 
-class Ticket(Share):
+class Ticket(TargetBooking):
     """One attempt at a request. The line fills in `end` (a word of `Attempt.end`), `status`, and through the record
     what the engine counted.
     """
@@ -43,7 +43,7 @@ class Ticket(Share):
     attempt: Attempt
     sent_at: float
     pooled: PoolHit | None
-    half: Half | None
+    half: PrefillBooking | None
     end: str = "client_gone"  # what it is when the line is cut without a word
     status: int | None = None
     ttft_ms: float | None = None

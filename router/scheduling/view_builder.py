@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 
-from router.fleet.columns import Lineup
+from router.fleet.columns import CandidateColumns
 from router.fleet.fleet import Fleet
-from router.fleet.instance import Served, Target
+from router.fleet.instance import ServedModel, Target
 from router.kvcache.events import Key, TargetId
-from router.kvcache.indexer import Knowledge
-from router.kvcache.overlap_estimate import Belief
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.overlap_groups import NO_OVERLAP
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.scheduling.policy.policy import Orders
 from router.scheduling.policy.record import Record
-from router.scheduling.prefill_peers import Peers
-from router.scheduling.selector import Desk
-from router.scheduling.shortlist import Group, Request, all_but, shortlist
+from router.scheduling.prefill_peers import PrefillPeers
+from router.scheduling.selector import Selector
+from router.scheduling.shortlist import AlikeGroup, ShortlistRequest, all_but, shortlist
 from scorers.contract import Ask, Overlap, PoolHit, Row, View
 from scorers.streams import answer_tokens
 
-NO_MODEL = Served("", None)  # requests about a stored response name none
+NO_MODEL = ServedModel("", None)  # requests about a stored response name none
 
 
-class Sight:
+class ViewBuilder:
     """`secret` is what pseudonyms hang on."""
 
-    def __init__(self, fleet: Fleet, knowledge: Knowledge, peers: Peers, desk: Desk, secret: int) -> None:
+    def __init__(self, fleet: Fleet, knowledge: KvIndexer, peers: PrefillPeers, desk: Selector, secret: int) -> None:
         self._fleet = fleet
         self._knowledge = knowledge
         self._peers = peers
@@ -60,7 +60,7 @@ class Sight:
         orders: Orders,
         candidates: Sequence[Target],
         prompt: Prompt,
-        known: Known | None,
+        known: TokenizedPrompt | None,
         pooled: PoolHit | None,
         number: int,
         now: float,
@@ -77,12 +77,12 @@ class Sight:
             return None
         prompt_tokens = len(known.ids) if known is not None and known.complete else None
         answer = answer_tokens(self._fleet.answers.tokens(prompt.model), prompt.output_tokens)
-        request = Request(number, self._desk.seed, prompt_tokens, pooled, answer)
+        request = ShortlistRequest(number, self._desk.seed, prompt_tokens, pooled, answer)
         return [targets[slot] for slot in shortlist(lineup, groups, orders, request)]
 
     def _groups(
-        self, lineup: Lineup, others: Collection[int], known: Known | None, model: str | None
-    ) -> Mapping[Overlap, Group] | None:
+        self, lineup: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
+    ) -> Mapping[Overlap, AlikeGroup] | None:
         """The slots of all but `others` by what they hold, with no word of when and how that is known. None: it is
         unknown of some, and not of all.
         """
@@ -111,7 +111,7 @@ class Sight:
                 named.update(members)
         rest = outline.rest
         named.difference_update(groups.pop(rest, ()))
-        all_groups = {overlap: Group(members) for overlap, members in groups.items()}
+        all_groups = {overlap: AlikeGroup(members) for overlap, members in groups.items()}
         if len(named) < len(lineup.targets):
             all_groups[rest] = all_but(len(lineup.targets), named)
         return all_groups
@@ -136,7 +136,7 @@ class Sight:
     def held_tokens(self, target: Target) -> int | None:
         return self._knowledge.held_tokens(target.id, self.block_tokens(target), target.trust.trusted)
 
-    def beliefs(self, known: Known | None, candidates: Sequence[Target]) -> dict[TargetId, Belief]:
+    def beliefs(self, known: TokenizedPrompt | None, candidates: Sequence[Target]) -> dict[TargetId, OverlapEstimate]:
         if known is None or not known.keys:
             return {}
         self._resize()
@@ -148,8 +148,8 @@ class Sight:
         self,
         record: Record,
         prompt: Prompt,
-        served: Served | None,
-        known: Known | None,
+        served: ServedModel | None,
+        known: TokenizedPrompt | None,
         pooled: PoolHit | None,
         candidates: tuple[Row, ...],
         now: float,
@@ -201,7 +201,7 @@ class Sight:
         return [] if target is None else self._peers.of(target, feeding)
 
 
-def prefix_keys(known: Known | None) -> tuple[Key, ...]:
+def prefix_keys(known: TokenizedPrompt | None) -> tuple[Key, ...]:
     """Stable names for "prompts that begin alike": the keys of blocks 1, 2, 4, 8, ... in the smallest size in use."""
     if known is None or not known.keys:
         return ()

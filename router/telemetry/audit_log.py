@@ -25,7 +25,7 @@ TAIL_BYTES = 8 * 1024 * 1024  # of the file, looked at when starting
 RETRY_S = 5.0
 
 
-class InForce(msgspec.Struct, frozen=True):
+class PoliciesInForce(msgspec.Struct, frozen=True):
     """What was in force."""
 
     active: str
@@ -35,18 +35,18 @@ class InForce(msgspec.Struct, frozen=True):
     rolled_back: list[str] = []
 
 
-class Entry(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}, omit_defaults=True):
+class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}, omit_defaults=True):
     at_wall_s: float
     who: str
     what: str
-    before: InForce | None
-    after: InForce
+    before: PoliciesInForce | None
+    after: PoliciesInForce
     plan: list[str] | None = None  # in sentences; None: there was none
     why: str | None = None
     arm: str | None = None  # of a rollback
 
 
-class Audit:
+class AuditLog:
     """Keeps the newest `KEPT` entries in memory, and every one in `file` if there is one."""
 
     def __init__(self, file: Path | str | None = None, retry_s: float = RETRY_S) -> None:
@@ -55,7 +55,7 @@ class Audit:
         self.trouble: str | None = None  # why the last write failed; None: it did not
         self._file = None if file is None else Path(file)
         self._retry_s = retry_s
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[AuditEntry] = deque(maxlen=KEPT)
         self._pending: deque[bytes] = deque()
         self._in_flight = 0  # lines that a thread is just writing
         self._wake = asyncio.Event()
@@ -68,7 +68,7 @@ class Audit:
         """Entries that are not on disk yet."""
         return len(self._pending) + self._in_flight
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AuditEntry) -> None:
         self._entries.append(entry)
         if entry.before is not None:  # a start is told by whoever starts
             log.info("%s: %s%s", entry.who, entry.what, "" if entry.why is None else f": {entry.why}")
@@ -80,7 +80,7 @@ class Audit:
         self._pending.append(msgspec.json.encode(entry) + b"\n")
         self._wake.set()
 
-    def latest(self, limit: int = KEPT) -> list[Entry]:
+    def latest(self, limit: int = KEPT) -> list[AuditEntry]:
         """Newest first."""
         return list(islice(reversed(self._entries), limit))
 
@@ -129,7 +129,7 @@ class Audit:
         self.trouble = trouble
 
 
-def read_tail(file: Path) -> list[Entry]:
+def read_tail(file: Path) -> list[AuditEntry]:
     """The last entries of a file, oldest first, at most `KEPT`. No file: none. Lines that are none are skipped."""
     try:
         with file.open("rb") as opened:
@@ -145,7 +145,7 @@ def read_tail(file: Path) -> list[Entry]:
     skipped = 0
     for line in lines[1:] if start else lines:  # the first one of a piece is cut
         try:
-            entries += [msgspec.json.decode(line, type=Entry)] if line else []
+            entries += [msgspec.json.decode(line, type=AuditEntry)] if line else []
         except msgspec.DecodeError:
             skipped += 1
     if skipped:

@@ -12,7 +12,7 @@ from itertools import islice
 from router.scheduling.policy.record import Record
 
 
-class Ring:
+class RecentRecords:
     """Keeps the newest `keep` records."""
 
     def __init__(self, keep: int) -> None:

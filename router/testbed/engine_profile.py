@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class EngineProfile:
     """One instance, all of its GPUs together."""
 
     name: str

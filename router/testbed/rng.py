@@ -9,7 +9,7 @@ from __future__ import annotations
 MASK = (1 << 64) - 1
 
 
-class Dice:
+class Rng:
     """Numbers that follow from the seed alone."""
 
     __slots__ = ("_state",)

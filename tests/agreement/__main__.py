@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.terminal.drawing import NoCharts
+from router.cli.terminal.drawing import ChartsUnavailable
 from router.errors import WarmrouteError
 from router.testbed.sweep import policies
 from tests.agreement import kept, measured, regret, regret_chart, regret_tables, rows_table
@@ -88,7 +88,7 @@ def tell(found: Sequence[Measured], cells: Sequence[Cell], judged: str, console:
         console.print(regret_tables.troubled_table(lost, regret.TROUBLED, judged))
     try:
         regret_chart.draw(of_cells, [cell for cell in cells if not cell.thrash], charts / "regret.png")
-    except NoCharts as why:
+    except ChartsUnavailable as why:
         console.print(str(why))
 
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from router.config.sections.admission import Door
-from router.testbed.simulator.outcome import Figures
+from router.config.sections.admission import AdmissionConfig
+from router.testbed.simulator.outcome import SimulationFigures
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import profiles
 from router.testbed.workloads import source
@@ -32,13 +32,13 @@ from tests.agreement.served import figures_of
 from tests.agreement.windows import Window
 
 INSTANCES, KV_TOKENS = 8, 1_000_000
-OPEN = Door(admission=True, max_wait_s=7 * 86_400.0)
+OPEN = AdmissionConfig(admission=True, max_wait_s=7 * 86_400.0)
 ASKED = {"plain": (8, 16, 24, 32, 48), "qwen3-32b-2xh100": (24,)}  # sessions per instance
 EDGE = (18, 20, 21)  # about where their contexts fill the memory: 8 M tokens of 49,000 each are 20 per instance
 THRASHES = 24  # from so many on
 
 
-def served(profile: str, per_instance: int, window: Window, *, door: bool) -> Figures:
+def served(profile: str, per_instance: int, window: Window, *, door: bool) -> SimulationFigures:
     scenario = Scenario(
         profile=replace(profiles.load(profile), kv_tokens=KV_TOKENS),
         instances=INSTANCES,
@@ -49,7 +49,9 @@ def served(profile: str, per_instance: int, window: Window, *, door: bool) -> Fi
     return figures_of(scenario, "warm", agents, at_once, window)
 
 
-def lines(what: str, per_instance: int, without: Mapping[int, Figures], behind: Figures) -> list[Line]:
+def lines(
+    what: str, per_instance: int, without: Mapping[int, SimulationFigures], behind: SimulationFigures
+) -> list[Line]:
     """`without`: the same fleet without a door, by sessions per instance; `behind`: with it."""
     faster = ratio(behind.requests_per_s, without[per_instance].requests_per_s)
     if per_instance < THRASHES:
@@ -71,7 +73,7 @@ def measure(reduced: bool, say: Callable[[str], None]) -> list[Line]:
     window = Window(600.0, 1200.0) if reduced else Window(1000.0, 3000.0)
     found: list[Line] = []
     for profile, asked in ASKED.items():
-        without: dict[int, Figures] = {}
+        without: dict[int, SimulationFigures] = {}
         for per in sorted({*asked, *EDGE}):
             say(f"{profile}: {per} sessions per instance")
             without[per] = served(profile, per, window, door=False)

@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import Figures
-from router.testbed.simulator.scenario import Link, Scenario, Store
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import SimulationFigures
+from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
 from router.testbed.sweep import profiles
 from router.testbed.workloads import source
 from tests.agreement.row import Line, Row, factor, ratio
@@ -43,13 +43,13 @@ AGENTS, SESSIONS, NODES_PER_UNIT, RANKS = 40, 75, 3, 8
 SOFTWARE_MS = 800.0
 FEW_WEIGHTS_MS = 6.4  # 27 % of 71 GB of experts and 16 GB of the rest at 70 % of 8 TB/s
 NODE_TOKENS = 1_000_000_000_000 // 38_000
-LINK = Link(1_300_000.0)
+LINK = LinkSpeed(1_300_000.0)
 BARE_TOKENS = 210_000
 BLOCK = 128  # 512 would cut a third off the shared system prompt of 840 tokens
 WHY = "how many agents, and what a request takes beside computing and loading, is not published; both are fitted"
 
 
-def scenario(units: int, *, pooled: bool, decodes: Profile | None = None) -> Scenario:
+def scenario(units: int, *, pooled: bool, decodes: EngineProfile | None = None) -> Scenario:
     prefills = profiles.load("kimi-gb200-tp4")
     return Scenario(
         profile=prefills if pooled else replace(prefills, kv_tokens=BARE_TOKENS),
@@ -57,7 +57,7 @@ def scenario(units: int, *, pooled: bool, decodes: Profile | None = None) -> Sce
         instances=units * (1 + RANKS),
         prefills=units,
         block_tokens=BLOCK,
-        store=Store(units * NODES_PER_UNIT * NODE_TOKENS, LINK) if pooled else None,
+        store=StoreScenario(units * NODES_PER_UNIT * NODE_TOKENS, LINK) if pooled else None,
         handover=replace(LINK, base_ms=SOFTWARE_MS),
     )
 
@@ -67,7 +67,7 @@ def few_agents(pooled: bool) -> Scenario:
     return scenario(1, pooled=pooled, decodes=decodes)
 
 
-def figures(served_by: Scenario, preset: str, at_once: int, window: Window) -> Figures:
+def figures(served_by: Scenario, preset: str, at_once: int, window: Window) -> SimulationFigures:
     agents = source.load(preset, seed=1, sessions=4 * at_once)
     return figures_of(served_by, "round_robin", agents, at_once, window)
 

@@ -36,11 +36,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import End, Outcome
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import profiles
-from router.testbed.workloads import Arrivals, Span, Workload
+from router.testbed.workloads import OpenArrivals, Span, Workload
 from tests.agreement import placement
 from tests.agreement.pauses import Prompts, between_tokens_s
 from tests.agreement.row import Line, Row, order, ratio
@@ -51,7 +51,7 @@ WHOLE, CHUNK, STEP_MS, SLOWER = 131_072, 2048, 28.0, 1.37
 WHY = "how the baselines were placed and chunked is not published; placed in turn it is +231, +86, +51 %"
 
 
-def node() -> Profile:
+def node() -> EngineProfile:
     """One of the paper's nodes, as fast as the seconds of its Figure 5 say."""
     derived = profiles.load("llama-3-70b-8xa800")
     return replace(derived, us_per_token=SLOWER * derived.us_per_token, ns_per_pair=SLOWER * derived.ns_per_pair)
@@ -78,20 +78,20 @@ def prompts(scenario: Scenario) -> Prompts:
 
 def strangers(workload: Workload) -> Workload:
     """The same lengths, but no prompt begins like another one."""
-    made = Arrivals()
+    made = OpenArrivals()
     for number, session in enumerate(workload.sessions):
         (turn,) = session.turns
         made.add(session.start_s, (Span((1 << 50) + number, turn.prompt_tokens),), turn.output_tokens)
     return workload._replace(sessions=made)
 
 
-def effective(outcome: Outcome, scenario: Scenario) -> dict[int, float]:
+def effective(outcome: SimulationOutcome, scenario: Scenario) -> dict[int, float]:
     """Share of all requests that were served within both limits, by TBT limit in ms."""
     gaps_s = between_tokens_s(outcome, scenario.profile, prompts(scenario))
     in_time = [
         gap_s or 0.0
         for gap_s, end, ttft_s in zip(gaps_s, outcome.end, outcome.ttft_s, strict=True)
-        if end == End.OK and ttft_s <= TTFT_S
+        if end == RequestEnd.OK and ttft_s <= TTFT_S
     ]
     return {limit: sum(gap_s <= limit / 1e3 for gap_s in in_time) / len(outcome) for limit in TBT_MS}
 

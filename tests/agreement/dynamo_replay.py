@@ -5,12 +5,12 @@ Their engine's clock (aisimulate, "polynomial"), in ms, t new tokens of a step a
 
     prefill   16.5 + 0.01518 t + 4.21e-7 t^2        decode   5.74 + 54.01 u - 25.74 u^2
 
-Mapping: a `Profile` as near to that as its form allows. The square term is taken at a full step of 8,192 tokens and
-made linear (0.00345 t): it knows no cached context, as attention in our profiles does. Decode: 5.74 ms per step and the
-slope at an empty cache, 51.5 ns per context token of 1,048,576. The prefill's own 16.5 ms per step are left out beyond
-these 5.74. Theirs adds a step's prefill and decode up, ours takes the greater. Blocks of 512 tokens in both, 2,048 per
-worker. Their router hears of blocks at once: so does ours here. "Their cost": our `dynamo_cost`, always the cheapest,
-as is their default.
+Mapping: a `EngineProfile` as near to that as its form allows. The square term is taken at a full step of 8,192 tokens
+and made linear (0.00345 t): it knows no cached context, as attention in our profiles does. Decode: 5.74 ms per step
+and the slope at an empty cache, 51.5 ns per context token of 1,048,576. The prefill's own 16.5 ms per step are left
+out beyond these 5.74. Theirs adds a step's prefill and decode up, ours takes the greater. Blocks of 512 tokens in
+both, 2,048 per worker. Their router hears of blocks at once: so does ours here. "Their cost": our `dynamo_cost`,
+always the cheapest, as is their default.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from router.config.schema import Plugin
+from router.config.schema import PluginConfig
 from router.errors import WarmrouteError
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import Figures
-from router.testbed.simulator.scenario import Lags, Scenario
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import SimulationFigures
+from router.testbed.simulator.scenario import EventLags, Scenario
 from tests.agreement import trace
 from tests.agreement.row import Line, Row, order
 from tests.agreement.served import figures_of, part_of_it, policy
@@ -38,7 +38,7 @@ SETTINGS = {"block_size": BLOCK, "num_gpu_blocks": BLOCKS, "max_num_batched_toke
 POINTS = 3.0
 WHY = "their router breaks ties and books loads otherwise"
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="dynamo-mocker",
     kv_tokens=BLOCK * BLOCKS,
     kv_bytes_per_token=1.0,
@@ -66,11 +66,11 @@ def theirs(requests: int | None) -> list[dict[str, float]]:
     return reports
 
 
-def ours(served: Any, arm: str) -> Figures:
+def ours(served: Any, arm: str) -> SimulationFigures:
     chosen = policy(arm)
     if arm == "dynamo_cost":
-        chosen = chosen.model_copy(update={"picker": Plugin(name="best")})
-    scenario = Scenario(profile=PROFILE, instances=WORKERS, block_tokens=BLOCK, lags=Lags(events_s=0.0))
+        chosen = chosen.model_copy(update={"picker": PluginConfig(name="best")})
+    scenario = Scenario(profile=PROFILE, instances=WORKERS, block_tokens=BLOCK, lags=EventLags(events_s=0.0))
     return figures_of(scenario, chosen, served)
 
 

@@ -27,9 +27,9 @@ import numpy as np
 from router.clock import SystemClock
 from router.config.reader import read_config
 from router.testbed.bench.engine_counters import MasterCounts, fetch
-from router.testbed.bench.environment import Site
+from router.testbed.bench.environment import Environment
 from router.testbed.bench.stack_environment import stage
-from router.testbed.loadgen.client import Answer, Client
+from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.sweep.profiles import load
 from router.testbed.workloads import Span, token_ids
 
@@ -113,7 +113,7 @@ def _fitted(features: Sequence[tuple[float, ...]], ms: Sequence[float]) -> tuple
 class Bench:
     """Two engines, and prompts that nobody has seen."""
 
-    def __init__(self, site: Site, a: Client, b: Client, http: httpx.AsyncClient) -> None:
+    def __init__(self, site: Environment, a: LoadClient, b: LoadClient, http: httpx.AsyncClient) -> None:
         self.a, self.b = a, b
         self._site, self._http = site, http
         self._source = 0
@@ -122,9 +122,9 @@ class Bench:
         self._source += 1
         return token_ids(Span(self._source, tokens), 7, self._site.vocabulary)
 
-    async def ask(self, client: Client, prompt: Sequence[int], tokens: int = 1) -> Answer:
+    async def ask(self, client: LoadClient, prompt: Sequence[int], tokens: int = 1) -> ClientAnswer:
         answer = await client.complete(prompt, tokens)
-        assert isinstance(answer, Answer), answer
+        assert isinstance(answer, ClientAnswer), answer
         return answer
 
     async def quiet(self) -> None:
@@ -187,8 +187,8 @@ async def run(folder: Path) -> None:
     async with (
         stage(config, folder, print)(True) as site,
         httpx.AsyncClient(trust_env=False) as http,
-        Client(site.engines[0], site.model, clock) as a,
-        Client(site.engines[1], site.model, clock) as b,
+        LoadClient(site.engines[0], site.model, clock) as a,
+        LoadClient(site.engines[1], site.model, clock) as b,
     ):
         try:
             await measure(Bench(site, a, b, http), seen)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from router.config.schema import Policy
+from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
 from router.testbed.simulator.outcome import figures
 from router.testbed.simulator.run import simulate
@@ -37,7 +37,7 @@ AHEAD = 3
 class Task(NamedTuple):
     cell: Cell
     arm: str
-    policy: Policy
+    policy: PolicyConfig
     seed: int
     effort: Effort
 
@@ -54,7 +54,7 @@ class Task(NamedTuple):
         return requests * (1 + cell.instances / 32)
 
 
-def tasks(cells: Sequence[Cell], arms: dict[str, Policy], seeds: Iterable[int], effort: Effort) -> list[Task]:
+def tasks(cells: Sequence[Cell], arms: dict[str, PolicyConfig], seeds: Iterable[int], effort: Effort) -> list[Task]:
     return [Task(cell, arm, policy, seed, effort) for cell in cells for seed in seeds for arm, policy in arms.items()]
 
 
@@ -103,7 +103,7 @@ class Grid:
             self.console.print(f"{one.key.cell} {one.key.arm}: {one.failed}", highlight=False)
 
 
-def first_pass(grid: Grid, arms: dict[str, Policy], seed: int, effort: Effort) -> dict[str, Policy]:
+def first_pass(grid: Grid, arms: dict[str, PolicyConfig], seed: int, effort: Effort) -> dict[str, PolicyConfig]:
     """The arms that stay for the whole grid."""
     seen = grid.run(tasks(FIRST_PASS, arms, [seed], effort), "first pass")
     found = regret.regrets(regret.means(score for one in seen if (score := one.score)))

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Failure, Lags, Link, Scenario, Store, Trouble
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.sweep import profiles
 from router.testbed.workloads import Workload, offered_load
 from router.testbed.workloads import source as workload
@@ -72,25 +72,27 @@ def ground(cell: Cell, seed: int, effort: Effort) -> Ground:
 
 
 @lru_cache(maxsize=1)
-def profile() -> Profile:
+def profile() -> EngineProfile:
     return replace(profiles.load(PROFILE), kv_tokens=KV_TOKENS)
 
 
 def _scenario(cell: Cell, window: Window) -> Scenario:
-    store = Store(POOL_TOKENS * cell.instances, Link(float(cell.pool))) if cell.pool else None
+    store = StoreScenario(POOL_TOKENS * cell.instances, LinkSpeed(float(cell.pool))) if cell.pool else None
     lags, trouble = _trouble(cell.trouble, window)
     return Scenario(profile=profile(), instances=cell.instances, store=store, lags=lags, trouble=trouble)
 
 
-def _trouble(kind: str, window: Window) -> tuple[Lags, Trouble]:
+def _trouble(kind: str, window: Window) -> tuple[EventLags, Trouble]:
     """`late`: the router begins while the caches are warm already and half of the warm-up is over."""
 
     def on(name: str) -> bool:
         return kind in (name, "all")
 
-    lags = Lags(events_s=0.2 if on("lag") else Lags().events_s, metrics_s=0.5 if on("stale") else Lags().metrics_s)
+    lags = EventLags(
+        events_s=0.2 if on("lag") else EventLags().events_s, metrics_s=0.5 if on("stale") else EventLags().metrics_s
+    )
     return lags, Trouble(
-        failures=(Failure("slow", instance=1, at_s=0.0),) if on("slow") else (),
+        failures=(InstanceFailure("slow", instance=1, at_s=0.0),) if on("slow") else (),
         events_lost=0.05 if on("lost") else 0.0,
         router_starts_s=window.since_s / 2 if on("late") else 0.0,
     )
@@ -104,7 +106,7 @@ def _source(name: str, seed: int, requests: int) -> Workload:
 
 
 @lru_cache(maxsize=4)
-def _demand(name: str, seed: int) -> offered_load.Demand:
+def _demand(name: str, seed: int) -> offered_load.OfferedLoad:
     return offered_load.demand(_source(name, seed, 5000))
 
 

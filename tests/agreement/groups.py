@@ -23,9 +23,9 @@ from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
-from router.config.schema import Policy
+from router.config.schema import PolicyConfig
 from router.testbed.simulator.outcome import figures
-from router.testbed.simulator.scenario import Lags, Scenario
+from router.testbed.simulator.scenario import EventLags, Scenario
 from router.testbed.sweep import profiles
 from router.testbed.workloads import Workload
 from tests.agreement.questions import first_asked_s, questions
@@ -38,7 +38,7 @@ SEEDS = 3
 
 
 class Arm(NamedTuple):
-    policy: Policy
+    policy: PolicyConfig
     hears: bool
 
 
@@ -50,7 +50,7 @@ def arms() -> dict[str, Arm]:
     }
 
 
-def weighted(**weights: float) -> Policy:
+def weighted(**weights: float) -> PolicyConfig:
     """llm-d's profile with these scorers."""
     whole = policy("llmd_weighted")
     scorers = [one.model_copy(update={"weight": weights[one.name]}) for one in whole.scorers if one.name in weights]
@@ -69,7 +69,7 @@ def scenario(arm: Arm) -> Scenario:
         profile=profiles.load("qwen3-32b-2xh100"),
         instances=8,
         block_tokens=64,
-        lags=Lags() if arm.hears else Lags(events_s=inf),
+        lags=EventLags() if arm.hears else EventLags(events_s=inf),
     )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.config.schema import Policy
-from router.testbed.simulator.outcome import Figures
+from router.config.schema import PolicyConfig
+from router.testbed.simulator.outcome import SimulationFigures
 from tests.agreement.regret import Score
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class Measured(msgspec.Struct, frozen=True):
     key: Key
     code: str  # digest of the sources that decide and simulate
     took_s: float  # CPU seconds
-    figures: Figures | None = None
+    figures: SimulationFigures | None = None
     preemptions: int = 0
     failed: str | None = None
 
@@ -60,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True):
         return Score(self.key.cell, self.key.arm, self.figures.requests_per_s, float("inf") if p90_s is None else p90_s)
 
 
-def policy_digest(policy: Policy) -> str:
+def policy_digest(policy: PolicyConfig) -> str:
     plugins = [*policy.filters, *policy.scorers, *([policy.picker] if policy.picker else [])]
     sources = (ROOT / "scorers" / f"{plugin.name}.py" for plugin in plugins)
     return _digest([policy.model_dump_json().encode(), *(file.read_bytes() for file in sources if file.is_file())])

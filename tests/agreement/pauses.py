@@ -1,9 +1,9 @@
 """How long a request's tokens keep it waiting while prompts of others are computed: from an outcome's columns.
 
-An `Outcome` says when each request's first and last token came, and how much of its prompt was computed where. That is
-enough to know when each instance computed prompts: a prompt's steps end with its first token. What a request that
-decodes meanwhile gets of it is said by `Prompts`. TBT of a request is taken as the mean of its longest tenth of
-intervals between tokens (the way that Mooncake, FAST'25, is understood to count it).
+An `SimulationOutcome` says when each request's first and last token came, and how much of its prompt was computed
+where. That is enough to know when each instance computed prompts: a prompt's steps end with its first token. What a
+request that decodes meanwhile gets of it is said by `Prompts`. TBT of a request is taken as the mean of its longest
+tenth of intervals between tokens (the way that Mooncake, FAST'25, is understood to count it).
 
 Pure. Prompts that share a step are counted one after the other, each as long as alone.
 """
@@ -17,8 +17,8 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import End, Outcome
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 
 TAIL = 0.1
 
@@ -38,7 +38,7 @@ class Pause(NamedTuple):
     lasts_s: float
 
 
-def between_tokens_s(outcome: Outcome, profile: Profile, prompts: Prompts) -> list[float | None]:
+def between_tokens_s(outcome: SimulationOutcome, profile: EngineProfile, prompts: Prompts) -> list[float | None]:
     """TBT per row; None: it failed, or has one token."""
     pauses = {} if prompts is Prompts.ELSEWHERE else _pauses(outcome, profile)
     if prompts is Prompts.FIRST:
@@ -46,10 +46,10 @@ def between_tokens_s(outcome: Outcome, profile: Profile, prompts: Prompts) -> li
     return [_tail_s(outcome, row, pauses, prompts) for row in range(len(outcome))]
 
 
-def _pauses(outcome: Outcome, profile: Profile) -> dict[int, list[Pause]]:
+def _pauses(outcome: SimulationOutcome, profile: EngineProfile) -> dict[int, list[Pause]]:
     found: dict[int, list[Pause]] = {}
     for row, end in enumerate(outcome.end):
-        if end == End.OK:
+        if end == RequestEnd.OK:
             first_s = outcome.arrived_s[row] + outcome.ttft_s[row]
             found.setdefault(outcome.instance[row], []).extend(_steps(outcome, row, profile, first_s))
     for pauses in found.values():
@@ -57,7 +57,7 @@ def _pauses(outcome: Outcome, profile: Profile) -> dict[int, list[Pause]]:
     return found
 
 
-def _steps(outcome: Outcome, row: int, profile: Profile, first_s: float) -> Iterator[Pause]:
+def _steps(outcome: SimulationOutcome, row: int, profile: EngineProfile, first_s: float) -> Iterator[Pause]:
     """Of its prompt, the last one first."""
     cached = outcome.local_tokens[row] + outcome.host_tokens[row] + outcome.pool_tokens[row]
     end_s, new = first_s, outcome.prompt_tokens[row] - cached
@@ -70,7 +70,7 @@ def _steps(outcome: Outcome, row: int, profile: Profile, first_s: float) -> Iter
         new -= chunk
 
 
-def _unbroken(pauses: list[Pause], profile: Profile) -> list[Pause]:
+def _unbroken(pauses: list[Pause], profile: EngineProfile) -> list[Pause]:
     """With no decode step between them they are one."""
     close_s = profile.step_s(0, 0.0, 1, 0.0) / 2
     runs: list[Pause] = []
@@ -82,9 +82,9 @@ def _unbroken(pauses: list[Pause], profile: Profile) -> list[Pause]:
     return runs
 
 
-def _tail_s(outcome: Outcome, row: int, pauses: dict[int, list[Pause]], prompts: Prompts) -> float | None:
+def _tail_s(outcome: SimulationOutcome, row: int, pauses: dict[int, list[Pause]], prompts: Prompts) -> float | None:
     count = outcome.output_tokens[row] - 1
-    if outcome.end[row] != End.OK or count < 1:
+    if outcome.end[row] != RequestEnd.OK or count < 1:
         return None
     arrived_s = outcome.arrived_s[row]
     first_s, last_s = arrived_s + outcome.ttft_s[row], arrived_s + outcome.duration_s[row]

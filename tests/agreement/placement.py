@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Link, Scenario, Store
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
 from router.testbed.sweep import profiles
 from tests.agreement.row import Line, Row, around, order, ratio
 from tests.agreement.served import figures_of, part_of_it
 
 NODE_TOKENS, NODES, PREFILLS, SLOWER = 3_000_000, 16, 8, 1.1
-LINK = Link(270_000.0)
+LINK = LinkSpeed(270_000.0)
 ARMS = {
     "random": ("random", False),
     "load balancing": ("least_requests", False),
@@ -40,7 +40,7 @@ ARMS = {
 WHY = "how fast their nodes compute prompts is not published; random's queues hang on it most"
 
 
-def node() -> Profile:
+def node() -> EngineProfile:
     """One of the paper's nodes, as fast as its Figure 5 says."""
     derived = profiles.load("llama-3-70b-8xa800")
     return replace(derived, us_per_token=SLOWER * derived.us_per_token, ns_per_pair=SLOWER * derived.ns_per_pair)
@@ -52,7 +52,7 @@ def scenario(pooled: bool) -> Scenario:
         decode_profile=node(),
         instances=NODES,
         prefills=PREFILLS,
-        store=Store(NODES * NODE_TOKENS, LINK) if pooled else None,
+        store=StoreScenario(NODES * NODE_TOKENS, LINK) if pooled else None,
     )
 
 

@@ -7,8 +7,8 @@ measured. Not the preset `groups`, whose questions are all different ones, as ll
 
 from __future__ import annotations
 
-from router.testbed.rng import Dice
-from router.testbed.workloads import Arrivals, Span, Workload
+from router.testbed.rng import Rng
+from router.testbed.workloads import OpenArrivals, Span, Workload
 from router.testbed.workloads.distributions import gap_s
 
 GROUPS, PER_GROUP = 150, 5
@@ -18,7 +18,7 @@ FIRST_PER_S, PAUSE_S = 15.0, 70.0
 
 def questions(per_s: float, lasts_s: float, seed: int) -> Workload:
     """All of them once, then `per_s` of them for `lasts_s`; Poisson."""
-    dice, made, at_s = Dice(seed), Arrivals(), 0.0
+    dice, made, at_s = Rng(seed), OpenArrivals(), 0.0
     order = _shuffled(GROUPS * PER_GROUP, dice)
     for number in range(len(order) + round(per_s * lasts_s)):
         question = order[number % len(order)]
@@ -35,7 +35,7 @@ def first_asked_s(served: Workload) -> float:
     return served.sessions[GROUPS * PER_GROUP].start_s
 
 
-def _shuffled(count: int, dice: Dice) -> list[int]:
+def _shuffled(count: int, dice: Rng) -> list[int]:
     order = list(range(count))
     for last in range(count - 1, 0, -1):
         other = dice.below(last + 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from router.config.schema import Policy
-from router.testbed.simulator.outcome import Figures, Outcome, figures
+from router.config.schema import PolicyConfig
+from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, figures
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import policies
@@ -17,7 +17,7 @@ SEED = 1
 
 
 @cache
-def policy(name: str) -> Policy:
+def policy(name: str) -> PolicyConfig:
     return policies.load([name])[name]
 
 
@@ -32,15 +32,15 @@ def part_of_it(reduced: bool, requests: int) -> Workload:
     return first(conversation(), requests) if reduced else conversation()
 
 
-def outcome_of(scenario: Scenario, arm: str | Policy, served: Workload, at_once: int | None = None,
-               until_s: float | None = None) -> Outcome:  # fmt: skip
+def outcome_of(scenario: Scenario, arm: str | PolicyConfig, served: Workload, at_once: int | None = None,
+               until_s: float | None = None) -> SimulationOutcome:  # fmt: skip
     """Closed loops (`at_once`) are met in mid-session."""
     chosen = policy(arm) if isinstance(arm, str) else arm
     return simulate(scenario, chosen, served, seed=SEED, at_once=at_once, staggered=True, until_s=until_s)
 
 
-def figures_of(scenario: Scenario, arm: str | Policy, served: Workload, at_once: int | None = None,
-               window: Window | None = None) -> Figures:  # fmt: skip
+def figures_of(scenario: Scenario, arm: str | PolicyConfig, served: Workload, at_once: int | None = None,
+               window: Window | None = None) -> SimulationFigures:  # fmt: skip
     """Within the window; None: of everything."""
     if window is None:
         return figures(outcome_of(scenario, arm, served, at_once))

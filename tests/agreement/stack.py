@@ -29,12 +29,12 @@ from typing import NamedTuple
 
 from router.clock import SystemClock
 from router.config.reader import load_policies, read_config
-from router.config.schema import Config, Policy
-from router.testbed.bench.agents import Arm, Report, arms, compare
+from router.config.schema import Config, PolicyConfig
+from router.testbed.bench.agents import AgentsReport, BenchArm, arms, compare
 from router.testbed.bench.stack_environment import stage
-from router.testbed.simulator.outcome import Outcome
+from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import Lags, Link, Scenario, Store
+from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario
 from router.testbed.sweep.profiles import load
 from router.testbed.workloads import CODEX, Workload
 
@@ -47,10 +47,10 @@ POOL_BYTES = 2 << 30
 CONTEXT_TOKENS = 8192
 BLOCK_TOKENS = 128  # what vLLM takes on CPUs
 
-POOL_LINK = Link(tokens_per_s=125_000, base_ms=11)
+POOL_LINK = LinkSpeed(tokens_per_s=125_000, base_ms=11)
 """TTFT of prompts of 512 to 12,288 tokens from the store beyond that of a local hit: `fit_stack.py`."""
 
-LAGS = Lags(events_s=0.01, metrics_s=0.25)
+LAGS = EventLags(events_s=0.01, metrics_s=0.25)
 
 
 class Size(NamedTuple):
@@ -102,9 +102,9 @@ class Row(NamedTuple):
         return self.real.apart(self.simulated)
 
 
-async def real(workload: Workload, chosen: Sequence[Arm], folder: Path, clock: SystemClock) -> dict[str, Shares]:
+async def real(workload: Workload, chosen: Sequence[BenchArm], folder: Path, clock: SystemClock) -> dict[str, Shares]:
     """By arm. Starts the stack, without a pool and with one, for the time of it; logs go to the folder."""
-    report = Report(workload, "")
+    report = AgentsReport(workload, "")
     await compare(report, chosen, stage(_settings(), folder, _say), folder, clock, lambda arm, turns: None)
     found: dict[str, Shares] = {}
     for outcome in report.outcomes:
@@ -120,11 +120,11 @@ async def real(workload: Workload, chosen: Sequence[Arm], folder: Path, clock: S
     return found
 
 
-def simulated(workload: Workload, arm: Arm, policies: Mapping[str, Policy]) -> list[Shares]:
+def simulated(workload: Workload, arm: BenchArm, policies: Mapping[str, PolicyConfig]) -> list[Shares]:
     """One for each of the SPEEDS."""
     profile = load("cpu-tiny")
     blocks = KV_BYTES // int(profile.kv_bytes_per_token) // BLOCK_TOKENS - 1  # vLLM keeps one to itself
-    store = Store(int(POOL_BYTES / profile.kv_bytes_per_token), POOL_LINK) if arm.pool else None
+    store = StoreScenario(int(POOL_BYTES / profile.kv_bytes_per_token), POOL_LINK) if arm.pool else None
     runs = []
     for times in SPEEDS:
         slowed = replace(
@@ -173,7 +173,7 @@ def _line(name: str, *sides: Shares) -> str:
     return f"{name:30}" + "  ".join(f"{s.local:8.1%} {s.pool:6.1%} {s.computed:7.1%}" for s in sides)
 
 
-def _shares(outcome: Outcome) -> Shares:
+def _shares(outcome: SimulationOutcome) -> Shares:
     asked = sum(outcome.prompt_tokens)
     return Shares(sum(outcome.local_tokens) / asked, sum(outcome.pool_tokens) / asked)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import Figures, Outcome, figures
+from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, figures
 from tests.agreement.admission import lines
 
-NOBODY = figures(Outcome(1))
+NOBODY = figures(SimulationOutcome(1))
 
 
-def at(requests_per_s: float, prompt_tokens: float = 50_000) -> Figures:
+def at(requests_per_s: float, prompt_tokens: float = 50_000) -> SimulationFigures:
     return NOBODY._replace(
         requests_per_s=requests_per_s,
         input_tokens_per_s=requests_per_s * prompt_tokens,

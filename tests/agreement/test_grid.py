@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.testbed.simulator.scenario import Lags
+from router.testbed.simulator.scenario import EventLags
 from tests.agreement import grid, measured, trace
 from tests.agreement.cells import Cell
 from tests.agreement.grid import Grid, first_pass, measure, tasks
@@ -32,7 +32,7 @@ def test_a_cell_becomes_a_scenario() -> None:
     assert made.scenario.profile.kv_tokens == 1_000_000
     assert made.scenario.store is not None
     assert made.scenario.store.link.tokens_per_s == 40_000
-    assert made.scenario.lags == Lags(events_s=0.2, metrics_s=0.5)
+    assert made.scenario.lags == EventLags(events_s=0.2, metrics_s=0.5)
     assert made.scenario.trouble.events_lost == 0.05
     assert [failure.kind for failure in made.scenario.trouble.failures] == ["slow"]
     assert 0 < made.scenario.trouble.router_starts_s < made.window.since_s

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import End, Outcome
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 from tests.agreement.pauses import Prompts, between_tokens_s
 
-PROFILE = Profile(name="x", kv_tokens=100_000, kv_bytes_per_token=1.0, us_per_token=100.0, ns_per_pair=0.0,
+PROFILE = EngineProfile(name="x", kv_tokens=100_000, kv_bytes_per_token=1.0, us_per_token=100.0, ns_per_pair=0.0,
                   us_per_decode=0.0, weights_ms=10.0, ns_per_context_token=0.0, batched_tokens=4000)  # fmt: skip
 
 
-def outcome_of(*rows: tuple[float, float, float, int, int, int]) -> Outcome:
+def outcome_of(*rows: tuple[float, float, float, int, int, int]) -> SimulationOutcome:
     """Arrival, TTFT, duration, prompt tokens, cached tokens, output tokens; all at instance 0."""
-    made = Outcome(1)
+    made = SimulationOutcome(1)
     for arrived_s, ttft_s, duration_s, prompt, cached, output in rows:
         made.arrived_s.append(arrived_s)
         made.ttft_s.append(ttft_s)
@@ -25,11 +25,11 @@ def outcome_of(*rows: tuple[float, float, float, int, int, int]) -> Outcome:
         made.pool_tokens.append(0)
         made.output_tokens.append(output)
         made.instance.append(0)
-        made.end.append(End.OK)
+        made.end.append(RequestEnd.OK)
     return made
 
 
-def tbt_s(outcome: Outcome, prompts: Prompts = Prompts.BESIDE) -> list[float | None]:
+def tbt_s(outcome: SimulationOutcome, prompts: Prompts = Prompts.BESIDE) -> list[float | None]:
     return between_tokens_s(outcome, PROFILE, prompts)
 
 

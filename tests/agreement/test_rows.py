@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import End, Outcome, figures
-from router.testbed.workloads import Arrivals, Span, Workload, first, source
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, figures
+from router.testbed.workloads import OpenArrivals, Span, Workload, first, source
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
@@ -131,7 +131,7 @@ def test_whole_prompts_come_before_decodes_and_chunks_beside_them() -> None:
 
 
 def test_without_reuse_no_two_prompts_begin_alike() -> None:
-    made = Arrivals()
+    made = OpenArrivals()
     for at_s in (0.0, 1.0):
         made.add(at_s, (Span(7, 100), Span(8, 50)), 10)
     found = capacity.strangers(Workload("x", 0, made, is_closed=False))
@@ -141,12 +141,12 @@ def test_without_reuse_no_two_prompts_begin_alike() -> None:
 
 
 def test_a_request_is_effective_within_both_limits() -> None:
-    outcome = Outcome(1)
+    outcome = SimulationOutcome(1)
     for ttft_s, duration_s, end in (
-        (1.0, 2.0, End.OK),
-        (31.0, 32.0, End.OK),
-        (1.0, 21.0, End.OK),
-        (0.0, 0.0, End.SHED),
+        (1.0, 2.0, RequestEnd.OK),
+        (31.0, 32.0, RequestEnd.OK),
+        (1.0, 21.0, RequestEnd.OK),
+        (0.0, 0.0, RequestEnd.SHED),
     ):
         outcome.arrived_s.append(0.0)
         outcome.ttft_s.append(ttft_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.testbed.rng import Dice
+from router.testbed.rng import Rng
 from router.testbed.workloads import Session, Span, Workload
 
 ROUND = 1 << 48
@@ -28,7 +28,7 @@ def stretch(workload: Workload, first: int, requests: int, faster: float, spread
 
     `spread_s`: each start is moved by chance within so many seconds, for traces whose times are rounded to that.
     """
-    dice, given = Dice(seed), workload.sessions
+    dice, given = Rng(seed), workload.sessions
     lasted_s = given[-1].start_s - given[0].start_s + spread_s
     chosen = []
     for number in range(first, first + requests):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.terminal.drawing import NoCharts
+from router.cli.terminal.drawing import ChartsUnavailable
 from router.errors import WarmrouteError
 from tests.bench import charts, machine, results, tables
 from tests.bench.figures import Line
@@ -75,7 +75,7 @@ def main() -> int:
     keep(outcomes, chosen.json or FOLDER / "all.json")
     try:
         charts.draw(outcomes, chosen.charts)
-    except NoCharts as why:
+    except ChartsUnavailable as why:
         console.print(str(why))
     return 0 if len(outcomes) == len(rows) else 130
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from router.testbed.bench.engine_counters import Page
+from router.testbed.bench.engine_counters import CounterPage
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.answers import MODEL
@@ -78,7 +78,7 @@ def warm_turns(room: Room, router: Running, direct: int, words: Words) -> tuple[
 
 def handed(router: Running) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=10) as page:
-        return Page(page.read().decode()).total("warmroute_handed_prompts_total") or 0.0
+        return CounterPage(page.read().decode()).total("warmroute_handed_prompts_total") or 0.0
 
 
 def check_local(router: Running) -> None:

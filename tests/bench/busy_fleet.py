@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from router.config import schema
-from router.fleet.engine_facts import Card, Gauges
+from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.rows import rows
@@ -23,7 +23,9 @@ from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import Overlap, PoolHit, View
 
-POLICY: Policy = build_policy("expected_ttft", schema.Policy.model_validate({"scorers": [{"name": "expected_ttft"}]}))
+POLICY: Policy = build_policy(
+    "expected_ttft", schema.PolicyConfig.model_validate({"scorers": [{"name": "expected_ttft"}]})
+)
 REQUESTS_PER_TARGET_S = 0.6
 POLL_S = 0.25
 BLOCK = 16
@@ -45,11 +47,11 @@ class BusyFleet:
 
     def __init__(self, targets: int, seed: int = 1) -> None:
         self._dice = random.Random(seed)
-        self._fleet = Fleet(schema.Fleet())
+        self._fleet = Fleet(schema.FleetConfig())
         for i in range(targets):
             name = f"engine-{i:02}.llm.svc:8000"
-            self._fleet.join(schema.Instance(url=f"http://{name}", name=name))
-            self._fleet.learned(name, [Card("qwen3-32b", None, None, None)], [0])
+            self._fleet.join(schema.InstanceConfig(url=f"http://{name}", name=name))
+            self._fleet.learned(name, [ModelCard("qwen3-32b", None, None, None)], [0])
         self._targets: list[Target] = self._fleet.candidates("qwen3-32b", (), 0.0)
         dice = self._dice
         self._us_per_token = {t.id: dice.lognormvariate(4.2, 0.25) for t in self._targets}

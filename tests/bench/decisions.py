@@ -71,7 +71,7 @@ def measure(repetitions: int) -> list[Cost]:
 
 
 def _built(file: Path, registry: object) -> Policy:
-    spec = schema.Policy.model_validate(yaml.safe_load(file.read_text()))
+    spec = schema.PolicyConfig.model_validate(yaml.safe_load(file.read_text()))
     return build_policy(file.stem, spec, registry)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.install import stack_models, stack_venv
 from router.testbed.local_stack.supervisor import RunningStack
 from tests.bench import routers
@@ -41,7 +41,7 @@ def measure(repetitions: int, say: Callable[[str], None] = lambda _: None) -> li
     say("installing and starting vLLM")
     model = stack_models(stack_venv()).tiny
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        asked = Stack(
+        asked = LocalStackConfig(
             engines=1, first_port=0, model=str(model), served_name=MODEL, kv_cache_bytes=KV_BYTES, store=False,
             max_model_len=CONTEXT_TOKENS, logs_dir=folder,
         )  # fmt: skip

@@ -22,10 +22,10 @@ from typing import cast
 
 import msgspec
 
-from router.backends.vllm.kv_events import Malformed, decode
+from router.backends.vllm.kv_events import MalformedMessage, decode
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import CacheEvent, EngineHash, Key, Removed, Stored, TargetId, Tier
-from router.kvcache.index import Index
+from router.kvcache.events import BlocksRemoved, BlocksStored, CacheEvent, EngineHash, Key, TargetId, Tier
+from router.kvcache.index import BlockIndex
 from tests.bench import cache_story
 from tests.bench.cache_story import TARGETS, Part, Told, keys_of, told
 from tests.bench.figures import quantile
@@ -122,7 +122,7 @@ def _applied(blocks: int) -> tuple[float, float]:
     index = _index()
     applied = blocks / _cpu_s(lambda: _apply(index, events))
     gone = [
-        (target, Removed([hash_], Tier.GPU, 0))
+        (target, BlocksRemoved([hash_], Tier.GPU, 0))
         for target, event in reversed(events[-4_000:])
         for hash_ in reversed(event.hashes)
     ]
@@ -138,18 +138,18 @@ def _with_tokens(blocks: int) -> tuple[float, float]:
         own[0] = number
         events.append((TARGET[event.target], _stored(event)._replace(token_ids=own[: BLOCK_TOKENS * len(event.keys)])))
         messages.append((TARGET[event.target], _message(number, events[-1][1])))
-    index = Index(Keyring(1))
+    index = BlockIndex(Keyring(1))
     _join(index)
     chained = blocks / _cpu_s(lambda: _apply(index, events))
-    index = Index(Keyring(1))
+    index = BlockIndex(Keyring(1))
     _join(index)
 
     def take() -> None:
         for target, frames in messages:
             batch = decode(frames)
-            assert not isinstance(batch, Malformed)
+            assert not isinstance(batch, MalformedMessage)
             for event in batch.events:
-                assert isinstance(event, Stored)
+                assert isinstance(event, BlocksStored)
                 index.apply(target, event)
 
     return chained, blocks / _cpu_s(take)
@@ -170,29 +170,29 @@ def _match(parts: list[Part], *, shared: bool) -> Matched:
     return Matched(median(took), quantile(took, 0.99))
 
 
-def _index() -> Index:
-    index = Index(GivenKeys(1))
+def _index() -> BlockIndex:
+    index = BlockIndex(GivenKeys(1))
     _join(index)
     return index
 
 
-def _join(index: Index) -> None:
+def _join(index: BlockIndex) -> None:
     for target in TARGET:
         index.join(target, "m")
 
 
-def _apply(index: Index, events: Sequence[tuple[TargetId, CacheEvent]]) -> None:
+def _apply(index: BlockIndex, events: Sequence[tuple[TargetId, CacheEvent]]) -> None:
     for target, event in events:
         index.apply(target, event)
 
 
-def _stored(event: Told) -> Stored:
+def _stored(event: Told) -> BlocksStored:
     hashes = cast("list[EngineHash]", event.hashes)
     parent = cast("EngineHash | None", event.parent)
-    return Stored(hashes, parent, event.keys, BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
+    return BlocksStored(hashes, parent, event.keys, BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
 
 
-def _message(seq: int, event: Stored) -> list[bytes]:
+def _message(seq: int, event: BlocksStored) -> list[bytes]:
     fields = {
         "type": "BlockStored",
         "block_hashes": event.hashes,

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.install import stack_models, stack_venv
 from router.testbed.local_stack.supervisor import RunningStack
 from tests.bench import routers
@@ -35,7 +35,7 @@ def measure(room: Room) -> list[Line]:
     room.say("installing and starting vLLM")
     venv = stack_venv(room.say)
     model = long_model(stack_models(venv, room.say).tiny, room.folder / MODEL)
-    asked = Stack(
+    asked = LocalStackConfig(
         engines=1, first_port=0, model=str(model), served_name=MODEL, kv_cache_bytes=KV_BYTES, store=False,
         max_model_len=CONTEXT_TOKENS, engine_args=["--enable-scale-out"], logs_dir=str(room.folder),
     )  # fmt: skip

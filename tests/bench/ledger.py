@@ -24,10 +24,10 @@ from rich.table import Table
 from router.clock import SystemClock
 from router.config import schema
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import Encoder
-from router.telemetry.decision_log.format import Logged, decode
+from router.telemetry.decision_log.codec import RecordEncoder
+from router.telemetry.decision_log.format import LoggedRecord, decode
 from router.telemetry.decision_log.reader import read
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.bench.busy_fleet import BusyFleet
 
 BAR_BYTES = {64: 4096}
@@ -48,15 +48,15 @@ class Cost(NamedTuple):
 
 def measured(targets: int, n: int) -> Cost:
     records = list(BusyFleet(targets).records(WARM_UP + n))[WARM_UP:]
-    encoder = Encoder(salt=7)
+    encoder = RecordEncoder(salt=7)
     encoder.opening("run", "0", 0.0)
     lines = encoder.lines(records[0]) and [encoder.lines(record) for record in records]  # the first one has its policy
     with tempfile.TemporaryDirectory(prefix="warmroute-ledger-") as folder:
-        config = schema.Ledger(folder=folder, queue=n)
+        config = schema.DecisionLogConfig(folder=folder, queue=n)
         add_us = written(config, records)
         (packed,) = Path(folder).glob("*.gz")
         read_us = spent_us(lambda: [None for _ in read([packed])], n)
-        assert sum(isinstance(entry, Logged) for entry in read([packed])) == n
+        assert sum(isinstance(entry, LoggedRecord) for entry in read([packed])) == n
         return Cost(
             targets,
             sum(map(len, lines)) / n,
@@ -68,9 +68,9 @@ def measured(targets: int, n: int) -> Cost:
         )
 
 
-def written(config: schema.Ledger, records: Sequence[Record]) -> float:
+def written(config: schema.DecisionLogConfig, records: Sequence[Record]) -> float:
     """Writes and compresses them. What handing over costs: before the thread starts, so that only that is measured."""
-    ledger = JsonLines(config, 7, "run", SystemClock())
+    ledger = DecisionLogWriter(config, 7, "run", SystemClock())
     began = time.perf_counter()
     for record in records:
         ledger.add(record)

@@ -23,14 +23,14 @@ from rich.table import Table
 
 from router.clock import ManualClock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
 from router.wiring import build_core
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -64,23 +64,25 @@ class Conversations:
         self._dice = dice = random.Random(seed)
         self._clock = ManualClock(1000.0, wall=1000.0)
         deciding = build_policy(
-            policy, schema.Policy.model_validate(yaml.safe_load((FOLDER / f"{policy}.yaml").read_text()))
+            policy, schema.PolicyConfig.model_validate(yaml.safe_load((FOLDER / f"{policy}.yaml").read_text()))
         )
-        self._core: Core = build_core(schema.Config(seed=1), Regime({policy: deciding}, policy), RING, self._clock)
+        self._core: Scheduler = build_core(
+            schema.Config(seed=1), PolicySet({policy: deciding}, policy), RING, self._clock
+        )
         self._caches: dict[str, Cache] = {}
         self._pace: dict[str, float] = {}
         for i in range(targets):
             self._join(f"engine-{i}")
         self._common = [dice.randrange(1 << 20) for _ in range(COMMON_TOKENS)]
         self._sessions = [list(self._common) for _ in range(4 * targets)]
-        self._under_way: deque[tuple[Ticket, Known, list[int]]] = deque()
+        self._under_way: deque[tuple[Ticket, TokenizedPrompt, list[int]]] = deque()
         self._targets = targets
         self.admit_ns = self.rest_ns = 0
 
     def _join(self, name: str) -> None:
         core = self._core
-        core.fleet.join(schema.Instance(url=f"http://{name}:8000", name=name))
-        core.joined(name, [Card("m", "/models/m", None, 8192)], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
+        core.fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
+        core.joined(name, [ModelCard("m", "/models/m", None, 8192)], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
         core.polled(name, {0: Gauges(0, 0, 0.1, BLOCK, 400_000, None, None)}, self._clock.now())
         self._caches[f"{name}/0"] = cache = Cache(BLOCK)
         self._pace[f"{name}/0"] = self._dice.uniform(90.0, 110.0)
@@ -109,7 +111,7 @@ class Conversations:
         assert ticket is not None
         self._under_way.append((ticket, known, ids))
 
-    def _answer(self, ticket: Ticket, known: Known, ids: list[int]) -> None:
+    def _answer(self, ticket: Ticket, known: TokenizedPrompt, ids: list[int]) -> None:
         core, target, record = self._core, ticket.target.id, ticket.record
         cached = ticket.attempt.predicted_tokens or 0
         cache = self._caches[target]

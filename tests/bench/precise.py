@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import uvloop
 from tokenizers import Tokenizer
 
-from router.kvcache.events import EngineHash, Stored, Tier
+from router.kvcache.events import BlocksStored, EngineHash, Tier
 from router.testbed.emulator.kv_event_encoding import payload
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import load, routers
@@ -59,7 +59,7 @@ def announce(router: Running, backend: int, chat: Chat) -> None:
     ids = Tokenizer.from_file(str(DATA / "tokenizer.json")).encode(chat.rendered(), add_special_tokens=False).ids
     blocks = len(ids) // BLOCK_TOKENS
     hashes = [EngineHash(0x5EED_0000 + i) for i in range(blocks)]
-    stored = Stored(hashes, None, ids[: blocks * BLOCK_TOKENS], BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
+    stored = BlocksStored(hashes, None, ids[: blocks * BLOCK_TOKENS], BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
     told = payload([stored], time.time(), 0, form="map", adapter_ids={})
     until = time.monotonic() + HEARD_S
     while time.monotonic() < until:  # a subscription takes effect in its own time: say it again

@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from router.testbed.bench.engine_counters import Page
+from router.testbed.bench.engine_counters import CounterPage
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet
 from router.testbed.emulator.vocabulary import DATA
@@ -184,7 +184,7 @@ async def _left(router: Running) -> dict[str, float]:
 
 def _under_way(router: Running) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=10) as page:
-        in_flight = Page(page.read().decode()).total("warmroute_in_flight_requests")
+        in_flight = CounterPage(page.read().decode()).total("warmroute_in_flight_requests")
     targets = [t["load"] for one in router.told("/admin/instances")["instances"] for t in one["targets"]]
     booked = sum(load[what] for load in targets for what in ("requests", "prefilling", "prefill_tokens"))
     assert in_flight is not None

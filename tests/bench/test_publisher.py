@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from router.backends.vllm.kv_events import decode
-from router.kvcache.events import Batch, Cleared, Removed, Stored
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EventBatch
 from tests.bench.publisher import BLOCK_TOKENS, EVENT_BLOCKS, STEP_BLOCKS, STEP_EVENTS, Target, pour
 
 HEARD_MS = 5000
@@ -53,10 +53,10 @@ def listening(opened: ExitStack, context: zmq.Context[zmq.Socket[bytes]]) -> Lis
     return listen
 
 
-def heard(ear: zmq.Socket[bytes]) -> Batch:
+def heard(ear: zmq.Socket[bytes]) -> EventBatch:
     assert ear.poll(HEARD_MS)
     batch = decode(ear.recv_multipart())
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, EventBatch)
     return batch
 
 
@@ -66,7 +66,7 @@ def test_a_step_is_sixteen_prompts_that_nobody_else_has(targets: list[Target], l
         ear = listening(target)
         assert target.step(capacity=10_000) == STEP_BLOCKS
         events = heard(ear).events
-        stored += [event for event in events if isinstance(event, Stored)]
+        stored += [event for event in events if isinstance(event, BlocksStored)]
         assert len(events) == STEP_EVENTS
     assert len(stored) == 2 * STEP_EVENTS
     assert all(len(event.token_ids) == BLOCK_TOKENS * EVENT_BLOCKS for event in stored)
@@ -81,8 +81,8 @@ def test_a_full_target_drops_its_oldest_blocks_first(targets: list[Target], list
     first = heard(ear)
     assert target.step(capacity=STEP_BLOCKS) == 2 * STEP_BLOCKS  # as many go as come
     second = heard(ear)
-    gone = [name for event in second.events if isinstance(event, Removed) for name in event.hashes]
-    assert gone == [name for event in first.events if isinstance(event, Stored) for name in event.hashes]
+    gone = [name for event in second.events if isinstance(event, BlocksRemoved) for name in event.hashes]
+    assert gone == [name for event in first.events if isinstance(event, BlocksStored) for name in event.hashes]
     assert second.seq == first.seq + 1
     assert len(target.held) == STEP_BLOCKS
 
@@ -93,7 +93,7 @@ def test_clearing_says_so(targets: list[Target], listening: Listen) -> None:
     target.step(capacity=10_000)
     target.clear()
     heard(ear)
-    assert heard(ear).events == [Cleared()]
+    assert heard(ear).events == [BlocksCleared()]
     assert not target.held
 
 

@@ -26,7 +26,7 @@ from router.clock import SystemClock
 from router.errors import WarmrouteError
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.load import load as drive
 from router.testbed.loadgen.report import hit_share
 from router.testbed.workloads import CODEX, Workload
@@ -108,9 +108,9 @@ async def _hit_share(workers: int, seed: int, folder: Path) -> float:
             opening = partial(_router, ports, folder, workers, WARM)
             running = await asyncio.to_thread(lambda: stack.enter_context(opening()))
             url = f"http://127.0.0.1:{running.port}"
-            clock, sent = SystemClock(), list[Sent]()
+            clock, sent = SystemClock(), list[SentRequest]()
             sessions = tuple(_agents(seed).sessions)
-            job = Job(url=url, model="warm-tiny", prompts="ids", text_seed=seed, at_once=AGENTS, sessions=sessions)
+            job = LoadJob(url=url, model="warm-tiny", prompts="ids", text_seed=seed, at_once=AGENTS, sessions=sessions)
             await drive(job, clock, clock.now(), sent.append)
             await asyncio.to_thread(stack.close)
     failures = [one.failure for one in sent if one.failure is not None]

@@ -13,7 +13,7 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 
 
 def policy(name: str) -> Policy:
-    return build_policy(name, schema.Policy.model_validate(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())))
+    return build_policy(name, schema.PolicyConfig.model_validate(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())))
 
 
 def test_the_files_that_the_readme_promises_are_there() -> None:

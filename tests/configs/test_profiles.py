@@ -11,7 +11,7 @@ import pytest
 from router.config.lookup import files
 from router.config.reader import read_profile_file
 from router.config.yaml_source import load as document
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.sweep.profiles import FOLDER, load
 from tests.paths import CONFIGS
 
@@ -19,7 +19,7 @@ PROFILES = files(FOLDER)
 DENSE = ["llama-3.1-8b-h100", "qwen3-32b-2xh100", "llama-3-70b-8xa800", "llama-3-70b-8xh100"]
 
 
-def per_token_s(profile: Profile, new: int, context: int) -> float:
+def per_token_s(profile: EngineProfile, new: int, context: int) -> float:
     return profile.prefill_s(new, context) / new
 
 

@@ -26,10 +26,10 @@ import uvloop
 
 from router.app import App
 from router.config import schema
-from router.fleet.instance import State
-from router.request.concurrency import Lobby
-from router.scheduling.scheduler import Core
-from router.testbed.emulator.supervisor import Member
+from router.fleet.instance import InstanceState
+from router.request.concurrency import ConcurrencyLimiter
+from router.scheduling.scheduler import Scheduler
+from router.testbed.emulator.supervisor import EmulatedEngine
 from tests.fakes.engines import FakeEngine, eventually
 from tests.paths import ROOT
 
@@ -42,7 +42,7 @@ PROCESS_START_S = 30.0
 LISTENING = re.compile(rb"listening on ([\w.]+):(\d+), admin on ([\w.]+):(\d+)")
 
 Json = dict[str, Any]
-Engine = FakeEngine | Member | str | Mapping[str, Any]
+Engine = FakeEngine | EmulatedEngine | str | Mapping[str, Any]
 """One engine of a fleet: a running fake, a url, or the fields of `schema.Instance`."""
 
 
@@ -110,11 +110,11 @@ class Router(Doors):
         self.engines = engines
 
     @property
-    def core(self) -> Core:
+    def core(self) -> Scheduler:
         return self.app._core
 
     @property
-    def lobby(self) -> Lobby:
+    def lobby(self) -> ConcurrencyLimiter:
         return self.app._lobby
 
     @property
@@ -181,7 +181,7 @@ def instance_of(engine: Engine) -> Json:
     match engine:
         case str():
             return {"url": engine}
-        case FakeEngine() | Member():
+        case FakeEngine() | EmulatedEngine():
             return {"url": engine.url}
         case _:
             return dict(engine)
@@ -218,7 +218,7 @@ async def _router(engines: Sequence[Engine] = (), *, wait: bool = True, **overri
         if wait:
             states = lambda: {i.id: i.state for i in app._core.fleet}  # noqa: E731
             expected = len(config.fleet.instances)
-            await eventually(lambda: sum(state is State.READY for state in states().values()) >= expected)
+            await eventually(lambda: sum(state is InstanceState.READY for state in states().values()) >= expected)
             await eventually(running.proved)
             await eventually(running.polled)
             await running.hear()

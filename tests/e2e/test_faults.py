@@ -20,11 +20,11 @@ from typing import Any
 import httpx
 import pytest
 
-from router.config.schema import Limits
-from router.fleet.instance import State, Target
-from router.fleet.load import Books
+from router.config.schema import LimitsConfig
+from router.fleet.instance import InstanceState, Target
+from router.fleet.load import LoadBook
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet, Member
+from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promises
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually
@@ -51,7 +51,7 @@ def target(router: Router, fake: FakeEngine) -> Target:
     return next(i for i in router.core.fleet if i.config.url == fake.url).targets[0]
 
 
-def state(router: Router, fake: FakeEngine) -> State:
+def state(router: Router, fake: FakeEngine) -> InstanceState:
     return target(router, fake).instance.state
 
 
@@ -76,12 +76,12 @@ def asked(fake: FakeEngine) -> int:
     return len(fake.seen(PATH))
 
 
-def member_of(member: Member) -> dict[str, str]:
+def member_of(member: EmulatedEngine) -> dict[str, str]:
     """A child process as an instance of the configuration."""
     return {"url": member.url, "name": member.name}
 
 
-def at(router: Router, name: str) -> Books:
+def at(router: Router, name: str) -> LoadBook:
     """The books of a one-rank instance."""
     instance = router.core.fleet.get(name)
     assert instance is not None
@@ -246,7 +246,7 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with beside(crowd([talk, *chats(r, "other", 11)], 1)) as waiting:
-            await eventually(lambda: state(r, frozen) is State.DOWN)
+            await eventually(lambda: state(r, frozen) is InstanceState.DOWN)
             assert loop.time() - began < 2.0
             said = await waiting
         assert loop.time() - began < 2.5
@@ -258,7 +258,7 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         moved = await crowd([talk, *chats(r, "moved", 8)], 2)
         assert all(one.ok and one.target != target(r, frozen).id for one in moved)
         frozen.faults(freeze=False)
-        await eventually(lambda: state(r, frozen) is State.READY)
+        await eventually(lambda: state(r, frozen) is InstanceState.READY)
         assert (await held_by(r, frozen, "thawed")) is not None
         await settled_down(r)
 
@@ -370,7 +370,7 @@ async def test_a_prompt_that_kills_the_whole_process_touches_two_engines(router)
     same, so this was a death, and not an engine that could not be reached.
     """
     async with mortals(4) as fleet, router([one.url for one in fleet], wait=False) as r:
-        await eventually(lambda: [instance.state for instance in r.core.fleet] == [State.READY] * 4)
+        await eventually(lambda: [instance.state for instance in r.core.fleet] == [InstanceState.READY] * 4)
         said = await Chat(r, "killer").turn()
         assert (said.status, said.error["code"]) == (502, "engine_died")
         assert sum(one.asked > 0 for one in fleet) == 2
@@ -461,12 +461,12 @@ async def test_an_engine_that_says_it_is_unwell_is_left_alone_and_comes_back_wit
         unwell = fleet[0]
         talk = await held_by(r, unwell, "sticky")
         unwell.faults(unhealthy=True)
-        await eventually(lambda: state(r, unwell) is State.DOWN, 2.0)
+        await eventually(lambda: state(r, unwell) is InstanceState.DOWN, 2.0)
         before = asked(unwell)
         assert all(one.ok for one in await crowd(chats(r, "meanwhile", 6), 2))
         assert asked(unwell) == before
         unwell.faults(unhealthy=False)
-        await eventually(lambda: state(r, unwell) is State.READY, 2.0)
+        await eventually(lambda: state(r, unwell) is InstanceState.READY, 2.0)
         await r.hear()
         said = await talk.turn()  # its cache was replayed
         assert said.target == target(r, unwell).id
@@ -499,15 +499,15 @@ async def test_a_client_that_leaves_is_forgotten_at_once(router) -> None:
 # -- kill -9
 
 
-def begun(books: Books) -> int:
+def begun(books: LoadBook) -> int:
     """Requests that are past their first byte."""
     return books.requests - books.prefilling
 
 
-def ripe(router: Router, fleet: EmbeddedFleet) -> list[Member]:
+def ripe(router: Router, fleet: EmbeddedFleet) -> list[EmulatedEngine]:
     """Whose end would cut several streams, and make more requests homeless than the retry budget lets move."""
     books = [(member, at(router, member.name)) for member in fleet.members]
-    return [member for member, its in books if begun(its) >= 3 and its.prefilling > Limits().retry_burst]
+    return [member for member, its in books if begun(its) >= 3 and its.prefilling > LimitsConfig().retry_burst]
 
 
 async def test_kill_9_under_load(router) -> None:
@@ -534,7 +534,7 @@ async def test_kill_9_under_load(router) -> None:
         records = [await r.record(one.record) for one in failed]
         assert all([attempt["end"] for attempt in record["attempts"]] == ["broken"] for record in records)
         await eventually(lambda: victim not in fleet.members)
-        await eventually(lambda: r.core.fleet.get(victim.name).state is State.READY)
+        await eventually(lambda: r.core.fleet.get(victim.name).state is InstanceState.READY)
         talk = await held_by(r, f"{victim.name}/0", "relearned")
         await eventually(lambda: blocks(r, f"{victim.name}/0") > 0)
         again = await talk.turn(max_tokens=2)

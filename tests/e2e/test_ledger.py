@@ -22,8 +22,8 @@ import httpx
 from rich.console import Console
 
 from router.cli.replay.command import replay
-from router.telemetry.decision_log.format import Logged
-from router.telemetry.decision_log.reader import Bad, files_of, read
+from router.telemetry.decision_log.format import LoggedRecord
+from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
 from tests.e2e.chats import PATH, Chat, ask, beside
 from tests.e2e.conftest import MODEL, ROOT, WARM, Doors, Json, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -42,11 +42,11 @@ ADMIN = {
 EXPERIMENT = {"arms": {"warm": 40, "sticky": 30, "dice": 30}, "seed": 3, "shadows": ["calm"]}
 
 
-def records_in(folder: Path) -> list[Logged]:
+def records_in(folder: Path) -> list[LoggedRecord]:
     """Fails on a line that cannot be read."""
     entries = list(read([folder]))
-    assert not [entry for entry in entries if isinstance(entry, Bad)]
-    return [entry for entry in entries if isinstance(entry, Logged)]
+    assert not [entry for entry in entries if isinstance(entry, UnreadableLine)]
+    return [entry for entry in entries if isinstance(entry, LoggedRecord)]
 
 
 def bytes_of(folder: Path) -> bytes:
@@ -219,8 +219,10 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
                     await going
             assert await r.process.wait() == -signal.SIGKILL
         entries = list(read([folder]))
-        assert all(entry.torn for entry in entries if isinstance(entry, Bad)), "only the last line may be unfinished"
-        kept = {entry.id for entry in entries if isinstance(entry, Logged)}
+        assert all(entry.torn for entry in entries if isinstance(entry, UnreadableLine)), (
+            "only the last line may be unfinished"
+        )
+        kept = {entry.id for entry in entries if isinstance(entry, LoggedRecord)}
         assert len(kept) >= written, "what was told to be written is there"
         code, out = await command("replay", folder, "--json", tmp_path / "report.json")
         assert code == 0, out
@@ -233,7 +235,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
             r.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(10):
                 assert await r.process.wait() == 0
-        after = [entry for entry in read([folder]) if isinstance(entry, Logged)]
+        after = [entry for entry in read([folder]) if isinstance(entry, LoggedRecord)]
         assert len(after) == len(kept) + 1
         assert all(path.suffix == ".gz" for path in files_of([folder]))
 
@@ -260,7 +262,7 @@ async def command(*words: str | Path) -> tuple[int | None, str]:
     return process.returncode, out.decode()
 
 
-def ends(told: Sequence[Logged]) -> Counter[str]:
+def ends(told: Sequence[LoggedRecord]) -> Counter[str]:
     return Counter(choice.end for record in told for choice in record.attempts)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from router.fleet.instance import State
+from router.fleet.instance import InstanceState
 from tests.e2e.chats import PATH, Chat, ask, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, TOKENIZER, WARM, Json, Router, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -143,7 +143,7 @@ class InstanceList:
         self.says(json.dumps([{"name": fake.server.options.name, "url": fake.url} for fake in fakes]))
 
 
-def states(router: Router) -> dict[str, State]:
+def states(router: Router) -> dict[str, InstanceState]:
     return {instance.id: instance.state for instance in router.core.fleet}
 
 
@@ -152,17 +152,17 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
     async with engine(name="a", **SLOW) as a, engine(name="b") as b:
         listed.names(a)
         async with router(fleet={"file": str(listed.path), "file_poll_s": 0.02}) as r:
-            await eventually(lambda: states(r) == {"a": State.READY})
+            await eventually(lambda: states(r) == {"a": InstanceState.READY})
             assert {said.instance for said in await crowd([Chat(r, "one"), Chat(r, "two")], 1)} == {"a"}
 
             listed.names(a, b)
-            await eventually(lambda: states(r) == {"a": State.READY, "b": State.READY})
+            await eventually(lambda: states(r) == {"a": InstanceState.READY, "b": InstanceState.READY})
 
             for broken in ("- {url: ", "- {ulr: 'http://h:1'}", "", json.dumps([{"url": a.url}] * 2)):
                 caplog.clear()
                 listed.says(broken)
                 await eventually(lambda: "the old one stands" in caplog.text)
-                assert states(r) == {"a": State.READY, "b": State.READY}
+                assert states(r) == {"a": InstanceState.READY, "b": InstanceState.READY}
             assert (await r.admin.get("/admin/instances")).json()["discovery"]["file"]
             assert await r.metric("warmroute_discovery_trouble", source="file") == 1
             listed.names(a, b)
@@ -174,7 +174,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
             async with beside(ask(r, [{"role": "user", "content": "one"}], stream=True, max_tokens=16)) as asking:
                 await eventually(lambda: r.booked == 1)
                 listed.names(b)
-                await eventually(lambda: states(r) == {"b": State.READY})
+                await eventually(lambda: states(r) == {"b": InstanceState.READY})
                 assert (await asking).ok  # who leaves the list finishes what it has
             assert {said.instance for said in await crowd([Chat(r, f"c{n}") for n in range(6)], 1)} == {"b"}
 
@@ -184,7 +184,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
             assert (said.status, (await r.http.get("/ready")).status_code) == (404, 503)
 
             listed.names(a)
-            await eventually(lambda: states(r) == {"a": State.READY})
+            await eventually(lambda: states(r) == {"a": InstanceState.READY})
             assert (await Chat(r, "again").turn()).ok
 
 

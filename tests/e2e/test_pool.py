@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.testbed.emulator.mooncake_master import Master, MasterFaults, MasterOptions
+from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from tests.e2e.chats import PATH, Chat, Said, ask, chats
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -26,7 +26,7 @@ FAST_LINK = {"pool": {"base_ms": 0.1, "us_per_token": 0.1}}
 class Fleet:
     """A router in front of engines that share a pool, and `beside`, which shares it, too."""
 
-    def __init__(self, router: Router, master: Master, lives: dict[FakeEngine, AsyncExitStack]) -> None:
+    def __init__(self, router: Router, master: MooncakeMaster, lives: dict[FakeEngine, AsyncExitStack]) -> None:
         self.router = router
         self.master = master
         self.beside, *self.fakes = lives
@@ -68,10 +68,12 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(router: Any, count: int = 2, master: Master | None = None, **options: Any) -> AsyncIterator[Fleet]:
+async def fleet(
+    router: Any, count: int = 2, master: MooncakeMaster | None = None, **options: Any
+) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         if master is None:
-            master = await stack.enter_async_context(Master(MasterOptions()))
+            master = await stack.enter_async_context(MooncakeMaster(MasterOptions()))
         lives = {}
         for _ in range(1 + count):
             life = await stack.enter_async_context(AsyncExitStack())
@@ -162,7 +164,7 @@ async def leader(f: Fleet, wanted: str | None) -> None:
 async def test_a_master_that_is_killed_and_comes_back_empty(router: Any) -> None:
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(AsyncExitStack())
-        master = await first.enter_async_context(Master(MasterOptions()))
+        master = await first.enter_async_context(MooncakeMaster(MasterOptions()))
         f = await stack.enter_async_context(fleet(router, master=master))
         lost = await f.pooled_only("it was written in the sand " * 10)
         await first.aclose()
@@ -171,7 +173,7 @@ async def test_a_master_that_is_killed_and_comes_back_empty(router: Any) -> None
             said = await chat.turn()
             assert await f.pool_of(said) is None
         assert f.external() == 0
-        f.master = await stack.enter_async_context(Master(MasterOptions(port=master.port)))
+        f.master = await stack.enter_async_context(MooncakeMaster(MasterOptions(port=master.port)))
         await leader(f, master.url)
         assert await f.pool_of(await ask(f.router, lost)) == 0
         await f.settled()

@@ -11,8 +11,8 @@ import sys
 import httpx
 import pytest
 
-from router.telemetry.decision_log.format import Logged
-from router.telemetry.decision_log.reader import Bad, files_of, read
+from router.telemetry.decision_log.format import LoggedRecord
+from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
 from tests.e2e.chats import Chat, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, Json, RouterProcess
 from tests.e2e.test_lifecycle import command
@@ -309,8 +309,8 @@ async def test_the_ledgers_of_all_workers_are_read_as_one(router_process, fleet_
             r.process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(r.process.wait(), 10.0) == 0
     entries = list(read([folder]))
-    assert not any(isinstance(entry, Bad) for entry in entries)
-    written = {entry.id for entry in entries if isinstance(entry, Logged)}
+    assert not any(isinstance(entry, UnreadableLine) for entry in entries)
+    written = {entry.id for entry in entries if isinstance(entry, LoggedRecord)}
     assert {one.record for one in said} <= written
     assert len(files_of([folder])) == 2
     replayed = await asyncio.create_subprocess_exec(

@@ -6,20 +6,20 @@ from array import array
 from collections.abc import Sequence
 
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, Tier
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 RING = Keyring(1)
 
 
 def prompt_of(
     ids: Sequence[int], *sizes: int, complete: bool = True, model: str = "m", adapter: str | None = None
-) -> Known:
+) -> TokenizedPrompt:
     """These token ids as the tokenizing room hands them on, with keys for blocks of these sizes."""
     tokens = array("I", ids)
     root = RING.root(model, adapter, None)
     keys = {size: RING.chain(root, tokens, size) for size in sizes or (4,)}
-    return Known(tokens, complete, "local", keys, 0.0, 0.0)
+    return TokenizedPrompt(tokens, complete, "local", keys, 0.0, 0.0)
 
 
 class Cache:
@@ -31,23 +31,23 @@ class Cache:
         self.seq = -1
         self.wall_s = 0.0
 
-    def batch(self, *events: Event, skipped: dict[str, int] | None = None) -> Batch:
+    def batch(self, *events: Event, skipped: dict[str, int] | None = None) -> EventBatch:
         self.seq += 1
         self.wall_s += 1.0
-        return Batch(self.seq, self.wall_s, 0, list(events), skipped or {})
+        return EventBatch(self.seq, self.wall_s, 0, list(events), skipped or {})
 
-    def stored(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> Stored:
+    def stored(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> BlocksStored:
         """The full blocks of `ids` from block `start` on."""
         hashes = self.hashes(ids)
         tokens = array("I", ids[start * self.size : len(hashes) * self.size])
         parent = hashes[start - 1] if start else None
-        return Stored(hashes[start:], parent, tokens, self.size, tier, 0, self.adapter, None, None)
+        return BlocksStored(hashes[start:], parent, tokens, self.size, tier, 0, self.adapter, None, None)
 
-    def removed(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> Removed:
-        return Removed(self.hashes(ids)[start:], tier, 0)
+    def removed(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> BlocksRemoved:
+        return BlocksRemoved(self.hashes(ids)[start:], tier, 0)
 
-    def cleared(self) -> Cleared:
-        return Cleared()
+    def cleared(self) -> BlocksCleared:
+        return BlocksCleared()
 
     def restart(self) -> None:
         """Another process: it counts from 0 again, and clocks go on."""

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from router.clock import SystemClock
-from router.testbed.emulator.http_exchange import Call
+from router.testbed.emulator.http_exchange import HttpExchange
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.server import Server
-from router.testbed.emulator.supervisor import EmbeddedFleet, Member
-from router.testbed.simulator.engine_types import Gauges
+from router.testbed.emulator.server import EmulatedServer
+from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
+from router.testbed.simulator.engine_types import EngineGauges
 
 INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, "answer_tokens": 16}
 
@@ -28,7 +28,7 @@ INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, 
 class FakeEngine:
     """A running emulated engine and the levers that tests pull."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EmulatedServer) -> None:
         self.server = server
 
     @property
@@ -55,11 +55,11 @@ class FakeEngine:
         self.server.cores.restart()
         self.server.outside.restart()
 
-    def seen(self, path: str) -> list[Call]:
+    def seen(self, path: str) -> list[HttpExchange]:
         """Requests to this path, oldest first, as they arrived."""
         return [call for call in self.server.app.seen if call.path == path]
 
-    def gauges(self, rank: int = 0) -> Gauges:
+    def gauges(self, rank: int = 0) -> EngineGauges:
         return self.server.cores.all[rank].engine.gauges()
 
     @property
@@ -74,12 +74,12 @@ class FakeEngine:
 
 @asynccontextmanager
 async def engine(**options: Any) -> AsyncIterator[FakeEngine]:
-    async with Server(EngineOptions(**(INSTANT | options)), SystemClock()) as server:
+    async with EmulatedServer(EngineOptions(**(INSTANT | options)), SystemClock()) as server:
         yield FakeEngine(server)
 
 
 @asynccontextmanager
-async def engine_process(**options: Any) -> AsyncIterator[Callable[[], Member]]:
+async def engine_process(**options: Any) -> AsyncIterator[Callable[[], EmulatedEngine]]:
     """Yields a function that tells the process as it is now: its pid changes when it is killed and comes back."""
     async with EmbeddedFleet([EngineOptions(**(INSTANT | options))]) as fleet:
         yield lambda: fleet.members[0]

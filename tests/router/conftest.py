@@ -11,7 +11,7 @@ import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from router.config.schema import TokenizerSource
-from router.prompt.tokenization.local_tokenizer import Local, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
 
 CHATML = """\
 {%- if tools %}
@@ -58,5 +58,5 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def local(model_dir: Path) -> Local:
+def local(model_dir: Path) -> LocalTokenizer:
     return load(TokenizerSource(path=str(model_dir)), "tokenizers.m", lambda: 0.0)

@@ -12,40 +12,40 @@ from router.backends.discovery.static import StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.errors import ConfigError
-from router.fleet.engine_facts import Card
+from router.fleet.engine_facts import ModelCard
 from router.kvcache.block_keys import Keyring
 from router.kvcache.snapshot_format import SavedIndex
 from router.proxy.upstreams import Upstreams
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.wiring import build_core, build_tokens, built_policies, discoveries, secret_of
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
 
-RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
-CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
+RANDOM = {"warm": schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]})}
+CARD = ModelCard("warm-tiny", "/models/warm-tiny", None, 8192)
 
 
 def config(**changes: object) -> schema.Config:
     return schema.Config.model_validate({"policies": RANDOM, "seed": 1} | changes)
 
 
-def instance(name: str) -> schema.Instance:
-    return schema.Instance.model_validate({"name": name, "url": "http://127.0.0.1:1"})
+def instance(name: str) -> schema.InstanceConfig:
+    return schema.InstanceConfig.model_validate({"name": name, "url": "http://127.0.0.1:1"})
 
 
 # what the rooms are built of
 
 
 def test_every_policy_is_built_at_the_start() -> None:
-    broken = {"warm": schema.Policy.model_validate({"scorers": [{"name": "prefix_overlapp"}]})}
+    broken = {"warm": schema.PolicyConfig.model_validate({"scorers": [{"name": "prefix_overlapp"}]})}
     with pytest.raises(ConfigError, match=r"policies\.warm: .*unknown scorer 'prefix_overlapp'.*prefix_overlap"):
         built_policies(config(policies=RANDOM | broken))
     assert list(built_policies(config())) == ["warm"]
 
 
 def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
-    assert discoveries(schema.Fleet()) == {}
-    both = discoveries(schema.Fleet(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
+    assert discoveries(schema.FleetConfig()) == {}
+    both = discoveries(schema.FleetConfig(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
     assert {name: type(discovery) for name, discovery in both.items()} == {
         "config": StaticDiscovery,
         "file": FileDiscovery,
@@ -54,7 +54,7 @@ def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
 
 def test_the_cores_chance_hangs_on_the_seed_given() -> None:
     def seed(settings: schema.Config) -> int:
-        return build_core(settings, Regime(built_policies(settings), "warm"), Keyring(1), ManualClock()).desk.seed
+        return build_core(settings, PolicySet(built_policies(settings), "warm"), Keyring(1), ManualClock()).desk.seed
 
     assert seed(config(seed=7)) == 7
     assert seed(config(seed=None)) != seed(config(seed=None))

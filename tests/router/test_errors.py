@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 
 from router import errors
-from router.errors import ConfigError, Refused, TooBusy, WarmrouteError
+from router.errors import ConfigError, RequestRefused, TooBusy, WarmrouteError
 from router.telemetry.metrics.prometheus import REASONS
 
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, WarmrouteError)]
-REFUSALS = [kind for kind in KINDS if issubclass(kind, Refused) and kind is not Refused]
+REFUSALS = [kind for kind in KINDS if issubclass(kind, RequestRefused) and kind is not RequestRefused]
 
 
 def test_the_tree_is_drawn_where_it_stands() -> None:
@@ -35,4 +35,4 @@ def test_a_refusal_carries_what_its_answer_says() -> None:
 
 def test_what_an_operator_did_wrong_is_no_refusal() -> None:
     assert issubclass(ConfigError, WarmrouteError)
-    assert not issubclass(ConfigError, Refused)
+    assert not issubclass(ConfigError, RequestRefused)

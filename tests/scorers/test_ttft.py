@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import PoolHit, Speed, Transfer, View
-from scorers.ttft import Prompt, least_ms, others_waiting, prompt_of, ttfts_ms, waits_ms, works_ms
+from scorers.ttft import PromptTokens, least_ms, others_waiting, prompt_of, ttfts_ms, waits_ms, works_ms
 from tests.suites.views import a_load, a_row, a_view, an_overlap, speeds, views
 
 FLAT = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)  # 10 ms + 0.1 ms a token
@@ -24,17 +24,17 @@ def test_the_prompt_is_as_long_as_told_and_at_least_as_long_as_what_anybody_hold
 
 def test_the_pool_s_memory_is_a_leading_part_of_what_it_holds() -> None:
     rows = (a_row("a", an_overlap(0)),)
-    assert prompt_of(a_view(*rows, prompt_tokens=1000)) == Prompt(1000, 0, 0, 0)
-    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1))) == Prompt(1000, 800, 800, 0)
-    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1, 300))) == Prompt(1000, 300, 800, 0)
-    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1, 900))) == Prompt(1000, 800, 800, 0)
+    assert prompt_of(a_view(*rows, prompt_tokens=1000)) == PromptTokens(1000, 0, 0, 0)
+    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1))) == PromptTokens(1000, 800, 800, 0)
+    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1, 300))) == PromptTokens(1000, 300, 800, 0)
+    assert prompt_of(a_view(*rows, prompt_tokens=1000, pool=PoolHit(800, 0.1, 900))) == PromptTokens(1000, 800, 800, 0)
 
 
 def test_unknown_is_the_mean_of_what_is_held_and_expected() -> None:
     # (100 + 501) / 2 = 300.5, to whole tokens
     rows = a_row("a", an_overlap(100)), a_row("b", an_overlap(0, expected=501)), a_row("c")
     assert prompt_of(a_view(*rows, prompt_tokens=1000)).unknown == 300
-    assert least_ms(None, FLAT, Prompt(1000, 0, 0, 300)) == pytest.approx(80)  # 10 + 700 * 0.1
+    assert least_ms(None, FLAT, PromptTokens(1000, 0, 0, 300)) == pytest.approx(80)  # 10 + 700 * 0.1
 
 
 def test_waits_are_our_queue_and_the_others_each_as_long_as_the_mean_work() -> None:
@@ -66,7 +66,7 @@ def test_the_short_way_for_a_pool_in_memory_gives_the_least_of_both_ways(
     if link is not None and pooled > held:
         fetching = link.base_ms + link.us_per_token * (pooled - held) / 1000
         ways.append(fetching + speed.prefill_ms(1000 - pooled, pooled))
-    assert least_ms(an_overlap(held), speed, Prompt(1000, pooled, pooled, 0)) == pytest.approx(min(ways))
+    assert least_ms(an_overlap(held), speed, PromptTokens(1000, pooled, pooled, 0)) == pytest.approx(min(ways))
 
 
 @given(views(), st.booleans(), st.none() | speeds)
@@ -84,6 +84,6 @@ def test_rows_that_hold_the_same_cost_the_same_on_one_machine_only() -> None:
         a_row("c", an_overlap(0))._replace(speed=slow),
         a_row("d", an_overlap(0))._replace(speed=FLAT),
     ]
-    prompt = Prompt(1000, 0, 0, 0)
+    prompt = PromptTokens(1000, 0, 0, 0)
     assert works_ms(rows, prompt) == pytest.approx([90, 170, 210, 110])
     assert works_ms(rows, prompt, FLAT) == pytest.approx([90, 90, 110, 110])

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import zmq
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.install import Models
 from router.testbed.local_stack.supervisor import RunningStack
 
@@ -26,7 +26,7 @@ KV_BYTES = 96 * BLOCK_BYTES
 SUBSCRIBED_MS, HEARD_MS = 200, 10_000
 
 
-def small_stack(models: Models, logs: Path, **other: Any) -> Stack:
+def small_stack(models: Models, logs: Path, **other: Any) -> LocalStackConfig:
     """Two engines, each with a small cache, an adapter, tools and the render endpoints. `other` settings may add a
     store.
     """
@@ -43,7 +43,7 @@ def small_stack(models: Models, logs: Path, **other: Any) -> Stack:
         "store": False,
         "logs_dir": str(logs),
     }
-    return Stack.model_validate(settings | other)
+    return LocalStackConfig.model_validate(settings | other)
 
 
 class Engine:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from router.backends.mooncake.keys import KeyForm
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Adapter, EngineChain
-from router.testbed.bench.engine_counters import EngineCounts, Page
+from router.testbed.bench.engine_counters import CounterPage, EngineCounts
 from router.testbed.local_stack.commands import HASH_ALGO
 from router.testbed.local_stack.install import Models
 from router.testbed.local_stack.supervisor import RunningStack
@@ -39,7 +39,7 @@ class Store:
     """The store under a running stack, asked in the way that changes nothing there."""
 
     def __init__(self, stack: RunningStack) -> None:
-        self._form = KeyForm(PoolModel(), stack.model.name)
+        self._form = KeyForm(PoolModelConfig(), stack.model.name)
         self._http = httpx.Client(base_url=str(stack.master_url), timeout=10.0)
 
     def __enter__(self) -> Store:
@@ -66,7 +66,7 @@ class Store:
 
     def capacity_bytes(self) -> float:
         """Memory that its clients have brought."""
-        page = Page(self._http.get("/metrics").raise_for_status().text)
+        page = CounterPage(self._http.get("/metrics").raise_for_status().text)
         return page.total("master_total_capacity_bytes") or 0.0
 
 
@@ -151,7 +151,7 @@ class OverStore(Behind):
 
     def answers(self, answer: str) -> int:
         """How many requests got this answer of the pool, by the router's metrics."""
-        page = Page(self.http.get("/metrics").raise_for_status().text)
+        page = CounterPage(self.http.get("/metrics").raise_for_status().text)
         return int(page.total("warmroute_pool_answers_total", answer=answer) or 0)
 
 
@@ -166,7 +166,7 @@ def external_hits(engine: Engine) -> int:
         page = engine.http.get("/metrics").raise_for_status().text
     except httpx.TransportError:
         return 0
-    return int(EngineCounts.read(Page(page)).pool_tokens or 0)
+    return int(EngineCounts.read(CounterPage(page)).pool_tokens or 0)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 from router.config.schema import TokenizerSource
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, Text
-from router.prompt.tokenization.local_tokenizer import Local, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
 from tests.stack.bodies import ALL, Body
 from tests.stack.engines import Engine
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.stack
 
 
 @pytest.fixture(scope="module")
-def local(model: Path) -> Local:
+def local(model: Path) -> LocalTokenizer:
     return load(TokenizerSource(path=str(model)), "tokenizers.tiny", time.time)
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda body: body.name)
-def test_our_ids_are_the_engines(engines: list[Engine], local: Local, case: Body) -> None:
+def test_our_ids_are_the_engines(engines: list[Engine], local: LocalTokenizer, case: Body) -> None:
     prompt = read_prompt(case.path, "application/json", json.dumps(case.body).encode(), ReadOptions())
     assert _ours(local, prompt) == engines[0].render(case.path, case.body)
 
@@ -43,7 +43,7 @@ def test_the_fallback_asks_for_the_same_ids(engines: list[Engine], case: Body) -
         assert answer["tokens"] == engines[0].render(case.path, case.body)
 
 
-def _ours(local: Local, prompt: Prompt) -> list[int]:
+def _ours(local: LocalTokenizer, prompt: Prompt) -> list[int]:
     source = prompt.source
     if isinstance(source, Ids):
         return list(source.ids)

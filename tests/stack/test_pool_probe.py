@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from router.backends.mooncake.client import MooncakePool
+from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.keys import KeyForm
 from router.clock import SystemClock
 from router.config.sections import kv_store
 from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import EngineChain
-from router.kvcache.events import Stored, Tier
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.events import BlocksStored, Tier
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
 from router.testbed.local_stack.install import stack_venv
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.stack
 BLOCK = 16
 LEASE_MS = 1000
 CHAIN = EngineChain("sha256_cbor")
-FORM = KeyForm(kv_store.PoolModel(), "tiny")
-ORIGIN = Origin("tiny", "/models/tiny", None, None)
+FORM = KeyForm(kv_store.PoolModelConfig(), "tiny")
+ORIGIN = HashInputs("tiny", "/models/tiny", None, None)
 CLIENT = Path(__file__).with_name("pool_client.py")
 
 
@@ -104,19 +104,19 @@ class Scene:
             "ttl_ms": 1,
             "health_interval_s": 0.1,
         }
-        pool = kv_store.Pool.model_validate(settings)
-        self.pool = MooncakePool(pool, ["master"], upstreams.fetch, Tasks("pool"), SystemClock())
+        pool = kv_store.PoolConfig.model_validate(settings)
+        self.pool = MooncakeStore(pool, ["master"], upstreams.fetch, Tasks("pool"), SystemClock())
 
     def client(self, memory_bytes: int) -> Client:
         client = Client(self.master, memory_bytes)
         self._stack.callback(client.end)
         return client
 
-    async def tokens(self, known: Known) -> int | None:
+    async def tokens(self, known: TokenizedPrompt) -> int | None:
         hit = await self.pool.held(known, ORIGIN)
         return None if hit is None else hit.tokens
 
-    async def there(self, known: Known) -> int:
+    async def there(self, known: TokenizedPrompt) -> int:
         """How many of its blocks are there, wherever, asked without a lease."""
         keys = keys_of(known)
         answer = await self.upstreams.fetch("master", "GET", f"/batch_query_keys?keys={','.join(keys)}", timeout_s=5)
@@ -124,13 +124,15 @@ class Scene:
         return sum(said["ok"] for said in json.loads(answer.body)["data"].values())
 
 
-def prompt(blocks: int, begins: int) -> Known:
+def prompt(blocks: int, begins: int) -> TokenizedPrompt:
     ids = array("I", [begins, *range(1, blocks * BLOCK + 1)])
     keyring = Keyring(1)
-    return Known(ids, True, "given", {BLOCK: keyring.chain(keyring.root("tiny", None, None), ids, BLOCK)}, 0.0, 0.0)
+    return TokenizedPrompt(
+        ids, True, "given", {BLOCK: keyring.chain(keyring.root("tiny", None, None), ids, BLOCK)}, 0.0, 0.0
+    )
 
 
-def keys_of(known: Known) -> list[str]:
+def keys_of(known: TokenizedPrompt) -> list[str]:
     return [FORM.keys(digest)[0] for digest in CHAIN.chain(None, known.ids, BLOCK)]
 
 
@@ -148,7 +150,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         await until("the master leads", lambda: made.pool.report().leader is not None)
         first = prompt(1, begins=999).ids[:BLOCK]
         hashes = [CHAIN.label(digest) for digest in CHAIN.chain(None, first, BLOCK)]
-        made.pool.stored("tiny", Stored(hashes, None, first, BLOCK, Tier.GPU, 0, None, None, None))
+        made.pool.stored("tiny", BlocksStored(hashes, None, first, BLOCK, Tier.GPU, 0, None, None, None))
         yield made
         await made.pool.close()
 
@@ -191,7 +193,9 @@ async def test_the_other_way_to_ask_does_keep_alive(scene: Scene) -> None:
     assert (await scene.there(asked), await scene.there(left_alone)) == (15, 0)
 
 
-async def overfill(scene: Scene, asked: Known, left_alone: Known, ask: Callable[[], Awaitable[int | None]]) -> None:
+async def overfill(
+    scene: Scene, asked: TokenizedPrompt, left_alone: TokenizedPrompt, ask: Callable[[], Awaitable[int | None]]
+) -> None:
     """Puts both prompts, then more than there is room for, while `ask` is called again and again."""
     owner = scene.client(64 << 20)
     assert set(

@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 
 from router.backends.discovery.base import Discovery
-from router.config.schema import Instance
+from router.config.schema import InstanceConfig
 
 DEADLINE_S = 5.0
 
@@ -28,17 +28,17 @@ class Source(Protocol):
     @property
     def discovery(self) -> Discovery: ...
 
-    def put(self, instances: list[Instance]) -> None: ...
+    def put(self, instances: list[InstanceConfig]) -> None: ...
 
 
-def instances(*names: str) -> list[Instance]:
-    return [Instance(url=f"http://{name}:8000", name=name) for name in names]
+def instances(*names: str) -> list[InstanceConfig]:
+    return [InstanceConfig(url=f"http://{name}:8000", name=name) for name in names]
 
 
 @asynccontextmanager
-async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[Instance]]]:
+async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[InstanceConfig]]]:
     """Its lists, as they come."""
-    lists: asyncio.Queue[list[Instance]] = asyncio.Queue()
+    lists: asyncio.Queue[list[InstanceConfig]] = asyncio.Queue()
 
     async def watch() -> None:
         async for found in discovery.watch():
@@ -52,7 +52,7 @@ async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[Ins
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def next_of(lists: asyncio.Queue[list[Instance]]) -> list[Instance]:
+async def next_of(lists: asyncio.Queue[list[InstanceConfig]]) -> list[InstanceConfig]:
     return await asyncio.wait_for(lists.get(), DEADLINE_S)
 
 

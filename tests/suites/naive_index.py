@@ -12,8 +12,17 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import CacheEvent, Cleared, EngineHash, Key, Removed, Stored, TargetId, Tier
-from router.kvcache.index import Held
+from router.kvcache.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    EngineHash,
+    Key,
+    TargetId,
+    Tier,
+)
+from router.kvcache.index import HeldBlocks
 
 
 class Path(NamedTuple):
@@ -37,7 +46,7 @@ class _Shelf:
         self.model = model
         self.copies: Counter[tuple[Tier, int, EngineHash]] = Counter()
         self.paths: dict[tuple[int, EngineHash], Path] = {}
-        self.waiting: list[Stored] = []
+        self.waiting: list[BlocksStored] = []
 
 
 class NaiveIndex:
@@ -57,21 +66,21 @@ class NaiveIndex:
     def apply(self, target: TargetId, event: CacheEvent) -> None:
         shelf = self._shelves[target]
         match event:
-            case Stored():
+            case BlocksStored():
                 shelf.copies.update((event.tier, event.group, hash_) for hash_ in event.hashes)
                 shelf.waiting.append(event)
                 while any(self._placed(shelf, waiting) for waiting in list(shelf.waiting)):
                     pass
-            case Removed():
+            case BlocksRemoved():
                 for hash_ in event.hashes:
                     if shelf.copies[event.tier, event.group, hash_] > 0:
                         shelf.copies[event.tier, event.group, hash_] -= 1
                     if not self._cached(shelf, event.group, hash_):
                         shelf.paths.pop((event.group, hash_), None)
-            case Cleared():
+            case BlocksCleared():
                 self.forget(target)
 
-    def _placed(self, shelf: _Shelf, event: Stored) -> bool:
+    def _placed(self, shelf: _Shelf, event: BlocksStored) -> bool:
         path: Path | None
         if event.parent is None:
             root = self._keyring.root(shelf.model, event.adapter, event.salt)
@@ -116,8 +125,8 @@ class NaiveIndex:
         kept = Counter(group for group, _ in {(group, path) for (group, _), path in shelf.paths.items()})
         return max(kept.values(), default=0)
 
-    def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, Held]:
-        found: dict[TargetId, Held] = {}
+    def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
+        found: dict[TargetId, HeldBlocks] = {}
         for target in targets:
             reach: set[Key] = set()
             runs = []
@@ -125,5 +134,5 @@ class NaiveIndex:
                 reach |= self.keys(target, tier)
                 runs.append(next((i for i, key in enumerate(keys) if key not in reach), len(keys)))
             if runs[-1]:
-                found[target] = Held(*runs)
+                found[target] = HeldBlocks(*runs)
         return found

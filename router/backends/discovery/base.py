@@ -18,5 +18,5 @@ class Discovery(Protocol):
     def trouble(self) -> str | None:
         """For people: why the list may be out of date; None when all is well."""
 
-    def watch(self) -> AsyncIterator[list[schema.Instance]]:
+    def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
         """The whole list, now and after every change. Ids are unique in it. Ends only if it can never change."""

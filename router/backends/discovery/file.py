@@ -27,11 +27,11 @@ class FileDiscovery:
         self._path = Path(path)
         self._poll_s = poll_s
         self._seen: bytes | str | None = None  # the bytes last looked at, or why there were none
-        self.instances: list[schema.Instance] | None = None  # as last read without fault; None: not yet
+        self.instances: list[schema.InstanceConfig] | None = None  # as last read without fault; None: not yet
         self.trouble: str | None = None
 
-    async def watch(self) -> AsyncIterator[list[schema.Instance]]:
-        told: list[schema.Instance] | None = None
+    async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
+        told: list[schema.InstanceConfig] | None = None
         while True:
             # In a thread: parsing a long list takes long enough to be felt in somebody's first token.
             await asyncio.to_thread(self.look)

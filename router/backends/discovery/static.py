@@ -10,8 +10,8 @@ from router.config import schema
 class StaticDiscovery:
     trouble: str | None = None
 
-    def __init__(self, instances: Sequence[schema.Instance]) -> None:
+    def __init__(self, instances: Sequence[schema.InstanceConfig]) -> None:
         self._instances = list(instances)
 
-    async def watch(self) -> AsyncIterator[list[schema.Instance]]:
+    async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
         yield list(self._instances)

@@ -22,7 +22,7 @@ LONGEST_PAUSE_S = 5.0
 TIMEOUT_S = 2.0
 
 
-class Registry(Protocol):
+class EngineIdRegistry(Protocol):
     """Who keeps the engines' ids."""
 
     def nameless(self) -> list[str]:
@@ -46,8 +46,8 @@ def bootstrap_of(instance: str) -> str:
     return f"{instance} bootstrap"
 
 
-class Bootstrap:
-    def __init__(self, registry: Registry, fetch: Fetch, tasks: Tasks, clock: Clock) -> None:
+class BootstrapClient:
+    def __init__(self, registry: EngineIdRegistry, fetch: Fetch, tasks: Tasks, clock: Clock) -> None:
         self._registry = registry
         self._fetch = fetch
         self._tasks = tasks

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from router.backends.feeds.jitter import Stagger
-from router.backends.fetch import Answer, Fetch
+from router.backends.feeds.jitter import Jitter
+from router.backends.fetch import Fetch, HttpAnswer
 from router.backends.vllm.info import read_event_sources, read_models
 from router.clock import Clock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.tasks import Tasks
 
 LOOK_EVERY_S = 0.05
@@ -36,13 +36,13 @@ FIRST_RETRY_S = 0.25
 INTRODUCTION_VALID_S = 30.0
 
 
-class Registry(Protocol):
+class HealthRegistry(Protocol):
     """Who keeps the instances' states."""
 
-    def joined(self, instance: str, cards: Sequence[Card], sources: Sequence[EventEndpoint]) -> None:
+    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         """A joining instance told what it serves and where each rank publishes its events ([]: nowhere)."""
 
-    def serves(self, instance: str, cards: Sequence[Card]) -> None:
+    def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
         """A ready instance serves other models or adapters than before."""
 
     def probe_ok(self, instance: str, now: float) -> bool:
@@ -57,32 +57,34 @@ class _Ward:
 
     __slots__ = ("cards", "config", "due_at", "failures", "introduced_at", "probing", "sources", "trouble")
 
-    def __init__(self, config: schema.Instance, due_at: float) -> None:
+    def __init__(self, config: schema.InstanceConfig, due_at: float) -> None:
         self.config = config
         self.due_at = due_at
         self.probing = False
         self.failures = 0
         self.introduced_at = 0.0
-        self.cards: list[Card] = []
+        self.cards: list[ModelCard] = []
         self.sources: list[EventEndpoint] = []
         self.trouble: str | None = None
 
 
-class Health:
-    def __init__(self, registry: Registry, fetch: Fetch, tasks: Tasks, clock: Clock, config: schema.Health) -> None:
+class HealthProbe:
+    def __init__(
+        self, registry: HealthRegistry, fetch: Fetch, tasks: Tasks, clock: Clock, config: schema.HealthConfig
+    ) -> None:
         self._registry = registry
         self._fetch = fetch
         self._tasks = tasks
         self._clock = clock
         self._config = config
         self._wards: dict[str, _Ward] = {}
-        self._stagger = Stagger()
+        self._stagger = Jitter()
         self.probes = 0
 
     def start(self) -> None:
         self._tasks.supervise("health", self._run)
 
-    def watch(self, config: schema.Instance) -> None:
+    def watch(self, config: schema.InstanceConfig) -> None:
         """Probe it from now on, at once. The registry and the fetcher know it already."""
         self._wards[config.id] = _Ward(config, self._clock.now())
 
@@ -179,7 +181,7 @@ class Health:
         sources = read_event_sources(answer.body, host) if answer is not None and answer.status == 200 else None
         return ward.sources if sources is None else sources  # None: it said nothing new
 
-    async def _get(self, instance: str, path: str) -> Answer | None:
+    async def _get(self, instance: str, path: str) -> HttpAnswer | None:
         return await self._fetch(instance, "GET", path, timeout_s=self._config.timeout_s)
 
     def _here(self, instance: str, ward: _Ward) -> bool:

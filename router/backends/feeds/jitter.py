@@ -9,7 +9,7 @@ from __future__ import annotations
 GOLDEN = 0.6180339887498949
 
 
-class Stagger:
+class Jitter:
     def __init__(self) -> None:
         self._share = 0.0
 

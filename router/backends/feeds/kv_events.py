@@ -20,11 +20,11 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from router.backends.feeds.zmq_reader import Pump, Reader
-from router.backends.vllm.kv_events import Malformed, ReplayEnd, decode, decode_replay
+from router.backends.feeds.zmq_reader import ZmqReader, ZmqSocket
+from router.backends.vllm.kv_events import MalformedMessage, ReplayEnd, decode, decode_replay
 from router.clock import Clock
 from router.fleet.engine_facts import EventEndpoint
-from router.kvcache.events import Batch, TargetId
+from router.kvcache.events import EventBatch, TargetId
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.feeds.kv_events")
@@ -45,15 +45,15 @@ SUB_OPTIONS = {
 REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT_IVL: 100, zmq.LINGER: 0}
 
 
-class Hearing(Protocol):
+class EventHandler(Protocol):
     """Who listens. An int answer asks for a replay from that sequence number; replays of one target never overlap."""
 
     def stream_connected(self, target: TargetId) -> int | None:
         """The first time, or again: the process behind may be another."""
 
-    def heard(self, target: TargetId, batch: Batch) -> int | None: ...
+    def heard(self, target: TargetId, batch: EventBatch) -> int | None: ...
 
-    def replayed(self, target: TargetId, batch: Batch) -> None: ...
+    def replayed(self, target: TargetId, batch: EventBatch) -> None: ...
 
     def replay_ended(self, target: TargetId, complete: bool) -> int | None:
         """`complete`: with the engine's end marker, and in time."""
@@ -61,16 +61,16 @@ class Hearing(Protocol):
     def malformed(self, target: TargetId, reason: str) -> None: ...
 
 
-class KvEvents:
+class KvEventSubscriber:
     """All streams of all targets, on the event loop that runs at the first `follow`."""
 
-    def __init__(self, hearing: Hearing, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
+    def __init__(self, hearing: EventHandler, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
         self._hearing = hearing
         self._replay_timeout_s = replay_timeout_s
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._tasks = tasks
-        self._pump = Pump(clock)
+        self._pump = ZmqReader(clock)
         self._pumping: asyncio.Task[None] | None = None
         self._streams: dict[TargetId, _Stream] = {}
 
@@ -113,8 +113,8 @@ class _Stream:
         source: EventEndpoint,
         host_cpu: bool,
         context: Context,
-        pump: Pump,
-        hearing: Hearing,
+        pump: ZmqReader,
+        hearing: EventHandler,
         timeout_s: float,
     ) -> None:
         self._target = target
@@ -126,8 +126,8 @@ class _Stream:
         self._replay_timeout_s = timeout_s
         self._replay: _Replay | None = None
         sub = _socket(context, zmq.SUB, SUB_OPTIONS)
-        self._monitor = Reader(pump, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
-        self._sub = Reader(pump, sub, self._take)
+        self._monitor = ZmqSocket(pump, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
+        self._sub = ZmqSocket(pump, sub, self._take)
 
     def connect(self) -> None:
         """Only now, with the monitor in place: else the first connection could be missed."""
@@ -147,7 +147,7 @@ class _Stream:
 
     def _take(self, frames: list[bytes]) -> None:
         batch = decode(frames, host_cpu=self._host_cpu)
-        if isinstance(batch, Malformed):
+        if isinstance(batch, MalformedMessage):
             self._hearing.malformed(self._target, batch.reason)
         else:
             self._start_replay(self._hearing.heard(self._target, batch))
@@ -156,7 +156,7 @@ class _Stream:
         batch = decode_replay(frames, host_cpu=self._host_cpu)
         if isinstance(batch, ReplayEnd):
             self._end_replay(True)
-        elif isinstance(batch, Malformed):
+        elif isinstance(batch, MalformedMessage):
             self._hearing.malformed(self._target, batch.reason)
         else:
             self._hearing.replayed(self._target, batch)
@@ -185,12 +185,12 @@ class _Replay:
     def __init__(self, timeout_s: float, take: Callable[[list[bytes]], None], end: Callable[[bool], None]) -> None:
         self._take = take
         self._timer = asyncio.get_running_loop().call_later(timeout_s, end, False)
-        self._reader: Reader | None = None
+        self._reader: ZmqSocket | None = None
 
-    def start(self, context: Context, pump: Pump, endpoint: str | None, start_seq: int) -> None:
+    def start(self, context: Context, pump: ZmqReader, endpoint: str | None, start_seq: int) -> None:
         """Without an endpoint nothing will answer."""
         if endpoint is not None:
-            self._reader = Reader(pump, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
+            self._reader = ZmqSocket(pump, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
             self._reader.socket.connect(endpoint)
             self._reader.socket.send_multipart([b"", start_seq.to_bytes(8, "big")], zmq.NOBLOCK)
             self._reader.wake()

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from router.backends.feeds.jitter import Stagger
+from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import Fetch
 from router.backends.vllm.metrics import scan
 from router.clock import Clock
@@ -28,7 +28,7 @@ LOOKS_PER_INTERVAL = 4
 FIRST_WITHIN_S = 1.0  # polls of instances that join together are spread over this
 
 
-class Load(Protocol):
+class LoadRegistry(Protocol):
     """Who knows what is in flight and wants to know the rest."""
 
     def in_flight(self, instance: str) -> int:
@@ -51,15 +51,17 @@ class _Watched:
         self.polling = False
 
 
-class MetricsPoll:
-    def __init__(self, load: Load, fetch: Fetch, tasks: Tasks, clock: Clock, config: schema.MetricsPoll) -> None:
+class MetricsPoller:
+    def __init__(
+        self, load: LoadRegistry, fetch: Fetch, tasks: Tasks, clock: Clock, config: schema.MetricsPollConfig
+    ) -> None:
         self._load = load
         self._fetch = fetch
         self._tasks = tasks
         self._clock = clock
         self._config = config
         self._watched: dict[str, _Watched] = {}
-        self._stagger = Stagger()
+        self._stagger = Jitter()
         self.polls = 0
         self.unanswered = 0
 

@@ -22,10 +22,10 @@ SLICE_MESSAGES = 64
 SLICE_S = 0.0002  # a message more may come on top: 512 blocks are 0.6 ms
 
 
-class Reader:
+class ZmqSocket:
     """One socket that the pump reads. Owns it: `close` closes it, and `take` is never called after."""
 
-    def __init__(self, pump: Pump, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, pump: ZmqReader, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self.socket = socket
         self.take = take
         self.closed = False
@@ -49,15 +49,15 @@ class Reader:
             self.socket.close(linger=0)
 
 
-class Pump:
+class ZmqReader:
     """Reads all listed readers, a message each, round and round. `run` never ends and may be started again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._listed: deque[Reader] = deque()
+        self._listed: deque[ZmqSocket] = deque()
         self._some = asyncio.Event()
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: ZmqSocket) -> None:
         self._listed.append(reader)
         self._some.set()
 

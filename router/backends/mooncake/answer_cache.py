@@ -17,7 +17,7 @@ from typing import NamedTuple
 from router.kvcache.engine_hashes import Digest
 
 
-class Word(IntEnum):
+class BlockPresence(IntEnum):
     """On one block, all of its keys taken together."""
 
     UNKNOWN = 0
@@ -26,17 +26,17 @@ class Word(IntEnum):
     MEMORY = 3
 
 
-class Recalled(NamedTuple):
-    words: bytearray  # a `Word` per block
+class CachedAnswers(NamedTuple):
+    words: bytearray  # a `BlockPresence` per block
     oldest: float | None  # when the oldest of them was said; None: nothing is known
 
 
 class _Said(NamedTuple):
     at: float
-    word: Word
+    word: BlockPresence
 
 
-class Answers:
+class AnswerCache:
     """Holds at most `limit_blocks`, the newest."""
 
     def __init__(self, ttl_s: float, limit_blocks: int) -> None:
@@ -47,7 +47,7 @@ class Answers:
     def __len__(self) -> int:
         return len(self._said)
 
-    def learn(self, words: Iterable[tuple[int, Word]], at: float) -> None:
+    def learn(self, words: Iterable[tuple[int, BlockPresence]], at: float) -> None:
         """Words by label, true at `at`: when the question went out, not when its answer came."""
         for label, word in words:
             before = self._said.get(label)
@@ -57,17 +57,17 @@ class Answers:
         while len(self._said) > self._limit:
             self._said.popitem(last=False)
 
-    def recall(self, labels: Sequence[int], now: float) -> Recalled:
+    def recall(self, labels: Sequence[int], now: float) -> CachedAnswers:
         self._forget(now - self._ttl_s)
         if not self._said:
-            return Recalled(bytearray(len(labels)), None)
+            return CachedAnswers(bytearray(len(labels)), None)
         words = bytearray(len(labels))
         oldest = None
         for block, said in enumerate(map(self._said.get, labels)):
             if said is not None and now - said.at < self._ttl_s:
                 words[block] = said.word
                 oldest = said.at if oldest is None or said.at < oldest else oldest
-        return Recalled(words, oldest)
+        return CachedAnswers(words, oldest)
 
     def clear(self) -> None:
         """Another master leads, or the same one again: it may have started with nothing."""

@@ -18,21 +18,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.backends.fetch import Fetch
-from router.backends.mooncake.answer_cache import Answers, Word
-from router.backends.mooncake.digest_cache import Digests, budget_for
-from router.backends.mooncake.hash_detection import Calibration
-from router.backends.mooncake.key_check import FormCheck
+from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence
+from router.backends.mooncake.digest_cache import DigestCache, budget_for
+from router.backends.mooncake.hash_detection import HashDetection
+from router.backends.mooncake.key_check import KeyCheck
 from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import Leader
-from router.backends.mooncake.prefix_lookup import Found, Search
-from router.backends.mooncake.query import Asking, askable
+from router.backends.mooncake.leader import MasterLeader
+from router.backends.mooncake.prefix_lookup import PoolPrefix, PrefixLookup
+from router.backends.mooncake.query import StoreClient, askable
 from router.backends.mooncake.report import ModelReport, PoolReport, Unknown
 from router.clock import Clock
 from router.config.sections import kv_store
 from router.kvcache.engine_hashes import Digest, EngineChain
-from router.kvcache.events import EngineHash, Key, Pooled, Stored
-from router.kvcache.memory_budget import Budget
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, Key
+from router.kvcache.memory_budget import MemoryBudget
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.tasks import Tasks
 from scorers.contract import PoolHit
 
@@ -44,10 +44,10 @@ SLICE_TOKENS = 4_000  # hashed in one go, 0.5 to 2.5 ms: then the loop may do so
 class _Model:
     """What belongs to one base model."""
 
-    def __init__(self, name: str, settings: kv_store.PoolModel, answers: Answers) -> None:
+    def __init__(self, name: str, settings: kv_store.PoolModelConfig, answers: AnswerCache) -> None:
         self.name = name
         self.settings = settings
-        self.calibration = Calibration(name, settings)
+        self.calibration = HashDetection(name, settings)
         self.answers = answers
         self.names: _Names | None = None  # None: no prompt came yet, or its model's name was not known
         self.root: _Root | None = None  # the last first block that an engine stored: what names can be held against
@@ -72,30 +72,30 @@ class _Names(NamedTuple):
 
     path: str | None  # of the model
     form: KeyForm
-    search: Search
-    check: FormCheck
+    search: PrefixLookup
+    check: KeyCheck
 
 
-class MooncakePool:
+class MooncakeStore:
     """`masters`: the names by which `fetch` knows those of `settings.masters`, in the same order."""
 
     def __init__(
         self,
-        settings: kv_store.Pool,
+        settings: kv_store.PoolConfig,
         masters: Sequence[str],
         fetch: Fetch,
         tasks: Tasks,
         clock: Clock,
-        memory: Budget | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """`memory`: shared with others that remember; default: as much as `settings.remembered_blocks` take."""
         self._settings = settings
         self._tasks = tasks
         self._clock = clock
-        self._leader = Leader(masters, settings.health_interval_s, fetch, tasks, clock, self._forget)
-        self._asking = Asking(self._leader, fetch, clock)
+        self._leader = MasterLeader(masters, settings.health_interval_s, fetch, tasks, clock, self._forget)
+        self._asking = StoreClient(self._leader, fetch, clock)
         memory = memory or budget_for(settings.remembered_blocks)
-        self._digests = Digests(settings.remembered_blocks, memory)
+        self._digests = DigestCache(settings.remembered_blocks, memory)
         self._models: dict[str, _Model] = {}
         self._held = self._nothing = 0
         self._unknown: Counter[Unknown] = Counter()
@@ -108,7 +108,7 @@ class MooncakePool:
 
     # what requests ask
 
-    async def held(self, known: Known, origin: Origin) -> PoolHit | None:
+    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """`Pool.held`. The deadline is for the pool's answer. Hashing what is new of a prompt comes before it, in
         slices, at 0.1 to 0.6 us per token, which is little beside what making the tokens took.
         """
@@ -122,7 +122,7 @@ class MooncakePool:
             self._nothing += 1
         return answer
 
-    async def _answer(self, known: Known, origin: Origin) -> PoolHit | Unknown:
+    async def _answer(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | Unknown:
         model = self._model(origin.model)
         chain = model.calibration.chain
         if chain is None:
@@ -147,7 +147,7 @@ class MooncakePool:
                 found = await names.search.find(digests)
         except TimeoutError:
             return "late"
-        if not isinstance(found, Found):
+        if not isinstance(found, PoolPrefix):
             return found
         if not found.blocks and model.calibration.state == "waiting":
             return "uncalibrated"
@@ -155,7 +155,7 @@ class MooncakePool:
         return PoolHit(found.blocks * block_tokens, age_s, found.in_memory * block_tokens)
 
     async def _hashed(
-        self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: Origin
+        self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
         """What is new in it slice by slice: each finds the one before remembered."""
         remembered = self._digests.remembered(chain, keys, origin.adapter)
@@ -167,7 +167,7 @@ class MooncakePool:
 
     # what engines say
 
-    def stored(self, model: str, event: Stored) -> None:
+    def stored(self, model: str, event: BlocksStored) -> None:
         """`Witness.stored`."""
         its = self._model(model)
         its.calibration.witness(event)
@@ -175,15 +175,15 @@ class MooncakePool:
         if event.adapter is None and not any(event.extras or ()):
             self._saved(its, event, event.salt, certain=False)
 
-    def pooled(self, model: str, event: Pooled) -> None:
+    def pooled(self, model: str, event: BlocksPooled) -> None:
         """`Witness.pooled`. Such a block is whole in the pool, unless KV cache groups are saved one by one."""
         its = self._model(model)
         if its.settings.groups == 1:
-            its.answers.learn(((int(label), Word.MEMORY) for label in event.hashes), self._clock.now())
+            its.answers.learn(((int(label), BlockPresence.MEMORY) for label in event.hashes), self._clock.now())
         if event.parent is None:
             self._saved(its, event, None, certain=True)
 
-    def _saved(self, model: _Model, event: Stored | Pooled, salt: str | None, *, certain: bool) -> None:
+    def _saved(self, model: _Model, event: BlocksStored | BlocksPooled, salt: str | None, *, certain: bool) -> None:
         if event.hashes and len(event.token_ids) >= event.block_tokens:
             model.root = _Root(event.hashes[0], event.token_ids[: event.block_tokens], salt, certain)
             self._check(model)
@@ -228,8 +228,8 @@ class MooncakePool:
 
     def _model(self, name: str) -> _Model:
         if name not in self._models:
-            settings = self._settings.models.get(name) or kv_store.PoolModel()
-            answers = Answers(self._settings.ttl_ms / 1e3, self._settings.remembered_blocks)
+            settings = self._settings.models.get(name) or kv_store.PoolModelConfig()
+            answers = AnswerCache(self._settings.ttl_ms / 1e3, self._settings.remembered_blocks)
             self._models[name] = _Model(name, settings, answers)
         return self._models[name]
 
@@ -239,8 +239,10 @@ class MooncakePool:
             form = KeyForm.of(model.settings, path)
             if form is None:
                 return None
-            search = Search(form, model.answers, self._asking, self._tasks, self._clock, self._settings.keys_at_once)
-            check = FormCheck(model.name, form, self._asking, self._tasks, self._clock)
+            search = PrefixLookup(
+                form, model.answers, self._asking, self._tasks, self._clock, self._settings.keys_at_once
+            )
+            check = KeyCheck(model.name, form, self._asking, self._tasks, self._clock)
             model.names = _Names(path, form, search, check)
             self._check(model)
         return model.names
@@ -257,6 +259,6 @@ class MooncakePool:
             model.answers.clear()
 
 
-def _usable(known: Known, block_tokens: int) -> int:
+def _usable(known: TokenizedPrompt, block_tokens: int) -> int:
     """Blocks an engine could load: the last token is always computed (`protocol.md` 6.5)."""
     return (len(known.ids) - known.complete) // block_tokens

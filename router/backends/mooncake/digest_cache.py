@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
 from router.kvcache.events import Key
-from router.kvcache.memory_budget import Budget
+from router.kvcache.memory_budget import MemoryBudget
 
 _Flavour = tuple[EngineChain, Adapter | None]  # keys know neither the chain nor the adapter's path
 LARGEST_SHARE = 4  # a quarter of the budget
@@ -25,15 +25,15 @@ DIGEST_BYTES = 150  # a slot of a dict, the key and 32 bytes, each an object
 _Generation = dict[_Flavour, dict[Key, Digest]]
 
 
-def budget_for(blocks: int) -> Budget:
+def budget_for(blocks: int) -> MemoryBudget:
     """One in which there is room for so many."""
-    return Budget(blocks * DIGEST_BYTES * LARGEST_SHARE)
+    return MemoryBudget(blocks * DIGEST_BYTES * LARGEST_SHARE)
 
 
-class Digests:
+class DigestCache:
     """For all models together: keys of different models differ. Holds at most `limit_blocks`."""
 
-    def __init__(self, limit_blocks: int, budget: Budget) -> None:
+    def __init__(self, limit_blocks: int, budget: MemoryBudget) -> None:
         self._budget = budget
         self._half = min(limit_blocks, budget.limit_bytes // LARGEST_SHARE // DIGEST_BYTES) // 2
         self._young: _Generation = {}

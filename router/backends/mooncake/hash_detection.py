@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from router.config.sections.kv_store import HashAlgo, PoolModel
+from router.config.sections.kv_store import HashAlgo, PoolModelConfig
 from router.kvcache.engine_hashes import DEFAULT_SEED, EngineChain
-from router.kvcache.events import Stored
+from router.kvcache.events import BlocksStored
 
 State = Literal["waiting", "proved", "refuted"]
 
@@ -22,7 +22,7 @@ AGREE = 4  # first blocks in a row that must agree after two did not
 SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # what PYTHONHASHSEED usually is
 
 
-class Calibration:
+class HashDetection:
     """Of one base model.
 
     `chain` is what to hash by: proved; or, while `state` is "waiting", a guess: what is found by it is there, what is
@@ -30,7 +30,7 @@ class Calibration:
     line for the operator: what differs, and what to set.
     """
 
-    def __init__(self, name: str, config: PoolModel) -> None:
+    def __init__(self, name: str, config: PoolModelConfig) -> None:
         """`name` as in the config's `pool.models`."""
         self._where = f"pool.models.{name}"
         self._config = config
@@ -50,7 +50,7 @@ class Calibration:
                 "from random bytes: start the engines with PYTHONHASHSEED=0, and set it to '0'"
             )
 
-    def witness(self, event: Stored) -> None:
+    def witness(self, event: BlocksStored) -> None:
         """An engine of this model stored blocks from token 0 on, with any adapter or salt. A few us in the long run."""
         if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
             return  # the event does not tell all that was hashed: an adapter's path, media
@@ -136,7 +136,7 @@ class Calibration:
         return f"{blocks} by {chain.algo} {_seeded(chain)}{salts}"
 
 
-def _candidates(config: PoolModel) -> Iterator[EngineChain]:
+def _candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
     """The configured ones and the likeliest first."""
     algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
     for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
@@ -146,7 +146,7 @@ def _candidates(config: PoolModel) -> Iterator[EngineChain]:
                     yield chain
 
 
-def _fits(chain: EngineChain, event: Stored) -> bool:
+def _fits(chain: EngineChain, event: BlocksStored) -> bool:
     first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
     return [chain.label(digest) for digest in first] == event.hashes[:1]
 

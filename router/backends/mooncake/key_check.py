@@ -11,10 +11,10 @@ import asyncio
 import logging
 from typing import Literal
 
-from router.backends.mooncake.answer_cache import Word
+from router.backends.mooncake.answer_cache import BlockPresence
 from router.backends.mooncake.key_diagnosis import explain
 from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.query import Asking
+from router.backends.mooncake.query import StoreClient
 from router.clock import Clock
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
@@ -30,10 +30,10 @@ LIST_AGAIN_AFTER_S = 10.0  # when a listing had nothing of the block: perhaps it
 State = Literal["unchecked", "right", "wrong"]
 
 
-class FormCheck:
+class KeyCheck:
     """Of one model's key form. `trouble`: one line for the operator."""
 
-    def __init__(self, name: str, form: KeyForm, asking: Asking, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, name: str, form: KeyForm, asking: StoreClient, tasks: Tasks, clock: Clock) -> None:
         self._name = name
         self._form = form
         self._asking = asking
@@ -70,7 +70,7 @@ class FormCheck:
             self._waiting = False
         words = await self._asking.blocks(self._form, [digest])
         if isinstance(words, list):
-            await self._judge(digest, words[0] != Word.ABSENT)
+            await self._judge(digest, words[0] != BlockPresence.ABSENT)
 
     async def _judge(self, digest: Digest, there: bool) -> None:
         """`there`: under all of our keys. Once that and the listing agreed, being there is enough."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from router.backends.mooncake.keys import KeyForm, PoolKey, parse_key
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Digest
 
 
@@ -61,7 +61,7 @@ def _ranks(theirs: Sequence[PoolKey], form: KeyForm) -> Iterator[str]:
             yield f"set {setting} to {there} (not {here})"
 
 
-def _shards(there: int, config: PoolModel) -> str:
+def _shards(there: int, config: PoolModelConfig) -> str:
     """A block lies there in so many parts along the tensor parallel ranks."""
     if there <= config.tensor_parallel and config.kv_heads is not None:
         return f"set kv_heads to {there} (not {config.kv_heads})"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Digest
 
 
@@ -64,7 +64,7 @@ def parse_key(key: str) -> PoolKey | None:
 class KeyForm:
     """The keys of one model's blocks."""
 
-    def __init__(self, config: PoolModel, model: str) -> None:
+    def __init__(self, config: PoolModelConfig, model: str) -> None:
         """`model` is the part that names it: see `of`."""
         self.config = config
         self.model = model
@@ -72,7 +72,7 @@ class KeyForm:
         self._stems = tuple(map(str, self.parts))
 
     @classmethod
-    def of(cls, config: PoolModel, path: str | None) -> KeyForm | None:
+    def of(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
         """`path`: the model as the engines were started with it. None: neither it nor the config's `name` is known."""
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None
@@ -87,7 +87,7 @@ class KeyForm:
         return tuple([stem + name for stem in self._stems])
 
 
-def _parts(config: PoolModel, model: str) -> Iterator[PoolKey]:
+def _parts(config: PoolModelConfig, model: str) -> Iterator[PoolKey]:
     for group in range(config.groups):
         for pcp in range(config.prefill_context_parallel):
             for tp_rank in range(_shards(config)):
@@ -98,7 +98,7 @@ def _parts(config: PoolModel, model: str) -> Iterator[PoolKey]:
                     )
 
 
-def _shards(config: PoolModel) -> int:
+def _shards(config: PoolModelConfig) -> int:
     """How many different parts the tensor parallel ranks hold. A shared layout says it in its namespace; ranks beyond
     the KV heads hold copies, unless decode context parallelism divides the tokens between them."""
     if (shared := _STORE_TP.search(config.namespace)) is not None:

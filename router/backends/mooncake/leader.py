@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.backends.fetch import Answer, Fetch
+from router.backends.fetch import Fetch, HttpAnswer
 from router.clock import Clock
 from router.tasks import Tasks
 
@@ -37,7 +37,7 @@ class _Health(msgspec.Struct):
     service_ready: bool = True
 
 
-class Leader:
+class MasterLeader:
     """`masters`: their names to `fetch`, in the configured order. `changed` is called whenever one begins to lead."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Leader:
         return MasterState(instance, leads, trouble, self._clock.now())
 
 
-def _read(answer: Answer | None) -> tuple[bool, str | None]:
+def _read(answer: HttpAnswer | None) -> tuple[bool, str | None]:
     """Whether it leads, and what is wrong if something is."""
     if answer is None:
         return False, "GET /health: no answer"

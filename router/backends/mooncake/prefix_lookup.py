@@ -11,18 +11,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.backends.mooncake.answer_cache import Answers, Word, labels_of
+from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, labels_of
 from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.probe_plan import Probe
-from router.backends.mooncake.query import MOST_KEYS, Asking, Trouble
+from router.backends.mooncake.probe_plan import ProbePlan
+from router.backends.mooncake.query import MOST_KEYS, StoreClient, Trouble
 from router.clock import Clock
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
 
-_Learned = dict[int, Word] | Trouble  # words by label
+_Learned = dict[int, BlockPresence] | Trouble  # words by label
 
 
-class Found(NamedTuple):
+class PoolPrefix(NamedTuple):
     """Leading blocks of a prompt in the pool."""
 
     blocks: int
@@ -30,11 +30,11 @@ class Found(NamedTuple):
     said_at: float  # the oldest word this rests on
 
 
-class Search:
+class PrefixLookup:
     """`keys_at_once`: in one question; where a block has many keys, at least three blocks are asked for."""
 
     def __init__(
-        self, form: KeyForm, answers: Answers, asking: Asking, tasks: Tasks, clock: Clock, keys_at_once: int
+        self, form: KeyForm, answers: AnswerCache, asking: StoreClient, tasks: Tasks, clock: Clock, keys_at_once: int
     ) -> None:
         self._form = form
         self._answers = answers
@@ -44,12 +44,12 @@ class Search:
         self._at_once = min(keys_at_once, MOST_KEYS) // form.keys_per_block
         self._running: dict[int, asyncio.Task[_Learned]] = {}  # the question each block is in
 
-    async def find(self, digests: Sequence[Digest]) -> Found | Trouble:
+    async def find(self, digests: Sequence[Digest]) -> PoolPrefix | Trouble:
         """`digests`: of a prompt's leading blocks. May be cancelled; what was asked is asked all the same."""
         now = self._clock.now()
         labels = labels_of(digests)
         words, oldest = self._answers.recall(labels, now)
-        probe = Probe(words, self._at_once)
+        probe = ProbePlan(words, self._at_once)
         while blocks := probe.ask():
             for question in self._questions(blocks, labels, digests):
                 learned = await asyncio.shield(question)
@@ -58,7 +58,7 @@ class Search:
                 for block in blocks:
                     if (word := learned.get(labels[block])) is not None:
                         probe.learn(block, word)
-        return Found(probe.held, probe.in_memory, now if oldest is None else oldest)
+        return PoolPrefix(probe.held, probe.in_memory, now if oldest is None else oldest)
 
     def _questions(
         self, blocks: Sequence[int], labels: Sequence[int], digests: Sequence[Digest]

@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from router.backends.fetch import Answer, Fetch
-from router.backends.mooncake.answer_cache import Word
+from router.backends.fetch import Fetch, HttpAnswer
+from router.backends.mooncake.answer_cache import BlockPresence
 from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import Leader
+from router.backends.mooncake.leader import MasterLeader
 from router.clock import Clock
 from router.kvcache.engine_hashes import Digest
 
@@ -33,7 +33,7 @@ NOT_THERE = ("OBJECT_NOT_FOUND", "REPLICA_IS_NOT_READY")  # not ready: being wri
 Trouble = Literal["no_leader", "silent", "standby", "error"]
 
 
-class Asked(NamedTuple):
+class StoreQuery(NamedTuple):
     """What asking has come to so far."""
 
     questions: int
@@ -59,16 +59,16 @@ class _Answers(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answers).decode
 
 
-class Asking:
+class StoreClient:
     """Trouble is a value; `leader` is told when the one that was asked does not lead any more."""
 
-    def __init__(self, leader: Leader, fetch: Fetch, clock: Clock) -> None:
+    def __init__(self, leader: MasterLeader, fetch: Fetch, clock: Clock) -> None:
         self._leader = leader
         self._fetch = fetch
         self._clock = clock
-        self.asked = Asked(0, 0, 0, 0.0)
+        self.asked = StoreQuery(0, 0, 0, 0.0)
 
-    async def blocks(self, form: KeyForm, digests: Sequence[Digest]) -> list[Word] | Trouble:
+    async def blocks(self, form: KeyForm, digests: Sequence[Digest]) -> list[BlockPresence] | Trouble:
         """A word for each. A block is there only with all of its keys."""
         keys = [form.keys(digest) for digest in digests]
         self.asked = self.asked._replace(
@@ -77,7 +77,7 @@ class Asking:
         path = "/batch_query_keys?keys=" + quote(",".join(chain.from_iterable(keys)), safe=",@:")
         started_at = self._clock.now()
         answer = await self._get(path, ANSWER_WITHIN_S)
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, HttpAnswer):
             return answer
         self.asked = self.asked._replace(
             answers=self.asked.answers + 1, answer_s=self.asked.answer_s + self._clock.now() - started_at
@@ -91,13 +91,13 @@ class Asking:
     async def all_keys(self) -> list[str] | None:
         """Everything in the pool. None: too much, or no answer. For rare use: it is a lot of work over there."""
         metrics = await self._get("/metrics", ANSWER_WITHIN_S)
-        count = KEY_COUNT.search(metrics.body) if isinstance(metrics, Answer) else None
+        count = KEY_COUNT.search(metrics.body) if isinstance(metrics, HttpAnswer) else None
         if count is None or int(count[1]) > LISTED_KEYS:
             return None
         listing = await self._get("/get_all_keys", LISTING_WITHIN_S)
-        return listing.body.decode(errors="replace").split("\n") if isinstance(listing, Answer) else None
+        return listing.body.decode(errors="replace").split("\n") if isinstance(listing, HttpAnswer) else None
 
-    async def _get(self, path: str, timeout_s: float) -> Answer | Trouble:
+    async def _get(self, path: str, timeout_s: float) -> HttpAnswer | Trouble:
         leader = self._leader.current
         if leader is None:
             return "no_leader"
@@ -118,9 +118,9 @@ class _NoWord(Exception):
     """The master could not say."""
 
 
-def _word(answer: _KeyAnswer) -> Word:
+def _word(answer: _KeyAnswer) -> BlockPresence:
     if answer.ok:
-        return Word.MEMORY if answer.values else Word.DISK
+        return BlockPresence.MEMORY if answer.values else BlockPresence.DISK
     if answer.error in NOT_THERE:
-        return Word.ABSENT
+        return BlockPresence.ABSENT
     raise _NoWord

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from router.backends.mooncake import hash_detection as calibration
 from router.backends.mooncake import key_check
 from router.backends.mooncake.leader import MasterState
-from router.backends.mooncake.query import Asked
+from router.backends.mooncake.query import StoreQuery
 from router.kvcache.engine_hashes import EngineChain
 
 Unknown = Literal[
@@ -43,6 +43,6 @@ class PoolReport(NamedTuple):
     held: int  # requests answered with a number above 0
     nothing: int  # with 0
     unknown: dict[Unknown, int]  # with None, by `Unknown`
-    asked: Asked
+    asked: StoreQuery
     remembered_digests: int
     models: list[ModelReport]

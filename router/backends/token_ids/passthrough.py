@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from router.backends.token_ids.support import Taker, Takers
+from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
 from router.backends.vllm.token_ids import refuses_ids
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Chat, Endpoint, Prompt, Unknown
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
 from router.prompt.tokenization.chat_shape import Kind, kind_of
 
 CHECK_EVERY = 64
@@ -33,32 +33,32 @@ KINDS_KEPT = 256  # per model; those not met for longest are compared again
 Reason = Literal["distrusted", "unproven", "length", "prompt_text", "check", "refused"]
 
 
-class Engine(NamedTuple):
+class PassthroughTarget(NamedTuple):
     """One that a prompt goes to. `context_tokens` None: it does not say how long prompts may be."""
 
     instance: str
     context_tokens: int | None
 
 
-class Offer(NamedTuple):
+class PassthroughOffer(NamedTuple):
     """A prompt that could go with ids, and which of its engines get them."""
 
     model: str
     kind: Kind
-    known: Known
+    known: TokenizedPrompt
     takers: frozenset[str]
 
 
-class Report(NamedTuple):
-    takers: Mapping[str, Taker]  # by instance
+class PassthroughReport(NamedTuple):
+    takers: Mapping[str, InstanceSupport]  # by instance
     handed: Mapping[str, int]  # attempts with ids, by base model
     unhanded: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
 
 
-class Handing:
+class TokenIdPassthrough:
     """`believed`: whether our tokenizer of a base model is, now. `on` False: nothing is tried, nothing handed."""
 
-    def __init__(self, takers: Takers, believed: Callable[[str], bool], *, on: bool) -> None:
+    def __init__(self, takers: TokenIdSupport, believed: Callable[[str], bool], *, on: bool) -> None:
         self._takers = takers
         self._believed = believed
         self._on = on
@@ -78,13 +78,18 @@ class Handing:
     # prompts
 
     def offer(
-        self, prompt: Prompt, known: Known | Unknown, model: str, adapter: str | None, engines: Iterable[Engine]
-    ) -> Offer | None:
+        self,
+        prompt: Prompt,
+        known: TokenizedPrompt | UnknownIds,
+        model: str,
+        adapter: str | None,
+        engines: Iterable[PassthroughTarget],
+    ) -> PassthroughOffer | None:
         """One attempt at `prompt`, about to be sent to `engines`. None: there is nothing that could be handed."""
         source = prompt.source
         if not self._on or prompt.endpoint is not Endpoint.CHAT or not isinstance(source, Chat):
             return None
-        if not isinstance(known, Known) or known.how != "local" or not known.complete or not known.spelled:
+        if not isinstance(known, TokenizedPrompt) or known.how != "local" or not known.complete or not known.spelled:
             return None
         kind = kind_of(source, adapter)
         proven = [engine for engine in engines if self._takers.takes(engine.instance)]
@@ -100,9 +105,9 @@ class Handing:
             reason = "check"
         else:
             self._handed[model] += 1
-            return Offer(model, kind, known, fitting)
+            return PassthroughOffer(model, kind, known, fitting)
         self._unhanded[reason] += 1
-        return Offer(model, kind, known, frozenset())
+        return PassthroughOffer(model, kind, known, frozenset())
 
     def _is_check(self, model: str, kind: Kind) -> bool:
         """Whether this prompt goes without ids, to be compared. The kind has been met last of all now."""
@@ -115,7 +120,7 @@ class Handing:
 
     # what became of them
 
-    def refused(self, instance: str, offer: Offer, answer: bytes | None) -> None:
+    def refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
         """A prompt with ids was answered 400 (`answer`: its body, where that could be read) and is sent once more,
         without. It may be the client's own fault, which then comes again.
         """
@@ -123,7 +128,7 @@ class Handing:
         if answer is not None and refuses_ids(answer):
             self._takers.fell_out(instance, offer.model, "it refused the ids of a prompt")
 
-    def observed(self, offer: Offer, instance: str, handed: bool, prompt_tokens: int | None) -> None:
+    def observed(self, offer: PassthroughOffer, instance: str, handed: bool, prompt_tokens: int | None) -> None:
         """The count in the answer of `instance`, which got the ids or (`handed` False) made its own."""
         if prompt_tokens is None:
             return
@@ -138,10 +143,10 @@ class Handing:
             if len(kinds) > KINDS_KEPT:
                 del kinds[next(iter(kinds))]
 
-    def report(self) -> Report:
-        return Report(self._takers.report(), dict(self._handed), dict(self._unhanded))
+    def report(self) -> PassthroughReport:
+        return PassthroughReport(self._takers.report(), dict(self._handed), dict(self._unhanded))
 
 
-def fits(known: Known, context_tokens: int | None) -> bool:
+def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
     """Whether the engine would not have to look at the length, which it skips for given ids."""
     return context_tokens is not None and len(known.ids) < context_tokens

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from router.backends.fetch import Fetch
 from router.backends.vllm.token_ids import read_count, trial_body
 from router.prompt.prompt import Endpoint, Text
-from router.prompt.tokenization.local_tokenizer import Local
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.handing")
@@ -27,31 +27,31 @@ AGAIN_AFTER_S = 60.0  # until one that would not take ids after all is asked ane
 TRIAL_TEXT, TRIAL_IDS = "Hello there, how are you today?", "Hi"
 
 
-class Taker(NamedTuple):
+class InstanceSupport(NamedTuple):
     """What is known of an instance."""
 
     takes: bool
     why: str  # for people
 
 
-class Takers:
+class TokenIdSupport:
     """`local`: the tokenizer for a base model; whoever serves one that has none is not asked."""
 
-    def __init__(self, local: Callable[[str], Local | None], fetch: Fetch, tasks: Tasks) -> None:
+    def __init__(self, local: Callable[[str], LocalTokenizer | None], fetch: Fetch, tasks: Tasks) -> None:
         self._local = local
         self._fetch = fetch
         self._tasks = tasks
-        self._known: dict[str, Taker] = {}
+        self._known: dict[str, InstanceSupport] = {}
 
     def joined(self, instance: str, model: str) -> None:
         """It serves `model` from now on, perhaps as another process than before: nothing is known of it."""
-        self._ask(instance, model, Taker(False, "it was not tried yet"), 0.0)
+        self._ask(instance, model, InstanceSupport(False, "it was not tried yet"), 0.0)
 
     def fell_out(self, instance: str, model: str, why: str) -> None:
         """It was taken for one that takes ids, and did not: it gets none until it is seen to again."""
         if self.takes(instance):
             log.warning("instance %s gets no token ids until it is tried again: %s", instance, why)
-            self._ask(instance, model, Taker(False, why), AGAIN_AFTER_S)
+            self._ask(instance, model, InstanceSupport(False, why), AGAIN_AFTER_S)
 
     def forget(self, instance: str) -> None:
         self._known.pop(instance, None)
@@ -60,10 +60,10 @@ class Takers:
         taker = self._known.get(instance)
         return taker is not None and taker.takes
 
-    def report(self) -> dict[str, Taker]:
+    def report(self) -> dict[str, InstanceSupport]:
         return dict(self._known)
 
-    def _ask(self, instance: str, model: str, meanwhile: Taker, after_s: float) -> None:
+    def _ask(self, instance: str, model: str, meanwhile: InstanceSupport, after_s: float) -> None:
         self._known.pop(instance, None)
         if (local := self._local(model)) is None:
             return
@@ -72,14 +72,14 @@ class Takers:
         if 0 < len(ids) < len(local.ids(Text(TRIAL_TEXT, add_special_tokens=False))):
             self._tasks.spawn("try handing", self._try(instance, model, list(ids), meanwhile, after_s))
         else:
-            self._known[instance] = Taker(
+            self._known[instance] = InstanceSupport(
                 False, "the model's tokenizer does not tell the two prompts of the trial apart"
             )
 
-    async def _try(self, instance: str, model: str, ids: list[int], meanwhile: Taker, after_s: float) -> None:
+    async def _try(self, instance: str, model: str, ids: list[int], meanwhile: InstanceSupport, after_s: float) -> None:
         """Asks until it says something. What it says counts only if nothing else became known of it by then."""
         body = trial_body(model, TRIAL_TEXT, ids)
-        taker = Taker(False, "it did not answer when it was tried")
+        taker = InstanceSupport(False, "it did not answer when it was tried")
         for pause_s in TRIAL_PAUSES_S:
             await asyncio.sleep(after_s + pause_s)
             after_s = 0.0
@@ -94,13 +94,13 @@ class Takers:
             log.info("instance %s: %s", instance, taker.why)
 
 
-def taker_of(status: int, answer: bytes, ids: int) -> Taker:
+def taker_of(status: int, answer: bytes, ids: int) -> InstanceSupport:
     """What an answer to `trial_body` with this many ids says of the engine."""
     if status != 200:
-        return Taker(False, f"it refuses token ids ({status})")
+        return InstanceSupport(False, f"it refuses token ids ({status})")
     count = read_count(answer)
     if count is None:
-        return Taker(False, "its answer tells no prompt_tokens")
+        return InstanceSupport(False, "its answer tells no prompt_tokens")
     if count != ids:
-        return Taker(False, "it does not look at token ids")
-    return Taker(True, "it takes token ids")
+        return InstanceSupport(False, "it does not look at token ids")
+    return InstanceSupport(True, "it takes token ids")

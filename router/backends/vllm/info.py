@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from router.fleet.engine_facts import Card, EventEndpoint
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 
 WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 
 
-def read_models(body: bytes) -> list[Card] | None:
+def read_models(body: bytes) -> list[ModelCard] | None:
     """`GET /v1/models`."""
     answer = _json(body)
     entries = answer.get("data") if isinstance(answer, dict) else None
@@ -24,10 +24,10 @@ def read_models(body: bytes) -> list[Card] | None:
     return [card for entry in entries if (card := _card(entry)) is not None]
 
 
-def _card(entry: Any) -> Card | None:
+def _card(entry: Any) -> ModelCard | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
         return None
-    return Card(entry["id"], _text(entry, "root"), _text(entry, "parent"), _whole(entry.get("max_model_len")))
+    return ModelCard(entry["id"], _text(entry, "root"), _text(entry, "parent"), _whole(entry.get("max_model_len")))
 
 
 def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | None:

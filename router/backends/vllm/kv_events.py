@@ -24,7 +24,16 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import msgspec
 
-from router.kvcache.events import Batch, Cleared, EngineHash, Event, Pooled, Removed, Stored, Tier
+from router.kvcache.events import (
+    BlocksCleared,
+    BlocksPooled,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    Event,
+    EventBatch,
+    Tier,
+)
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
 
@@ -57,7 +66,7 @@ TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
 _unpack = msgspec.msgpack.Decoder().decode
 
 
-class Malformed(NamedTuple):
+class MalformedMessage(NamedTuple):
     """A message that is none of ours."""
 
     reason: Literal["frames", "sequence", "payload", "timestamp"]
@@ -67,34 +76,34 @@ class ReplayEnd(NamedTuple):
     """The engine has sent all that it has."""
 
 
-def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> Batch | Malformed:
+def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | MalformedMessage:
     """One message of the event stream."""
     if len(frames) != 3:
-        return Malformed("frames")
+        return MalformedMessage("frames")
     return _batch(frames[1], frames[2], host_cpu)
 
 
-def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> Batch | ReplayEnd | Malformed:
+def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | ReplayEnd | MalformedMessage:
     """One answer to a replay request, as a DEALER sees it. Read from the back: since 0.26 there is a topic in front."""
     if not 3 <= len(frames) <= 4:
-        return Malformed("frames")
+        return MalformedMessage("frames")
     if frames[-2] == END_OF_REPLAY:
         return ReplayEnd()
     return _batch(frames[-2], frames[-1], host_cpu)
 
 
-def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> Batch | Malformed:
+def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
     if len(sequence) != 8:
-        return Malformed("sequence")
+        return MalformedMessage("sequence")
     try:
         content = _unpack(payload)
     except (ValueError, RecursionError):  # msgspec's own errors, bad UTF-8, absurd nesting
-        return Malformed("payload")
+        return MalformedMessage("payload")
     if type(content) is not list or len(content) < 2 or type(content[1]) is not list:
-        return Malformed("payload")
+        return MalformedMessage("payload")
     stamp, raw_events = content[0], content[1]
     if type(stamp) not in (int, float) or not isfinite(stamp):
-        return Malformed("timestamp")
+        return MalformedMessage("timestamp")
     rank = content[2] if len(content) > 2 and type(content[2]) is int else None
     events: list[Event] = []
     skipped: dict[str, int] = {}
@@ -102,17 +111,17 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> Batch | Malformed
         event = _event(raw, host_cpu)
         if isinstance(event, str):
             skipped[event] = skipped.get(event, 0) + 1
-        elif type(event) is Removed and events and _goes_on(last := events[-1], event):
+        elif type(event) is BlocksRemoved and events and _goes_on(last := events[-1], event):
             last.hashes.extend(event.hashes)
         else:
             events.append(event)
     wall_s = stamp / 1000 if stamp > MILLISECONDS_FROM else float(stamp)
-    return Batch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
+    return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
 
 
-def _goes_on(last: Event, event: Removed) -> TypeGuard[Removed]:
+def _goes_on(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
     """vLLM tells of each evicted block by itself; as one event they cost half."""
-    return type(last) is Removed and last.tier is event.tier and last.group == event.group
+    return type(last) is BlocksRemoved and last.tier is event.tier and last.group == event.group
 
 
 def _event(raw: Any, host_cpu: bool) -> Event | Skipped:
@@ -127,10 +136,10 @@ def _event(raw: Any, host_cpu: bool) -> Event | Skipped:
         return _stored(fields, host_cpu)
     if kind == "BlockRemoved":
         return _removed(fields, host_cpu)
-    return Cleared() if kind == "AllBlocksCleared" else "unknown"
+    return BlocksCleared() if kind == "AllBlocksCleared" else "unknown"
 
 
-def _stored(fields: dict[str, Any], host_cpu: bool) -> Stored | Pooled | Skipped:
+def _stored(fields: dict[str, Any], host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
     tier = _tier(fields.get("medium"), host_cpu)
     if tier == "pool":
         return _pooled(fields)
@@ -153,10 +162,10 @@ def _stored(fields: dict[str, Any], host_cpu: bool) -> Stored | Pooled | Skipped
         return "broken"
     if adapter is None and fields.get("lora_id") is not None:
         return "adapter"
-    return Stored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
+    return BlocksStored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
 
 
-def _pooled(fields: dict[str, Any]) -> Pooled | Skipped:
+def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
     """Tokens may be missing: the hint is in the hashes (`protocol.md` 6.6)."""
     hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
     raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
@@ -167,15 +176,15 @@ def _pooled(fields: dict[str, Any]) -> Pooled | Skipped:
         return "broken"
     if (parent is None and raw_parent is not None) or len(token_ids) not in (0, block_tokens * len(hashes)):
         return "broken"
-    return Pooled(hashes, parent, token_ids, block_tokens)
+    return BlocksPooled(hashes, parent, token_ids, block_tokens)
 
 
-def _removed(fields: dict[str, Any], host_cpu: bool) -> Removed | Skipped:
+def _removed(fields: dict[str, Any], host_cpu: bool) -> BlocksRemoved | Skipped:
     tier = _tier(fields.get("medium"), host_cpu)
     if isinstance(tier, str):
         return tier
     hashes, group = _hashes(fields.get("block_hashes")), _group(fields)
-    return "broken" if hashes is None or group is None else Removed(hashes, tier, group)
+    return "broken" if hashes is None or group is None else BlocksRemoved(hashes, tier, group)
 
 
 def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:

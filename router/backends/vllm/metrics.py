@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
-from router.fleet.engine_facts import Gauges, PoolLoads
+from router.fleet.engine_facts import Gauges, PoolTransferCounts
 
 LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
@@ -68,7 +68,7 @@ def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only
     return values
 
 
-def _pool_loads(page: bytes) -> dict[int, PoolLoads]:
+def _pool_loads(page: bytes) -> dict[int, PoolTransferCounts]:
     """What MooncakeStoreConnector's workers got from the store, by rank, failed and broken-off attempts left out; a
     rank that has never loaded has no such lines. One key is one block of one worker and cache group.
     """
@@ -77,7 +77,7 @@ def _pool_loads(page: bytes) -> dict[int, PoolLoads]:
         for part in (b"total", b"keys_total", b"time_seconds_sum")
     )
     return {
-        rank: PoolLoads(int(operations[rank]), int(keys[rank]), seconds[rank])
+        rank: PoolTransferCounts(int(operations[rank]), int(keys[rank]), seconds[rank])
         for rank in operations.keys() & keys.keys() & seconds.keys()
     }
 

@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0  # a plan over 10,000 records of a large and busy fleet takes s
 TYPED_WRONG = frozenset({404, 413, 422})
 
 
-class Door:
+class AdminClient:
     """`token_env` names the environment variable with the admin token; None: no token is sent."""
 
     def __init__(self, url: str = DEFAULT, token_env: str | None = None) -> None:

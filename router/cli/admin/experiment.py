@@ -12,7 +12,7 @@ from router.clock import SystemClock
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.cli.admin.client import Door
+    from router.cli.admin.client import AdminClient
 
 experiment = typer.Typer(name="experiment", invoke_without_command=True, help="Policies side by side on live requests.")
 
@@ -78,7 +78,7 @@ def end(dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenO
     show(tables.switch(door_at(admin, token_env).delete("experiment", dry_run=dry_run)))
 
 
-def _watched(door: Door) -> None:
+def _watched(door: AdminClient) -> None:
     """Until Ctrl-C."""
     import time
 

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
-    from router.cli.admin.client import Door
+    from router.cli.admin.client import AdminClient
 
 policy = typer.Typer(name="policy", no_args_is_help=True, help="See and switch the policies of a running router.")
 
@@ -116,14 +116,14 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=160)
 
 
-def _put(door: Door, file: Path, name: str | None, **asked: bool) -> dict[str, Any]:
+def _put(door: AdminClient, file: Path, name: str | None, **asked: bool) -> dict[str, Any]:
     given = name or file.stem
     if given in ("", ".", ".."):
         raise ConfigError(f"{file}: what is this policy called? Say it with --name")
     return door.put(read(file), "policies", given, **asked)
 
 
-def door_at(admin: str, token_env: str | None) -> Door:
-    from router.cli.admin.client import Door
+def door_at(admin: str, token_env: str | None) -> AdminClient:
+    from router.cli.admin.client import AdminClient
 
-    return Door(admin, token_env)
+    return AdminClient(admin, token_env)

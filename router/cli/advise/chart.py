@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.cli.advise.report import Counsel, in_gb
+from router.cli.advise.report import AdviceReport, in_gb
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, save
-from router.testbed.simulator.sizing import Cell
+from router.testbed.simulator.sizing import SizingCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 COLOURS = ("#b9d3e6", "#8ab4d4", "#5b94c0", "#2f6f9f", "#1f4e73", "#123149")
 
 
-def draw(counsel: Counsel, file: Path) -> None:
+def draw(counsel: AdviceReport, file: Path) -> None:
     """Raises WarmrouteError."""
     save(drawn(counsel), file)
 
 
-def drawn(counsel: Counsel) -> Figure:
+def drawn(counsel: AdviceReport) -> Figure:
     figure = canvas(10.5, 4.4)
     hits, times = figure.subplots(1, 2)
     _lines(hits, counsel, lambda cell: 100 * cell.hit_share)
@@ -36,7 +36,7 @@ def drawn(counsel: Counsel) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, counsel: Counsel, of: Callable[[Cell], float]) -> None:
+def _lines(axes: Axes, counsel: AdviceReport, of: Callable[[SizingCell], float]) -> None:
     """Solid by prefix, dashed at random, in one colour per fleet size; no pool stands at the left edge."""
     sizes = [counsel.gb(cell.pool_tokens) for cell in next(iter(counsel.fleets.values()))]
     counts = sorted({instances for instances, _ in counsel.fleets})

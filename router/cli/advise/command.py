@@ -45,23 +45,23 @@ def advise(
     from router.cli.advise import report
     from router.cli.terminal.drawing import require
     from router.cli.terminal.output import readable_console, write_json
-    from router.testbed.simulator.scenario import Link
+    from router.testbed.simulator.scenario import LinkSpeed
     from router.testbed.simulator.sizing import advise as advise_on
     from router.testbed.sweep import option_values, profiles
-    from router.testbed.workloads.timeline import Pace, laid_out
+    from router.testbed.workloads.timeline import ClosedLoopPace, laid_out
 
     if out is not None and chart:
         require()
     fleets = [option_values.whole("--instances", part) for part in option_values.parts("--instances", instances)]
-    link = Link(option_values.number("--pool-rate", str(pool_rate)))
+    link = LinkSpeed(option_values.number("--pool-rate", str(pool_rate)))
     chosen = profiles.load(profile)
     sizes = report.sizes_gb(pool_gb)
     pools = [round(gb * 1e9 / chosen.kv_bytes_per_token) for gb in sizes]
     workload = read(given, seed, requests=requests, sessions=sessions, tokens=scale)
     console = readable_console()
     with report.progress(console, workload.turns) as counted:
-        found = advise_on(counted(laid_out(workload, Pace(at_once))), chosen, fleets, pools, link, seed)
-    told = report.Counsel(given, chosen, link, found, whole_ladder=pool_gb is not None)
+        found = advise_on(counted(laid_out(workload, ClosedLoopPace(at_once))), chosen, fleets, pools, link, seed)
+    told = report.AdviceReport(given, chosen, link, found, whole_ladder=pool_gb is not None)
     console.print(told.title(), markup=False, soft_wrap=True)
     for table in told.tables():
         console.print(table)

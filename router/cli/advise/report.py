@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Link
-from router.testbed.simulator.sizing import Advice, Cell, Placement
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import LinkSpeed
+from router.testbed.simulator.sizing import Placement, SizingAdvice, SizingCell
 from router.testbed.sweep import option_values
-from router.testbed.workloads.timeline import Sent
+from router.testbed.workloads.timeline import TimedRequest
 
 LADDER_GB = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
 LEAST_SHARE = 0.01  # of all that was asked: smaller pools of the ladder are not worth a column
@@ -30,7 +30,7 @@ Fleet = tuple[int, Placement]
 
 
 def sizes_gb(given: str | None) -> list[float]:
-    """In order, none at all first. None: a ladder of which `Counsel` shows what is of interest."""
+    """In order, none at all first. None: a ladder of which `AdviceReport` shows what is of interest."""
     if given is None:
         return [0.0, *LADDER_GB]
     sizes = {0.0}
@@ -39,30 +39,32 @@ def sizes_gb(given: str | None) -> list[float]:
     return sorted(sizes)
 
 
-class Step(NamedTuple):
+class AdviceStep(NamedTuple):
     """From one pool to the next bigger one, or from one placement to the other."""
 
-    before: Cell
-    after: Cell
+    before: SizingCell
+    after: SizingCell
 
     @property
     def points(self) -> float:
         return 100 * (self.after.hit_share - self.before.hit_share)
 
 
-class Counsel:
-    def __init__(self, given: str, profile: Profile, link: Link, advice: Advice, *, whole_ladder: bool) -> None:
+class AdviceReport:
+    def __init__(
+        self, given: str, profile: EngineProfile, link: LinkSpeed, advice: SizingAdvice, *, whole_ladder: bool
+    ) -> None:
         """`whole_ladder`: every size was asked for, and is shown."""
         self.given = given
         self.profile = profile
         self.link = link
         self.working_set_tokens = advice.working_set_tokens
         cells = advice.cells if whole_ladder else self._of_interest(advice.cells)
-        self.fleets: dict[Fleet, list[Cell]] = {}
+        self.fleets: dict[Fleet, list[SizingCell]] = {}
         for cell in cells:
             self.fleets.setdefault((cell.instances, cell.placement), []).append(cell)
 
-    def _of_interest(self, cells: Iterable[Cell]) -> list[Cell]:
+    def _of_interest(self, cells: Iterable[SizingCell]) -> list[SizingCell]:
         """No pool, and from a small share of all that was asked to the first size that holds it all."""
         least = LEAST_SHARE * self.working_set_tokens
         enough = min((cell.pool_tokens for cell in cells if cell.pool_tokens >= self.working_set_tokens), default=None)
@@ -84,7 +86,7 @@ class Counsel:
         hits = self._table("hits, % of the prompts' tokens", lambda cell: f"{100 * cell.hit_share:.1f}")
         return [hits, self._table("mean prefill, ms, loading included", lambda cell: f"{1e3 * cell.prefill_s:,.0f}")]
 
-    def _table(self, title: str, entry: Callable[[Cell], str]) -> Table:
+    def _table(self, title: str, entry: Callable[[SizingCell], str]) -> Table:
         table = Table(title=title, box=box.SIMPLE, title_justify="left", padding=(0, 1, 0, 0))
         table.add_column("instances", justify="right", no_wrap=True)
         table.add_column("placed", no_wrap=True)
@@ -104,11 +106,13 @@ class Counsel:
             name = f"{instances} instance{'s' if instances > 1 else ''}"
             lines.append(f"{name}: {self._pool_sentence(cells)}")
             if at_random := self.fleets.get((instances, "at random")):
-                lines.append(f"{name}, no pool: placed by prefix, not at random: {_gain(Step(at_random[0], cells[0]))}")
+                lines.append(
+                    f"{name}, no pool: placed by prefix, not at random: {_gain(AdviceStep(at_random[0], cells[0]))}"
+                )
         return lines
 
-    def _pool_sentence(self, cells: list[Cell]) -> str:
-        steps = [Step(*pair) for pair in pairwise(cells)]
+    def _pool_sentence(self, cells: list[SizingCell]) -> str:
+        steps = [AdviceStep(*pair) for pair in pairwise(cells)]
         if not any(step.points >= LEAST_POINTS for step in steps):
             return "none of these pools brings a hit that its own caches have not"
         best = max(steps, key=lambda step: step.points / (step.after.pool_tokens - step.before.pool_tokens))
@@ -132,13 +136,13 @@ class Counsel:
 
 
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[Callable[[Iterable[Sent]], Iterator[Sent]]]:
+def progress(console: Console, total: int) -> Iterator[Callable[[Iterable[TimedRequest]], Iterator[TimedRequest]]]:
     """What it gives passes requests on and shows how many there were."""
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
 
-        def counted(requests: Iterable[Sent]) -> Iterator[Sent]:
+        def counted(requests: Iterable[TimedRequest]) -> Iterator[TimedRequest]:
             for number, sent in enumerate(requests, 1):
                 yield sent
                 if not number % TELL_EVERY:
@@ -147,7 +151,7 @@ def progress(console: Console, total: int) -> Iterator[Callable[[Iterable[Sent]]
         yield counted
 
 
-def _gain(step: Step) -> str:
+def _gain(step: AdviceStep) -> str:
     before, after = 1e3 * step.before.prefill_s, 1e3 * step.after.prefill_s
     return f"{step.points:+.1f} points of hits, mean prefill {before:,.0f} -> {after:,.0f} ms"
 

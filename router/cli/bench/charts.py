@@ -7,9 +7,9 @@ from statistics import median, mode
 from typing import TYPE_CHECKING
 
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, plain_numbers, save
-from router.testbed.bench.agents import Report
-from router.testbed.bench.cache_tiers import KINDS, WHERE, Layers
-from router.testbed.bench.summary import Figures, figures
+from router.testbed.bench.agents import AgentsReport
+from router.testbed.bench.cache_tiers import KINDS, WHERE, TierReport
+from router.testbed.bench.summary import ArmSummary, figures
 from router.testbed.workloads.statistics import statistics
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ COLOURS = {"computed": "#c4c9d1", "pool": "#e8963a", "local": "#2f6f9f"}
 ARMS = ("#9aa3af", "#e8963a", "#2f6f9f")
 
 
-def layers_chart(seen: Layers, when: str, file: Path) -> None:
+def layers_chart(seen: TierReport, when: str, file: Path) -> None:
     figure = canvas(8.4, 3.9)
     axes = figure.add_subplot()
     kinds = [kind for kind in KINDS if seen.of(kind)]
@@ -42,7 +42,7 @@ def layers_chart(seen: Layers, when: str, file: Path) -> None:
     save(figure, file)
 
 
-def agents_chart(report: Report, when: str, file: Path) -> None:
+def agents_chart(report: AgentsReport, when: str, file: Path) -> None:
     figure = canvas(11.0, 4.6)
     hits, times, throughput = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 0.9))
     names = [outcome.arm.name.replace(", ", "\n").replace(" +", "\n+") for outcome in report.outcomes]
@@ -76,7 +76,7 @@ def agents_chart(report: Report, when: str, file: Path) -> None:
     save(figure, file)
 
 
-def _sources(axes: Axes, names: list[str], all_figures: list[Figures], ideal: float) -> None:
+def _sources(axes: Axes, names: list[str], all_figures: list[ArmSummary], ideal: float) -> None:
     """Stacked bars: where the prompt tokens' KV came from."""
     below = [0.0] * len(names)
     for source in ("local", "pool", "computed"):

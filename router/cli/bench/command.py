@@ -12,8 +12,8 @@ from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
-from router.testbed.bench.agents import Arm, Report, Stage, arms, compare
-from router.testbed.bench.cache_tiers import KINDS, Layers, measure
+from router.testbed.bench.agents import AgentsReport, BenchArm, Stage, arms, compare
+from router.testbed.bench.cache_tiers import KINDS, TierReport, measure
 from router.testbed.bench.environment import BenchFailed, look
 from router.testbed.workloads import Workload
 
@@ -40,7 +40,7 @@ async def bench_layers(
             raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
         chosen = int(clock.wall()) if seed is None else seed
         facts = await look(site)
-        seen = Layers(tokens, chosen, f"{versions()}, {facts.version}", facts.block_tokens)
+        seen = TierReport(tokens, chosen, f"{versions()}, {facts.version}", facts.block_tokens)
         with progress_bar(console) as progress, cancellable(seen):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
 
@@ -76,11 +76,11 @@ async def bench_agents(
     clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
-    report, chosen = Report(workload, versions()), arms(policy)
+    report, chosen = AgentsReport(workload, versions()), arms(policy)
     with progress_bar(console) as progress, cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
 
-        def done(arm: Arm, turns: int) -> None:
+        def done(arm: BenchArm, turns: int) -> None:
             progress.update(bars[arm], completed=turns)
 
         await compare(report, chosen, stage, out, clock, done)

@@ -8,8 +8,8 @@ from statistics import median
 from rich import box
 from rich.table import Table
 
-from router.testbed.bench.agents import Report
-from router.testbed.bench.cache_tiers import EXPECTED, KINDS, WHERE, Kind, Layers, Measured
+from router.testbed.bench.agents import AgentsReport
+from router.testbed.bench.cache_tiers import EXPECTED, KINDS, WHERE, Kind, TierMeasurement, TierReport
 from router.testbed.bench.engine_counters import EngineCounts
 from router.testbed.bench.summary import figures
 from router.testbed.workloads.statistics import statistics
@@ -17,7 +17,7 @@ from router.testbed.workloads.statistics import statistics
 MISSING = "-"
 
 
-def layers_table(seen: Layers) -> Table:
+def layers_table(seen: TierReport) -> Table:
     title = f"TTFT of one {seen.tokens}-token prompt by where its KV comes from ({seen.versions})"
     table = Table(title=title, box=box.SIMPLE)
     for name in ("prompt", "engine"):
@@ -45,7 +45,7 @@ def layers_table(seen: Layers) -> Table:
     return table
 
 
-def store_table(seen: Layers) -> Table | None:
+def store_table(seen: TierReport) -> Table | None:
     """What Mooncake and vLLM's connector counted, per request; None without a pool."""
     if not any(one.master for one in seen.seen):
         return None
@@ -68,7 +68,7 @@ def store_table(seen: Layers) -> Table | None:
     return table
 
 
-def layers_remarks(seen: Layers) -> str:
+def layers_remarks(seen: TierReport) -> str:
     """What the table proves, and what it does not."""
     same, whole = seen.identical()
     lines = [f"Greedy answers the same tokens in all four: {same} of {whole} repetitions."]
@@ -89,12 +89,12 @@ def _failed_loads(engines: Iterable[EngineCounts]) -> list[str]:
     return [f"{failed:.0f} keys could not be loaded after all: computed, though counted as pool."] if failed else []
 
 
-def _origins(seen: Layers, kind: Kind) -> str:
+def _origins(seen: TierReport, kind: Kind) -> str:
     sources = [one.source for one in seen.of(kind)]
     return ", ".join(f"{sources.count(source)} {source}" for source in dict.fromkeys(sources))
 
 
-def _tokens(one: Measured) -> tuple[float | None, float | None, float | None]:
+def _tokens(one: TierMeasurement) -> tuple[float | None, float | None, float | None]:
     return one.engine.local_tokens, one.engine.pool_tokens, one.engine.computed_tokens
 
 
@@ -103,11 +103,11 @@ def _usual(values: Iterable[float | None]) -> str:
     return f"{median(known):.0f}" if known else MISSING
 
 
-def _median_ttft(some: Sequence[Measured]) -> float | None:
+def _median_ttft(some: Sequence[TierMeasurement]) -> float | None:
     return median(one.answer.ttft_ms for one in some) if some else None
 
 
-def agents_table(report: Report) -> Table:
+def agents_table(report: AgentsReport) -> Table:
     title = f"{len(report.workload.sessions)} agents, {report.workload.turns} turns ({report.versions})"
     table = Table(title=title, box=box.SIMPLE)
     table.add_column("arm", no_wrap=True)
@@ -135,7 +135,7 @@ def _against(mine: float | None, base: float | None, digits: int) -> str:
     return f"{mine:.{digits}f}" + (f" ({mine / base:.2f}x)" if base else "")
 
 
-def agents_remarks(report: Report) -> str:
+def agents_remarks(report: AgentsReport) -> str:
     """What the workload is and what went wrong."""
     real = statistics(report.workload, report.block_tokens)
     lines = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, plain_numbers, save
-from router.testbed.loadgen.report import NOBODY, Loaded, by_target, hit_share, target_of
+from router.testbed.loadgen.report import NOBODY, LoadReport, by_target, hit_share, target_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ COLOURS = (
 FAILED = "#c0392b"
 
 
-def loaded_chart(loaded: Loaded, versions: str, when: str, file: Path) -> None:
+def loaded_chart(loaded: LoadReport, versions: str, when: str, file: Path) -> None:
     """There must be an answer. Raises WarmrouteError where the file cannot be written."""
     figure = canvas(11.0, 4.2)
     over_time, distribution = figure.subplots(1, 2, width_ratios=(1.6, 1.0))
@@ -38,7 +38,7 @@ def loaded_chart(loaded: Loaded, versions: str, when: str, file: Path) -> None:
     save(figure, file)
 
 
-def _over_time(axes: Axes, loaded: Loaded) -> None:
+def _over_time(axes: Axes, loaded: LoadReport) -> None:
     busiest = sorted(by_target(loaded).items(), key=lambda item: -item[1].requests)
     named = [target for target, _ in busiest[: len(COLOURS) - 1]]
     groups = {target: [one for one in loaded.answered if target_of(one) == target] for target in sorted(named)}
@@ -59,7 +59,7 @@ def _over_time(axes: Axes, loaded: Loaded) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
-def _distribution(axes: Axes, loaded: Loaded) -> None:
+def _distribution(axes: Axes, loaded: LoadReport) -> None:
     ordered = sorted(one.ttft_s or 0.0 for one in loaded.answered)
     share = [(rank + 1) / len(ordered) for rank in range(len(ordered))]
     axes.step(ordered, share, where="post", color=COLOURS[0], lw=2)

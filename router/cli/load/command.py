@@ -18,17 +18,17 @@ from router.cli.terminal.output import progress_bar, readable_console, versions,
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
 from router.testbed.loadgen.calibration import first_model, tokens_per_word
-from router.testbed.loadgen.client import Client
+from router.testbed.loadgen.client import LoadClient
 from router.testbed.loadgen.conversations import Prompts
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.processes import together
-from router.testbed.loadgen.report import Loaded, loaded_json
+from router.testbed.loadgen.report import LoadReport, loaded_json
 from router.testbed.loadgen.sharding import shares
 from router.testbed.workloads import Workload
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """What the command was told, beside the workload."""
 
     url: str
@@ -43,12 +43,12 @@ class Asked:
     chart: Path | None = None
 
 
-class NothingAnswered(WarmrouteError):
+class NoAnswers(WarmrouteError):
     """Every request of a load failed; the report says how."""
 
 
 async def run_load(
-    asked: Asked, workload: Workload, clock: Clock | None = None, console: Console | None = None
+    asked: LoadRequest, workload: Workload, clock: Clock | None = None, console: Console | None = None
 ) -> bool:
     """Shows a table, and writes what was asked for. False: interrupted, and so only a part.
 
@@ -61,7 +61,7 @@ async def run_load(
     with progress_bar(console) as progress, cancellable(loaded):
         bar = progress.add_task("requests", total=workload.turns)
 
-        def tell(sent: Sent) -> None:
+        def tell(sent: SentRequest) -> None:
             loaded.sent.append(sent)
             failed = f" ({sum(loaded.failures.values())} failed)" if sent.failure is not None else None
             progress.update(bar, completed=len(loaded.sent), description=failed and f"requests{failed}")
@@ -69,18 +69,18 @@ async def run_load(
         loaded.troubles = await together(_jobs(asked, loaded), clock, tell)
     _report(asked, loaded, clock, console)
     if loaded.sent and not loaded.answered:
-        raise NothingAnswered("nothing was answered")
+        raise NoAnswers("nothing was answered")
     return not loaded.interrupted
 
 
-async def _begun(asked: Asked, workload: Workload, clock: Clock) -> Loaded:
+async def _begun(asked: LoadRequest, workload: Workload, clock: Clock) -> LoadReport:
     """An empty report, once the endpoint is known."""
     model = asked.model or await first_model(asked.url, asked.api_key)
     per_word = None
     if asked.prompts == "text":
-        async with Client(asked.url, model, clock, asked.api_key) as client:
+        async with LoadClient(asked.url, model, clock, asked.api_key) as client:
             per_word = await tokens_per_word(client, asked.text_seed)
-    return Loaded(
+    return LoadReport(
         url=asked.url,
         model=model,
         workload=workload,
@@ -92,10 +92,10 @@ async def _begun(asked: Asked, workload: Workload, clock: Clock) -> Loaded:
     )
 
 
-def _jobs(asked: Asked, loaded: Loaded) -> list[Job]:
+def _jobs(asked: LoadRequest, loaded: LoadReport) -> list[LoadJob]:
     workload = loaded.workload
     return [
-        Job(
+        LoadJob(
             url=loaded.url,
             model=loaded.model,
             api_key=asked.api_key,
@@ -111,7 +111,7 @@ def _jobs(asked: Asked, loaded: Loaded) -> list[Job]:
     ]
 
 
-def _report(asked: Asked, loaded: Loaded, clock: Clock, console: Console) -> None:
+def _report(asked: LoadRequest, loaded: LoadReport, clock: Clock, console: Console) -> None:
     console.print(loaded_table(loaded))
     for line in loaded_remarks(loaded):
         console.print(line, style="yellow", markup=False, soft_wrap=True)

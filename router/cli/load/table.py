@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from router.testbed.loadgen.report import NOBODY, Loaded, by_target, client_of, figures_of, hit_share
+from router.testbed.loadgen.report import NOBODY, LoadReport, by_target, client_of, figures_of, hit_share
 
 MISSING = "-"
 LATE_S = 0.1  # at the 99th percentile: from here on the client's own delay is no longer small beside a TTFT
 REASONS = 5
 
 
-def loaded_table(loaded: Loaded) -> Table:
+def loaded_table(loaded: LoadReport) -> Table:
     table = Table(title=f"{loaded.workload.name} at {loaded.url}, {loaded.loop}", box=box.SIMPLE, show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -23,7 +23,7 @@ def loaded_table(loaded: Loaded) -> Table:
     return table
 
 
-def _rows(loaded: Loaded) -> Iterator[tuple[str, str]]:
+def _rows(loaded: LoadReport) -> Iterator[tuple[str, str]]:
     got, client, answered = figures_of(loaded), client_of(loaded), loaded.answered
     yield "requests answered / shed / failed", f"{got.requests:,} / {got.shed:,} / {got.failed:,}"
     ttft = (got.ttft_mean_s, got.ttft_p50_s, got.ttft_p90_s, got.ttft_p99_s)
@@ -42,7 +42,7 @@ def _rows(loaded: Loaded) -> Iterator[tuple[str, str]]:
     yield "sent late by the client itself p50 / p99 / max, ms", " / ".join(_ms(some, 1) for some in late)
 
 
-def loaded_remarks(loaded: Loaded) -> list[str]:
+def loaded_remarks(loaded: LoadReport) -> list[str]:
     """One line each; none: all went well."""
     failures = loaded.failures
     lines = [f"failed {times}x: {reason[:160]}" for reason, times in failures.most_common(REASONS)]

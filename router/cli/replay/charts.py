@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from router.cli.replay.tables import marked, share_of
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, save
-from router.testbed.replay.replay import Report
+from router.testbed.replay.replay import ReplayReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BAR, LESS, MORE = "#9aa3af", "#2f6f9f", "#e8963a"
 
 
-def draw(report: Report, file: Path) -> None:
+def draw(report: ReplayReport, file: Path) -> None:
     """Four panels, a row per contender; blue is better than what was made, orange is worse. Needs one with a choice."""
     some = [one for one in report.contended if one.choices]
     figure = canvas(11.0, 1.9 + 0.42 * len(some))
@@ -67,7 +67,7 @@ def _title(axes: Axes, title: str, unit: str) -> None:
     axes.set_xlabel(unit, color=FAINT, fontsize=8)
 
 
-def _heading(report: Report) -> str:
+def _heading(report: ReplayReport) -> str:
     told = f"{report.records:,} logged requests, decided again"
     if report.first_wall_s is None or report.last_wall_s is None:
         return told

@@ -21,9 +21,9 @@ from router.cli.terminal.drawing import require_for
 from router.cli.terminal.output import readable_console, write_json
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedPolicy
-from router.telemetry.decision_log.reader import Bad, files_of, read
+from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
 from router.testbed.replay import policies as named
-from router.testbed.replay.replay import Replay, Report
+from router.testbed.replay.replay import Replay, ReplayReport
 from scorers.registry import PluginError, Registry, installed
 
 NAMED_LINES = 5
@@ -33,7 +33,7 @@ class NotReproduced(WarmrouteError):
     """A policy of the log decides otherwise than it did, and does not say that it learns."""
 
 
-class Reading:
+class LogReading:
     """What became of the log's lines."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Reading:
         self.torn: list[str] = []  # files whose last line is unfinished
         self.interrupted = False
 
-    def skipped(self, line: Bad) -> None:
+    def skipped(self, line: UnreadableLine) -> None:
         if line.torn:
             self.torn.append(str(line.path))
             return
@@ -71,7 +71,7 @@ def replay(
         require_for(chart)
         if not contenders:
             raise ConfigError("--chart shows how other policies compare: name some with --policy")
-    again, reading = Replay(contenders, registry), Reading()
+    again, reading = Replay(contenders, registry), LogReading()
     _run(again, logs, limit, reading, console)
     report = again.report()
     _tell(report, reading, console)
@@ -85,7 +85,7 @@ def replay(
     return not reading.interrupted
 
 
-def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: Reading, console: Console) -> None:
+def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogReading, console: Console) -> None:
     """Until the end of the logs, `limit` records or Ctrl-C."""
     total = sum(map(_size, files_of(logs)))
     with _progress(console) as progress, _stoppable(reading):
@@ -95,7 +95,7 @@ def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: Readin
             progress.update(bar, advance=size, description=f"{reading.records:,} records")
 
         for entry in read(logs, passed):
-            if isinstance(entry, Bad):
+            if isinstance(entry, UnreadableLine):
                 reading.skipped(entry)
             elif isinstance(entry, LoggedPolicy):
                 again.met(entry)
@@ -107,7 +107,7 @@ def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: Readin
 
 
 @contextmanager
-def _stoppable(reading: Reading) -> Iterator[None]:
+def _stoppable(reading: LogReading) -> Iterator[None]:
     """Ctrl-C ends the reading between two records: half of one would look like a choice that came out otherwise."""
 
     def stop(*_: object) -> None:
@@ -126,7 +126,7 @@ def _size(file: Path) -> int:
     return 0
 
 
-def _tell(report: Report, reading: Reading, console: Console) -> None:
+def _tell(report: ReplayReport, reading: LogReading, console: Console) -> None:
     if report.reproduced:
         console.print(tables.reproduced_table(report))
     if report.contended:
@@ -141,7 +141,7 @@ def _tell(report: Report, reading: Reading, console: Console) -> None:
     console.print("\n".join(lines), soft_wrap=True)
 
 
-def _write(report: Report, reading: Reading, file: Path, console: Console) -> None:
+def _write(report: ReplayReport, reading: LogReading, file: Path, console: Console) -> None:
     told = {
         "warmroute": version("warmroute"),
         "complete": not reading.interrupted,

@@ -8,14 +8,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from router.testbed.replay.contender import Contended
-from router.testbed.replay.replay import Report
-from router.testbed.replay.reproduction import Reproduced
+from router.testbed.replay.contender import ContenderResult
+from router.testbed.replay.replay import ReplayReport
+from router.testbed.replay.reproduction import ReproductionResult
 
 MISSING = "-"
 
 
-def reproduced_table(report: Report) -> Table:
+def reproduced_table(report: ReplayReport) -> Table:
     table = Table(title="Who decided, deciding again", box=box.SIMPLE)
     for name in ("policy", "digest"):
         table.add_column(name, no_wrap=True)
@@ -33,7 +33,7 @@ def reproduced_table(report: Report) -> Table:
     return table
 
 
-def contended_table(report: Report) -> Table:
+def contended_table(report: ReplayReport) -> Table:
     table = Table(title="Who did not decide, on the first choice of each request", box=box.SIMPLE)
     table.add_column("policy", no_wrap=True)
     names = ("choices", "agree", "TTFT ms", "where not (p10, p90)", "cached tokens", "spread (was)", "fails")
@@ -53,7 +53,7 @@ def contended_table(report: Report) -> Table:
     return table
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: ReplayReport) -> list[str]:
     """As markup."""
     if not report.records:
         return ["The log holds no records."]
@@ -68,7 +68,7 @@ def remarks(report: Report) -> list[str]:
     return lines + _of_contenders(report)
 
 
-def _of_contenders(report: Report) -> list[str]:
+def _of_contenders(report: ReplayReport) -> list[str]:
     some = report.contended
     lines = [f"[red]{escape(one.policy)} fails, first: {escape(one.fault)}[/]" for one in some if one.fault]
     lines += [
@@ -97,7 +97,7 @@ def _of_contenders(report: Report) -> list[str]:
     return lines
 
 
-def marked(one: Contended) -> str:
+def marked(one: ContenderResult) -> str:
     """Its name, with a word where its figures are not quite its own."""
     return f"{one.policy} (partly seen)" if one.partial else one.policy
 
@@ -107,7 +107,7 @@ def share_of(part: int, whole: int) -> str:
     return f"{floor(10_000 * part / whole) / 100:g} %" if whole else MISSING
 
 
-def _differs(one: Reproduced) -> list[str]:
+def _differs(one: ReproductionResult) -> list[str]:
     name = escape(f"{one.policy} ({one.digest})" if one.digest else one.policy)
     if one.unbuilt is not None:
         return [f"[red]{name}: {one.choices:,} choices could not be made again: {escape(one.unbuilt)}[/]"]
@@ -125,7 +125,7 @@ def _signed(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:+,.{digits}f}"
 
 
-def _range(one: Contended) -> str:
+def _range(one: ContenderResult) -> str:
     if one.ttft_p10_ms is None or one.ttft_p90_ms is None:
         return MISSING
     return f"{one.ttft_p10_ms:+,.0f}, {one.ttft_p90_ms:+,.0f}"

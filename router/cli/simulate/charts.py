@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from router.cli.simulate.plots import Bar, Bars, Line, Lines, bar_chart, line_chart
-from router.testbed.simulator.outcome import Figures
-from router.testbed.sweep.columns import Value, over_seeds, percent
-from router.testbed.sweep.comparison import Capacity, Table
+from router.cli.simulate.plots import Bars, Lines, PlotBar, PlotLine, bar_chart, line_chart
+from router.testbed.simulator.outcome import SimulationFigures
+from router.testbed.sweep.columns import FigureValue, over_seeds, percent
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,19 +21,19 @@ LOADS = {
 SHORT = {"rate": "requests per second", "rho": "rho", "sessions": "sessions per instance"}
 HITS = "% of prompt tokens from a cache"
 
-Panel = Callable[[Table], str]
-Of = Callable[[Figures], float | None]
+Panel = Callable[[ComparisonTable], str]
+Of = Callable[[SimulationFigures], float | None]
 
 
-def all_of(tables: Sequence[Table], capacities: Sequence[Capacity]) -> dict[str, Figure]:
+def all_of(tables: Sequence[ComparisonTable], capacities: Sequence[CapacityTable]) -> dict[str, Figure]:
     """By the name of its file, without suffix. Empty where nothing was found."""
     if tables:
         return {"ttft": _ttft(tables), "hits": _hits(tables), "capacity": _good(tables)}
     return {"capacity": _capacities(capacities)} if capacities else {}
 
 
-def _ttft(tables: Sequence[Table]) -> Figure:
-    def p90(own: Figures) -> float | None:
+def _ttft(tables: Sequence[ComparisonTable]) -> Figure:
+    def p90(own: SimulationFigures) -> float | None:
         return own.ttft_p90_s
 
     loads = {table.situation.load for table in tables}
@@ -45,8 +45,8 @@ def _ttft(tables: Sequence[Table]) -> Figure:
     return bar_chart(f"Time to first token, 90th percentile, {loads.pop()}", "seconds", bars)
 
 
-def _hits(tables: Sequence[Table]) -> Figure:
-    def hit(own: Figures) -> float | None:
+def _hits(tables: Sequence[ComparisonTable]) -> Figure:
+    def hit(own: SimulationFigures) -> float | None:
         return percent(own.hit_share)
 
     if len({table.situation.fleet.instances for table in tables}) > 1:
@@ -55,10 +55,10 @@ def _hits(tables: Sequence[Table]) -> Figure:
     return bar_chart("Hits", HITS, _bars(tables, lambda table: str(table.situation), hit, 1))
 
 
-def _good(tables: Sequence[Table]) -> Figure:
+def _good(tables: Sequence[ComparisonTable]) -> Figure:
     """Each policy at the load at which it serves most requests well."""
     several = len({table.situation.load for table in tables}) > 1
-    best: dict[str, dict[str, Bar]] = {}
+    best: dict[str, dict[str, PlotBar]] = {}
     for table in tables:
         panel = best.setdefault(_fleet(table), {})
         at = f" at {table.situation.load.value:,.3g}" if several else ""
@@ -72,43 +72,43 @@ def _good(tables: Sequence[Table]) -> Figure:
     return bar_chart(title, "requests per second", {name: list(bars.values()) for name, bars in best.items()})
 
 
-def _capacities(capacities: Sequence[Capacity]) -> Figure:
-    bars: dict[str, list[Bar]] = {}
+def _capacities(capacities: Sequence[CapacityTable]) -> Figure:
+    bars: dict[str, list[PlotBar]] = {}
     for one in capacities:
         said = "none" if one.load is None else f"{'' if one.bounded else 'at least '}{one.load.shown(2)}"
-        bars.setdefault(str(one.fleet), []).append(Bar(one.policy, one.load, said))
+        bars.setdefault(str(one.fleet), []).append(PlotBar(one.policy, one.load, said))
     return bar_chart("Capacity: the highest load that is served well", SHORT[capacities[0].kind], bars)
 
 
-def _lines(tables: Iterable[Table], panel: Panel, at: Callable[[Table], float], of: Of) -> Lines:
+def _lines(tables: Iterable[ComparisonTable], panel: Panel, at: Callable[[ComparisonTable], float], of: Of) -> Lines:
     """A point that a seed lacks is left out."""
-    found: dict[str, dict[str, list[tuple[float, Value]]]] = {}
+    found: dict[str, dict[str, list[tuple[float, FigureValue]]]] = {}
     for table in tables:
         for bar in _of_table(table, of, 0):
             if bar.value is not None:
                 found.setdefault(panel(table), {}).setdefault(bar.policy, []).append((at(table), bar.value))
     return {
-        name: [Line(policy, tuple(sorted(points))) for policy, points in policies.items()]
+        name: [PlotLine(policy, tuple(sorted(points))) for policy, points in policies.items()]
         for name, policies in found.items()
     }
 
 
-def _bars(tables: Iterable[Table], panel: Panel, of: Of, digits: int) -> Bars:
+def _bars(tables: Iterable[ComparisonTable], panel: Panel, of: Of, digits: int) -> Bars:
     return {panel(table): _of_table(table, of, digits) for table in tables}
 
 
-def _of_table(table: Table, of: Of, digits: int) -> list[Bar]:
+def _of_table(table: ComparisonTable, of: Of, digits: int) -> list[PlotBar]:
     values = [(row.policy, over_seeds([of(own) for own in row.seeds])) for row in table.rows]
-    return [Bar(policy, value, "none" if value is None else value.shown(digits)) for policy, value in values]
+    return [PlotBar(policy, value, "none" if value is None else value.shown(digits)) for policy, value in values]
 
 
-def _mean(bar: Bar) -> float:
+def _mean(bar: PlotBar) -> float:
     return -1.0 if bar.value is None else bar.value.mean
 
 
-def _fleet(table: Table) -> str:
+def _fleet(table: ComparisonTable) -> str:
     return str(table.situation.fleet)
 
 
-def _all_but_size(table: Table) -> str:
+def _all_but_size(table: ComparisonTable) -> str:
     return f"{table.situation.fleet.beside}, {table.situation.load}"

@@ -22,29 +22,29 @@ from router.cli.terminal import drawing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.sweep import results
-from router.testbed.sweep.capacity import Found, Search
-from router.testbed.sweep.cells import Cell, Failed, Measured
+from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
+from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
 from router.testbed.sweep.comparison import capacities, compared
 from router.testbed.sweep.parallel import spread
-from router.testbed.sweep.spec import Asked, cells
+from router.testbed.sweep.spec import SweepSpec, cells
 
 NARROWEST = 150  # columns that a table of all figures needs; narrower terminals wrap it
 
 
-class NothingDone(WarmrouteError):
+class AllCellsFailed(WarmrouteError):
     """Every cell failed."""
 
 
-class Done(NamedTuple):
+class SweepResult(NamedTuple):
     """All that came back."""
 
-    measured: list[Measured]
-    found: list[Found]
-    failed: list[Failed]
+    measured: list[CellResult]
+    found: list[CapacityResult]
+    failed: list[CellFailure]
     interrupted: bool
 
 
-class Wanted(NamedTuple):
+class SweepOutput(NamedTuple):
     """What becomes of the cells."""
 
     capacity_share: float | None = None  # not single cells: the highest load at which so many requests meet the limits
@@ -55,10 +55,10 @@ class Wanted(NamedTuple):
     said: str = "warmroute simulate"  # the command line, as the page quotes it
 
 
-TABLES = Wanted()
+TABLES = SweepOutput()
 
 
-def simulate(asked: Asked, wanted: Wanted = TABLES, console: Console | None = None) -> bool:
+def simulate(asked: SweepSpec, wanted: SweepOutput = TABLES, console: Console | None = None) -> bool:
     """False: interrupted, so a part.
 
     Raises ConfigError for what cannot be simulated, NothingDone where every cell failed.
@@ -79,12 +79,12 @@ def simulate(asked: Asked, wanted: Wanted = TABLES, console: Console | None = No
     if wanted.out is not None:
         _write(wanted.out, told, report, done if wanted.chart else None, notes)
     if done.failed and not done.measured and not done.found:
-        raise NothingDone(f"nothing was simulated: all {len(done.failed)} cells failed")
+        raise AllCellsFailed(f"nothing was simulated: all {len(done.failed)} cells failed")
     return not done.interrupted
 
 
-def _report(said: str, asked: Asked, asked_for: Sequence[Cell], done: Done) -> page.Page:
-    return page.Page(
+def _report(said: str, asked: SweepSpec, asked_for: Sequence[SweepCell], done: SweepResult) -> page.ResultPage:
+    return page.ResultPage(
         said,
         tuple(grids.of_comparison(table) for table in compared(done.measured)),
         tuple(grids.of_capacities(capacities(done.found))),
@@ -95,13 +95,13 @@ def _report(said: str, asked: Asked, asked_for: Sequence[Cell], done: Done) -> p
     )
 
 
-def _searches(tasks: Sequence[Cell], share: float) -> list[Search]:
+def _searches(tasks: Sequence[SweepCell], share: float) -> list[CapacitySearch]:
     if len({task.load for task in tasks}) > 1:
         raise ConfigError("--find-capacity searches for the load: give at most one, to begin with")
-    return [Search(task, share) for task in tasks]
+    return [CapacitySearch(task, share) for task in tasks]
 
 
-def _run(tasks: Sequence[Cell | Search], jobs: int, console: Console) -> Done:
+def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Console) -> SweepResult:
     clock: Clock = SystemClock()
     began_s = clock.now()
     with _progress(console) as progress, _interruptible() as interrupted:
@@ -113,10 +113,10 @@ def _run(tasks: Sequence[Cell | Search], jobs: int, console: Console) -> Done:
             return interrupted()
 
         ended = spread(tasks, jobs, look)
-        return Done(
-            [one for one in ended if isinstance(one, Measured)],
-            [one for one in ended if isinstance(one, Found)],
-            [one for one in ended if isinstance(one, Failed)],
+        return SweepResult(
+            [one for one in ended if isinstance(one, CellResult)],
+            [one for one in ended if isinstance(one, CapacityResult)],
+            [one for one in ended if isinstance(one, CellFailure)],
             interrupted(),
         )
 
@@ -132,14 +132,14 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tell(report: page.Page, console: Console) -> None:
+def _tell(report: page.ResultPage, console: Console) -> None:
     for grid in (*report.comparisons, *report.capacities):
         console.print(printed(grid))
     for line in report.remarks:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _write(out: Path, told: bytes, report: page.Page, drawn: Done | None, console: Console) -> None:
+def _write(out: Path, told: bytes, report: page.ResultPage, drawn: SweepResult | None, console: Console) -> None:
     """`drawn`: what the charts show; None: no charts and no page."""
     files = {"simulate.json": told}
     if drawn is not None:

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from router.testbed.simulator.scenario import Failure, Trouble
-from router.testbed.sweep.cells import Cell, Measured
+from router.testbed.simulator.scenario import InstanceFailure, Trouble
+from router.testbed.sweep.cells import CellResult, SweepCell
 from router.testbed.sweep.option_values import OFF
 
 
-class Part(NamedTuple):
+class FaultRemark(NamedTuple):
     """One thing that goes wrong."""
 
     from_s: float
     said: str
 
 
-def remarks(cells: Sequence[Cell], measured: Sequence[Measured]) -> list[str]:
+def remarks(cells: Sequence[SweepCell], measured: Sequence[CellResult]) -> list[str]:
     """A line per trouble that was asked for, and one for each part of it that some of the cells did not live to see."""
     lines = []
     troubles = {cell.fleet.trouble: cell.scenario.trouble for cell in cells}
@@ -34,20 +34,24 @@ def remarks(cells: Sequence[Cell], measured: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def parts(trouble: Trouble) -> list[Part]:
+def parts(trouble: Trouble) -> list[FaultRemark]:
     """Each thing in words, with when it begins."""
     found = [_failure(failure) for failure in trouble.failures]
     if trouble.events_lost:
-        found.append(Part(0.0, f"{trouble.events_lost * 100:.3g} % of all event batches are lost"))
-    found += [Part(from_s, f"the pool is away {_when(from_s, until_s)}") for from_s, until_s in trouble.pool_away]
+        found.append(FaultRemark(0.0, f"{trouble.events_lost * 100:.3g} % of all event batches are lost"))
+    found += [
+        FaultRemark(from_s, f"the pool is away {_when(from_s, until_s)}") for from_s, until_s in trouble.pool_away
+    ]
     if trouble.router_starts_s:
-        found.append(Part(0.0, f"the router starts at {trouble.router_starts_s:g} s, before that requests take turns"))
+        found.append(
+            FaultRemark(0.0, f"the router starts at {trouble.router_starts_s:g} s, before that requests take turns")
+        )
     return found
 
 
-def _failure(failure: Failure) -> Part:
+def _failure(failure: InstanceFailure) -> FaultRemark:
     what = "is down" if failure.kind == "down" else f"takes {failure.factor:g} times as long per step"
-    return Part(failure.at_s, f"instance {failure.instance} {what} {_when(failure.at_s, failure.until_s)}")
+    return FaultRemark(failure.at_s, f"instance {failure.instance} {what} {_when(failure.at_s, failure.until_s)}")
 
 
 def _when(from_s: float, until_s: float) -> str:

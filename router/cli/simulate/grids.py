@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from router.testbed.sweep.cells import Failed
-from router.testbed.sweep.columns import MISSING, Column, Value, best_of, over_seeds, shown_columns
-from router.testbed.sweep.comparison import Capacity, Table
+from router.testbed.sweep.cells import CellFailure
+from router.testbed.sweep.columns import MISSING, FigureColumn, FigureValue, best_of, over_seeds, shown_columns
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable
 
 LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
 
 
-class Entry(NamedTuple):
+class GridEntry(NamedTuple):
     text: str
     best: bool = False
 
@@ -23,18 +23,18 @@ class Grid(NamedTuple):
 
     title: str
     heads: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    rows: tuple[tuple[GridEntry, ...], ...]
 
 
-def of_comparison(table: Table) -> Grid:
+def of_comparison(table: ComparisonTable) -> Grid:
     columns = shown_columns([own for row in table.rows for own in row.seeds])
     values = [[over_seeds([column.of(own) for own in row.seeds]) for row in table.rows] for column in columns]
     told = [_entries(column, own) for column, own in zip(columns, values, strict=True)]
-    names = [Entry(row.policy) for row in table.rows]
+    names = [GridEntry(row.policy) for row in table.rows]
     return _grid(str(table.situation), ["policy", *(column.head for column in columns)], [names, *told])
 
 
-def of_capacities(found: Sequence[Capacity]) -> list[Grid]:
+def of_capacities(found: Sequence[CapacityTable]) -> list[Grid]:
     """A grid per fleet."""
     grids = []
     for fleet, group in groupby(found, lambda one: one.fleet):
@@ -42,18 +42,20 @@ def of_capacities(found: Sequence[Capacity]) -> list[Grid]:
         loads = [one.load for one in some]
         most = max((value.mean for value in loads if value is not None), default=0.0)
         told = [
-            Entry(f"{'' if one.bounded else 'at least '}{_shown(one.load, 2)}", _is(one.load, most) and len(some) > 1)
+            GridEntry(
+                f"{'' if one.bounded else 'at least '}{_shown(one.load, 2)}", _is(one.load, most) and len(some) > 1
+            )
             for one in some
         ]
-        ended = [Entry(_shown(one.requests_per_s, 2)) for one in some]
-        shares = [Entry(MISSING if one.share is None else f"{one.share.mean:.1%}") for one in some]
+        ended = [GridEntry(_shown(one.requests_per_s, 2)) for one in some]
+        shares = [GridEntry(MISSING if one.share is None else f"{one.share.mean:.1%}") for one in some]
         heads = ["policy", LOAD[some[0].kind], "requests/s end", "within limits"]
-        columns = [[Entry(one.policy) for one in some], told, ended, shares]
+        columns = [[GridEntry(one.policy) for one in some], told, ended, shares]
         grids.append(_grid(f"Capacity of {fleet}", heads, columns))
     return grids
 
 
-def remarks(failed: Sequence[Failed], interrupted: bool, seeds: int) -> list[str]:
+def remarks(failed: Sequence[CellFailure], interrupted: bool, seeds: int) -> list[str]:
     """Of the run as a whole."""
     lines = [f"{one.what} failed: {one.reason}" for one in failed]
     if seeds > 1:
@@ -63,21 +65,21 @@ def remarks(failed: Sequence[Failed], interrupted: bool, seeds: int) -> list[str
     return lines
 
 
-def _grid(title: str, heads: Sequence[str], columns: Sequence[Sequence[Entry]]) -> Grid:
+def _grid(title: str, heads: Sequence[str], columns: Sequence[Sequence[GridEntry]]) -> Grid:
     return Grid(title, tuple(heads), tuple(zip(*columns, strict=True)))
 
 
-def _entries(column: Column, values: Sequence[Value | None]) -> list[Entry]:
+def _entries(column: FigureColumn, values: Sequence[FigureValue | None]) -> list[GridEntry]:
     best = best_of(column, values)
     return [
-        Entry(MISSING if value is None else value.shown(column.digits, column.spread), row in best)
+        GridEntry(MISSING if value is None else value.shown(column.digits, column.spread), row in best)
         for row, value in enumerate(values)
     ]
 
 
-def _shown(value: Value | None, digits: int) -> str:
+def _shown(value: FigureValue | None, digits: int) -> str:
     return "none" if value is None else value.shown(digits)
 
 
-def _is(value: Value | None, most: float) -> bool:
+def _is(value: FigureValue | None, most: float) -> bool:
     return value is not None and value.mean == most

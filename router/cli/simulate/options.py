@@ -1,4 +1,4 @@
-"""The options of `warmroute simulate`, from the command line to `Asked` and `Wanted`.
+"""The options of `warmroute simulate`, from the command line to `SweepSpec` and `SweepOutput`.
 
 Rooms are imported when the command runs, so that `--help` answers at once.
 """
@@ -76,12 +76,12 @@ def simulate(
 ) -> None:
     """Compare policies on a fleet in virtual time: the router's own code, engines by a profile, a workload by a preset
     or a trace. The same question has the same answer, to the byte."""
-    from router.cli.simulate.command import Wanted
+    from router.cli.simulate.command import SweepOutput
     from router.cli.simulate.command import simulate as simulate_cells
     from router.cli.simulate.speed import measure as measure_speeds
-    from router.testbed.sweep.spec import POLICIES, Asked
+    from router.testbed.sweep.spec import POLICIES, SweepSpec
 
-    asked = Asked(
+    asked = SweepSpec(
         policies=policy or POLICIES,
         policies_dir=policies_dir,
         workload=workload,
@@ -114,6 +114,6 @@ def simulate(
         measure_speeds(asked)
         return
     said = shlex.join(["warmroute", *sys.argv[1:]])
-    wanted = Wanted(share if find_capacity else None, jobs, out, json, chart, said)
+    wanted = SweepOutput(share if find_capacity else None, jobs, out, json, chart, said)
     if not simulate_cells(asked, wanted):
         sys.exit(INTERRUPTED)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from router.cli.simulate.grids import Entry, Grid
+from router.cli.simulate.grids import Grid, GridEntry
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 78rem; margin: 2rem auto; padding: 0 1rem }
@@ -24,7 +24,7 @@ tbody tr:nth-child(even) { background: #f8f9fa } .best { font-weight: 700; color
 """.strip()
 
 
-class Page(NamedTuple):
+class ResultPage(NamedTuple):
     """What is told, on the terminal as here. `said`: the command line."""
 
     said: str
@@ -33,7 +33,7 @@ class Page(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def html(page: Page, charts: Sequence[str]) -> str:
+def html(page: ResultPage, charts: Sequence[str]) -> str:
     """`charts` are SVG documents."""
     parts = [f"<h1>Policies in virtual time</h1>\n<pre>{escape(page.said)}</pre>"]
     parts += [f"<p>{escape(line)}</p>" for line in page.remarks]
@@ -55,5 +55,5 @@ def _table(grid: Grid) -> str:
     )
 
 
-def _cell(entry: Entry) -> str:
+def _cell(entry: GridEntry) -> str:
     return f'<td class="best">{escape(entry.text)}</td>' if entry.best else f"<td>{escape(entry.text)}</td>"

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.cli.terminal.drawing import FAINT, INK, LINE, bare, canvas, plain_numbers
-from router.testbed.sweep.columns import Value
+from router.testbed.sweep.columns import FigureValue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,20 +25,20 @@ ACROSS = 3  # panels side by side
 TITLE = 64  # characters that a panel's width has room for
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     policy: str
-    points: tuple[tuple[float, Value], ...]  # from left to right
+    points: tuple[tuple[float, FigureValue], ...]  # from left to right
 
 
-class Bar(NamedTuple):
+class PlotBar(NamedTuple):
     policy: str
-    value: Value | None
+    value: FigureValue | None
     said: str
 
 
-Lines = Mapping[str, Sequence[Line]]
+Lines = Mapping[str, Sequence[PlotLine]]
 """By panel."""
-Bars = Mapping[str, Sequence[Bar]]
+Bars = Mapping[str, Sequence[PlotBar]]
 """By panel."""
 
 
@@ -120,7 +120,7 @@ def _panels(
     return figure, all_axes
 
 
-def _draw(axes: Axes, line: Line, look: tuple[str, str]) -> None:
+def _draw(axes: Axes, line: PlotLine, look: tuple[str, str]) -> None:
     colour, mark = look
     xs = [at for at, _ in line.points]
     ys = [value.mean for _, value in line.points]

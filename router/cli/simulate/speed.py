@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from router.cli.simulate.grids import Entry, Grid
+from router.cli.simulate.grids import Grid, GridEntry
 from router.cli.simulate.tables import printed
 from router.errors import ConfigError
 from router.testbed.simulator.run import simulate
-from router.testbed.sweep.cells import Cell
-from router.testbed.sweep.spec import Asked, cells
+from router.testbed.sweep.cells import SweepCell
+from router.testbed.sweep.spec import SweepSpec, cells
 from router.testbed.workloads import Workload, first, sped
 from router.testbed.workloads.offered_load import rate_for
 
@@ -31,7 +31,7 @@ PER_INSTANCE = 5  # requests, so that caches have something in them
 LEAST = 2_000
 
 
-class Speed(NamedTuple):
+class DecisionSpeed(NamedTuple):
     policy: str
     instances: int
     decisions: int
@@ -42,12 +42,12 @@ class Speed(NamedTuple):
         return self.decisions / self.deciding_s
 
 
-def measure(asked: Asked, console: Console | None = None) -> None:
+def measure(asked: SweepSpec, console: Console | None = None) -> None:
     """Prints the table, over `SIZES` where only the default fleet is asked for. Raises ConfigError for a closed
     loop.
     """
     console = console or Console(highlight=False)
-    if asked.instances == Asked().instances:
+    if asked.instances == SweepSpec().instances:
         asked = replace(asked, instances=SIZES)
     all_cells = cells(asked, console.print)
     workload = all_cells[0].source.workload(asked.first_seed, console.print)
@@ -60,18 +60,18 @@ def measure(asked: Asked, console: Console | None = None) -> None:
     console.print(printed(of_speeds(speeds, asked.workload)))
 
 
-def timed(cell: Cell, workload: Workload, stopwatch: Callable[[], float]) -> Speed:
+def timed(cell: SweepCell, workload: Workload, stopwatch: Callable[[], float]) -> DecisionSpeed:
     """Over the first requests of an open workload, at a moderate load."""
     instances = cell.scenario.instances
     workload = first(workload, max(LEAST, PER_INSTANCE * instances))
     workload = sped(workload, rate_for(workload, cell.scenario.profile, instances, RHO))
     outcome = simulate(cell.scenario, cell.rules, workload, seed=cell.seed, stopwatch=stopwatch)
-    return Speed(cell.policy, instances, outcome.decisions, outcome.deciding_s)
+    return DecisionSpeed(cell.policy, instances, outcome.decisions, outcome.deciding_s)
 
 
-def of_speeds(speeds: Sequence[Speed], workload: str) -> Grid:
+def of_speeds(speeds: Sequence[DecisionSpeed], workload: str) -> Grid:
     """A row per size of the fleet, a column per policy."""
     sizes = [(size, list(own)) for size, own in groupby(speeds, lambda one: one.instances)]
     policies = [one.policy for one in sizes[0][1]]
-    rows = [[Entry(f"{size:,}"), *(Entry(f"{one.per_s:,.0f}") for one in own)] for size, own in sizes]
+    rows = [[GridEntry(f"{size:,}"), *(GridEntry(f"{one.per_s:,.0f}") for one in own)] for size, own in sizes]
     return Grid(f"Decisions per second, {workload}, one core", ("instances", *policies), tuple(map(tuple, rows)))

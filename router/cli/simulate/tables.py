@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli.simulate.grids import Entry, Grid
+from router.cli.simulate.grids import Grid, GridEntry
 
 
 def printed(grid: Grid) -> Table:
@@ -19,5 +19,5 @@ def printed(grid: Grid) -> Table:
     return table
 
 
-def _starred(entry: Entry) -> str:
+def _starred(entry: GridEntry) -> str:
     return f"[bold]{escape(entry.text)}*[/]" if entry.best else f"{escape(entry.text)} "

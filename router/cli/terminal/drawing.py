@@ -20,7 +20,7 @@ SUFFIXES = (".png", ".svg")
 INK, FAINT, EDGE, LINE = "#22272e", "#6b7280", "#d1d5db", "#e5e7eb"
 
 
-class NoCharts(WarmrouteError):
+class ChartsUnavailable(WarmrouteError):
     """matplotlib is not installed."""
 
 
@@ -29,7 +29,7 @@ def require() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as missing:
-        raise NoCharts(
+        raise ChartsUnavailable(
             "charts need matplotlib: pip install 'warmroute[bench]', or ask for no chart (--no-chart)"
         ) from missing
 

@@ -78,11 +78,11 @@ def write(
     agents fare on a fleet that is slower than assumed.
     """
     from router.testbed.workloads.export import mooncake_lines
-    from router.testbed.workloads.timeline import Pace
+    from router.testbed.workloads.timeline import ClosedLoopPace
     from router.testbed.workloads.trace_file import write_lines
 
     chosen = read(given, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
-    written = write_lines(out, mooncake_lines(chosen, Pace(at_once, token_ms / 1e3)))
+    written = write_lines(out, mooncake_lines(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))
     err.print(f"written: {out}: {written:,} requests", markup=False, soft_wrap=True)
 
 

@@ -8,15 +8,15 @@ from rich import box
 from rich.table import Table
 
 from router.testbed.workloads import PUBLISHED, Workload
-from router.testbed.workloads.reuse import Reuse, reuse
-from router.testbed.workloads.statistics import Statistics, statistics
+from router.testbed.workloads.reuse import BlockReuse, reuse
+from router.testbed.workloads.statistics import WorkloadStatistics, statistics
 
 REUSE_TOKENS = 512
 """Blocks are counted in this size, as traces name them: smaller ones say the same, and take minutes."""
 UNTOLD = ""
 
 
-def statistics_of(workload: Workload, block_tokens: int) -> tuple[Statistics, Reuse | None]:
+def statistics_of(workload: Workload, block_tokens: int) -> tuple[WorkloadStatistics, BlockReuse | None]:
     return statistics(workload, block_tokens), reuse(workload, REUSE_TOKENS)
 
 
@@ -25,7 +25,7 @@ def title(given: str, workload: Workload, block_tokens: int) -> str:
     return f"{given}: {kind}, ideal hits in whole blocks of {block_tokens} tokens"
 
 
-def counted_table(given: str, workload: Workload, real: Statistics, blocks: Reuse | None) -> Table:
+def counted_table(given: str, workload: Workload, real: WorkloadStatistics, blocks: BlockReuse | None) -> Table:
     published = PUBLISHED.get(given, {})
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -37,7 +37,7 @@ def counted_table(given: str, workload: Workload, real: Statistics, blocks: Reus
     return table
 
 
-def lengths(workload: Workload, real: Statistics) -> list[tuple[str, str]]:
+def lengths(workload: Workload, real: WorkloadStatistics) -> list[tuple[str, str]]:
     """By the names that `PUBLISHED` has."""
     if workload.is_closed:
         rows = [
@@ -65,7 +65,7 @@ def lengths(workload: Workload, real: Statistics) -> list[tuple[str, str]]:
     ]
 
 
-def hits(real: Statistics, blocks: Reuse | None) -> list[tuple[str, str]]:
+def hits(real: WorkloadStatistics, blocks: BlockReuse | None) -> list[tuple[str, str]]:
     rows = [("ideal hits", _percent(real.ideal_share)), ("shared by sessions", _percent(real.shared_share))]
     if blocks is not None:
         rows += [
@@ -77,7 +77,9 @@ def hits(real: Statistics, blocks: Reuse | None) -> list[tuple[str, str]]:
     return rows
 
 
-def as_json(given: str, seed: int, block_tokens: int, real: Statistics, blocks: Reuse | None) -> dict[str, Any]:
+def as_json(
+    given: str, seed: int, block_tokens: int, real: WorkloadStatistics, blocks: BlockReuse | None
+) -> dict[str, Any]:
     return {
         "workload": given,
         "seed": seed,

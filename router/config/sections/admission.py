@@ -7,7 +7,7 @@ from pydantic import Field
 from router.config.sections.base import Seconds, Section
 
 
-class Door(Section):
+class AdmissionConfig(Section):
     """Fit and park: a session begins when its context and those of all live sessions fit the KV memory of the fleet; a
     turn whose context is gone waits for room as well, ahead of new sessions.
     """

@@ -21,17 +21,17 @@ Source = Annotated[
 ]
 
 
-class Count(Section):
+class SourcedCount(Section):
     value: Positive = Field(description="the number itself")
     source: Source
 
 
-class Cost(Section):
+class SourcedCost(Section):
     value: float = Field(ge=0, description="the number itself; 0: it costs nothing")
     source: Source
 
 
-class Size(Section):
+class SourcedSize(Section):
     value: float = Field(gt=0, description="the number itself")
     source: Source
 
@@ -40,13 +40,13 @@ class ProfileFile(Section):
     """One instance, all of its GPUs together."""
 
     about: str = Field(pattern=r"\S", description="which model on which hardware, and what the numbers share")
-    kv_tokens: Count = Field(description="tokens that its KV cache holds")
-    kv_bytes_per_token: Size = Field(description="KV of one token, over all layers and all GPUs of the instance")
-    us_per_token: Cost = Field(description="compute of one prompt token in microseconds, attention left out")
-    ns_per_pair: Cost = Field(description="compute of attention from one new token to one token before it")
-    us_per_decode: Cost = Field(description="compute of one answer token in microseconds")
-    weights_ms: Cost = Field(description="reading the weights once, in milliseconds per step")
-    ns_per_context_token: Cost = Field(description="reading the KV of one context token, per step")
-    step_ms: Cost = Field(description="what a step takes whatever is in it: launches, scheduling, sampling")
-    batched_tokens: Count = Field(description="tokens that one step computes at most (`max_num_batched_tokens`)")
-    max_seqs: Count = Field(description="requests that run at once (`max_num_seqs`)")
+    kv_tokens: SourcedCount = Field(description="tokens that its KV cache holds")
+    kv_bytes_per_token: SourcedSize = Field(description="KV of one token, over all layers and all GPUs of the instance")
+    us_per_token: SourcedCost = Field(description="compute of one prompt token in microseconds, attention left out")
+    ns_per_pair: SourcedCost = Field(description="compute of attention from one new token to one token before it")
+    us_per_decode: SourcedCost = Field(description="compute of one answer token in microseconds")
+    weights_ms: SourcedCost = Field(description="reading the weights once, in milliseconds per step")
+    ns_per_context_token: SourcedCost = Field(description="reading the KV of one context token, per step")
+    step_ms: SourcedCost = Field(description="what a step takes whatever is in it: launches, scheduling, sampling")
+    batched_tokens: SourcedCount = Field(description="tokens that one step computes at most (`max_num_batched_tokens`)")
+    max_seqs: SourcedCount = Field(description="requests that run at once (`max_num_seqs`)")

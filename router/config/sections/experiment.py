@@ -30,7 +30,7 @@ Unit = Literal["session", "api_key", "user", "request", "time"]
 Metric = Literal["ttft_p50", "ttft_p90", "duration_p90", "hit_share", "error_rate"]
 
 
-class Guard(Section):
+class GuardConfig(Section):
     """Watches every arm against the first one."""
 
     metric: Metric = Field(default="ttft_p90", description="what is compared; a failed request is infinitely slow")
@@ -50,7 +50,7 @@ class Guard(Section):
     )
 
 
-class Limits(Section):
+class ArmLimitsConfig(Section):
     """Absolute, for every arm: a bad arm harms the others too, through the queues they share."""
 
     ttft_p90_max_ms: float | None = Field(
@@ -61,7 +61,7 @@ class Limits(Section):
     )
 
 
-class Experiment(Section):
+class ExperimentConfig(Section):
     """Arms on live requests, policies that look on, and what ends it."""
 
     unit: Unit = Field(
@@ -72,8 +72,8 @@ class Experiment(Section):
         min_length=1, description="policies and their shares in percent; the first one is what others are held against"
     )
     shadows: list[str] = Field(default=[], description="policies that say what they would have done, and do nothing")
-    guard: Guard = Guard()
-    limits: Limits = Limits()
+    guard: GuardConfig = GuardConfig()
+    limits: ArmLimitsConfig = ArmLimitsConfig()
     isolate: Literal["none", "instances"] = Field(
         default="none", description="instances: each arm gets its own slice of the fleet, so their caches do not mix"
     )
@@ -83,7 +83,7 @@ class Experiment(Section):
     window_s: Seconds = Field(default=600.0, description="length of a window, for unit time")
 
     @model_validator(mode="after")
-    def _shares_add_up(self) -> Experiment:
+    def _shares_add_up(self) -> ExperimentConfig:
         for name, share in self.arms.items():
             if not share > 0:
                 raise ValueError(f"arms: {name} has a share of {share:g}; every share must be above 0")
@@ -93,7 +93,7 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _shadows_are_others(self) -> Experiment:
+    def _shadows_are_others(self) -> ExperimentConfig:
         for i, name in enumerate(self.shadows):
             if name in self.arms:
                 raise ValueError(f"shadows: {name} is an arm already")
@@ -102,7 +102,7 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _isolation_is_possible(self) -> Experiment:
+    def _isolation_is_possible(self) -> ExperimentConfig:
         if self.isolate == "instances" and self.unit == "time":
             raise ValueError("isolate: instances needs another unit than time: a window has the whole fleet")
         return self

@@ -11,7 +11,7 @@ from router.config.sections.base import BaseUrl, Positive, Seconds, Section
 HashAlgo = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 
 
-class PoolModel(Section):
+class PoolModelConfig(Section):
     """The engines that share a model's blocks agree on all of this: that is what sharing means (`protocol.md` 6.9)."""
 
     name: str | None = Field(
@@ -47,7 +47,7 @@ class PoolModel(Section):
     groups: Positive = Field(default=1, description="KV cache groups with keys of their own (hybrid models: several)")
 
 
-class Pool(Section):
+class PoolConfig(Section):
     masters: list[BaseUrl] = Field(
         min_length=1,
         description="HTTP addresses of the Mooncake masters (their `metrics_port`, 9003); the leading one is asked",
@@ -65,6 +65,6 @@ class Pool(Section):
     remembered_blocks: Positive = Field(
         default=200_000, description="blocks whose engine hash and last answer are remembered"
     )
-    models: dict[str, PoolModel] = Field(
+    models: dict[str, PoolModelConfig] = Field(
         default={}, description="by base model name as the engines serve it; a model without one: all defaults"
     )

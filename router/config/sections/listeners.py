@@ -9,15 +9,15 @@ from pydantic import Field, model_validator
 from router.config.sections.base import PathName, Port, Positive, Seconds, Section
 
 
-class Tls(Section):
+class TlsConfig(Section):
     cert_file: PathName = Field(description="PEM certificate chain of the listener")
     key_file: PathName = Field(description="PEM private key of the listener")
 
 
-class Listen(Section):
+class ListenConfig(Section):
     host: str = Field(default="0.0.0.0", description="address of the public listener")
     port: Port = Field(default=8000, description="port of the public listener; 0 lets the system choose")
-    tls: Tls | None = Field(default=None, description="serve https instead of http")
+    tls: TlsConfig | None = Field(default=None, description="serve https instead of http")
     header_timeout_s: Seconds = Field(default=10.0, description="a request's head must be complete within this time")
     body_idle_timeout_s: Seconds = Field(
         default=30.0, description="longest pause between two pieces of a request's body"
@@ -25,7 +25,7 @@ class Listen(Section):
     header_bytes: Positive = Field(default=65536, description="largest request head (request line and headers)")
 
 
-class AdminToken(Section):
+class AdminTokenConfig(Section):
     name: str = Field(description="who this is: shown in logs")
     hash: str = Field(
         pattern="^[0-9a-fA-F]{64}$", description="sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"
@@ -36,10 +36,10 @@ class AdminToken(Section):
     )
 
 
-class Admin(Section):
+class AdminConfig(Section):
     host: str = Field(default="127.0.0.1", description="address of the admin listener, never the public one")
     port: Port = Field(default=8001, description="port of the admin listener; 0 lets the system choose")
-    tokens: list[AdminToken] = Field(
+    tokens: list[AdminTokenConfig] = Field(
         default=[], description="bearer tokens; none: open, allowed only on a loopback host"
     )
     audit_file: PathName | None = Field(
@@ -49,13 +49,13 @@ class Admin(Section):
     )
 
     @model_validator(mode="after")
-    def _open_only_on_loopback(self) -> Admin:
+    def _open_only_on_loopback(self) -> AdminConfig:
         if not self.tokens and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
         return self
 
 
-class Clients(Section):
+class ClientsConfig(Section):
     keys_file: PathName | None = Field(
         default=None,
         description="file with one sha256 of a client API key (hex) and a name per line; none: no key is asked",

@@ -9,7 +9,7 @@ from router.config.sections.base import PathName, Port, Positive, Seconds, Secti
 MIB = 1024 * 1024
 
 
-class Stack(Section):
+class LocalStackConfig(Section):
     engines: Positive = Field(default=2, description="how many vLLM instances `warmroute stack` starts")
     first_port: Port = Field(default=8100, description="port of the first, the others follow it; 0: the system chooses")
     model: PathName | None = Field(

@@ -5,8 +5,8 @@ which the configuration allows on loopback only; then a browser is the danger. A
 resolve to 127.0.0.1 (DNS rebinding), so the Host must be a loopback name, and any page can post here blindly, so a
 request that a browser marks as another site's is refused.
 
-What is shown and done comes through `Operations`, and what decides is switched through `Steering` (`steering.py`);
-this file knows nothing of the rooms behind them.
+What is shown and done comes through `AdminOperations`, and what decides is switched through `PolicyControl`
+(`steering.py`); this file knows nothing of the rooms behind them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
-from router.config.sections.listeners import AdminToken
-from router.control.api.policies import Described, Shape, Steering, steering
-from router.control.api.records import Explaining, RecordShape, explained
-from router.errors import Forbidden, NotFound, Refused, Unauthorized
+from router.config.sections.listeners import AdminTokenConfig
+from router.control.api.policies import ErrorDescriptions, OpenShape, PolicyControl, steering
+from router.control.api.records import Explainer, RecordShape, explained
+from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import error_answer, install
 
@@ -35,7 +35,7 @@ ANYBODY = "anybody"  # who came in, where no token is asked for
 OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed by the user
 
 
-class Operations(Protocol):
+class AdminOperations(Protocol):
     """What the operator may see and do; plain JSON types throughout."""
 
     def instances(self) -> list[dict[str, Any]]:
@@ -63,23 +63,23 @@ class Operations(Protocol):
         """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
 
 
-class InstanceShape(Shape):
+class InstanceShape(OpenShape):
     id: str
     url: str
     state: str
 
 
-class PoolShape(Shape):
+class PoolShape(OpenShape):
     configured: bool
 
 
-class GateShape(Shape):
+class ModelAdmissionShape(OpenShape):
     model: str
     capacity_tokens: int | None
 
 
-class GateList(BaseModel):
-    models: list[GateShape]
+class ModelAdmissionList(BaseModel):
+    models: list[ModelAdmissionShape]
 
 
 class InstanceList(BaseModel):
@@ -87,7 +87,7 @@ class InstanceList(BaseModel):
     discovery: dict[str, str | None]
 
 
-class WorkerShape(Shape):
+class WorkerShape(OpenShape):
     number: int
     pid: int | None
     up: bool
@@ -101,7 +101,7 @@ class RecordList(BaseModel):
     records: list[RecordShape]
 
 
-class Drained(BaseModel):
+class DrainAnswer(BaseModel):
     id: str
     draining: bool
 
@@ -124,7 +124,7 @@ def _errors(**meanings: str) -> dict[int | str, dict[str, Any]]:
 NO_ENTRY = _errors(_401="no valid token", _403="not allowed")
 INVALID = _errors(_422="an invalid parameter")
 NOT_THERE = _errors(_404="no such thing")
-DESCRIBED = Described(
+DESCRIBED = ErrorDescriptions(
     not_there=NOT_THERE,
     not_now=_errors(_409="not as things stand"),
     text=_errors(_400="the body ended early", _413="the body is too large"),
@@ -135,7 +135,7 @@ Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
 def admin_app(
-    operations: Operations, control: Steering, explaining: Explaining, tokens: Sequence[AdminToken]
+    operations: AdminOperations, control: PolicyControl, explaining: Explainer, tokens: Sequence[AdminTokenConfig]
 ) -> FastAPI:
     """The application for the admin listener. `tokens` empty: open, to be bound to a loopback address only."""
     app = FastAPI(
@@ -146,7 +146,7 @@ def admin_app(
         responses=NO_ENTRY | INVALID,
     )
     install(app)
-    guard = Guard(tokens)
+    guard = AdminGuard(tokens)
     read, write = Depends(guard.asking("read")), Depends(guard.asking("write"))
     _looking(app, operations, [read])
     _doing(app, operations, [write])
@@ -160,7 +160,7 @@ def _allow_all_methods(app: FastAPI) -> None:
     """A refused method is answered with all that its path has: Starlette names those of the first route only."""
 
     async def wrong_method(request: Request, error: Exception) -> Response:
-        refusal = Refused(f"{request.method} {request.url.path}: method not allowed")
+        refusal = RequestRefused(f"{request.method} {request.url.path}: method not allowed")
         refusal.status, refusal.kind = 405, "invalid_request_error"
         answer = error_answer(refusal)
         found = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
@@ -170,7 +170,7 @@ def _allow_all_methods(app: FastAPI) -> None:
     app.add_exception_handler(405, wrong_method)
 
 
-def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
+def _looking(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read)
     async def instances() -> InstanceList:
         return InstanceList.model_validate({"instances": operations.instances(), "discovery": operations.discovery()})
@@ -184,8 +184,8 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
         return WorkerList.model_validate({"workers": operations.workers()})
 
     @app.get("/admin/door", dependencies=read)
-    async def door() -> GateList:
-        return GateList.model_validate({"models": operations.door()})
+    async def door() -> ModelAdmissionList:
+        return ModelAdmissionList.model_validate({"models": operations.door()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
@@ -193,28 +193,28 @@ def _looking(app: FastAPI, operations: Operations, read: list[Any]) -> None:
         return PoolShape.model_validate({"configured": told is not None, **(told or {})})
 
 
-def _doing(app: FastAPI, operations: Operations, write: list[Any]) -> None:
+def _doing(app: FastAPI, operations: AdminOperations, write: list[Any]) -> None:
     @app.post("/admin/instances/{id}/drain", dependencies=write, responses=NOT_THERE)
-    async def drain(id: Identifier) -> Drained:
+    async def drain(id: Identifier) -> DrainAnswer:
         """The instance finishes what it has and gets nothing new."""
         return _drained(operations, id, True)
 
     @app.post("/admin/instances/{id}/undrain", dependencies=write, responses=NOT_THERE)
-    async def undrain(id: Identifier) -> Drained:
+    async def undrain(id: Identifier) -> DrainAnswer:
         """The instance gets requests again."""
         return _drained(operations, id, False)
 
 
-def _drained(operations: Operations, instance: str, on: bool) -> Drained:
+def _drained(operations: AdminOperations, instance: str, on: bool) -> DrainAnswer:
     if not operations.drain(instance, on):
         raise NotFound("no such instance", param="id", code="unknown_instance")
-    return Drained(id=instance, draining=on)
+    return DrainAnswer(id=instance, draining=on)
 
 
-class Guard:
+class AdminGuard:
     """Says who may come in."""
 
-    def __init__(self, tokens: Sequence[AdminToken]) -> None:
+    def __init__(self, tokens: Sequence[AdminTokenConfig]) -> None:
         self._tokens = AdminTokens(tokens)
 
     def asking(self, right: Right) -> Callable[[Request], Awaitable[str]]:

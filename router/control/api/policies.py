@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.errors import ConfigError, TooLarge
 from router.proxy.request_body import whole_body
-from router.request.error_body import Invalid
+from router.request.error_body import InvalidRequest
 
 BODY_BYTES = 1_000_000
 
@@ -24,14 +24,14 @@ Responses = dict[int | str, Any]
 """Descriptions of answers, by status."""
 
 
-class Readable(Protocol):
+class ReadableResult(Protocol):
     """What a switch did, or would do."""
 
     def readable(self) -> dict[str, Any]:
         """As plain JSON types."""
 
 
-class Steering(Protocol):
+class PolicyControl(Protocol):
     """The operator's line. Changes raise `ConfigError` for a wrong text and `Refused` for what cannot be now."""
 
     def policies(self) -> dict[str, Any]:
@@ -46,26 +46,26 @@ class Steering(Protocol):
     def entries(self, limit: int) -> list[dict[str, Any]]:
         """Of the audit log, newest first."""
 
-    async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> Readable: ...
+    async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> ReadableResult: ...
 
-    async def put_policies(self, text: str, who: str, *, dry_run: bool) -> Readable: ...
+    async def put_policies(self, text: str, who: str, *, dry_run: bool) -> ReadableResult: ...
 
-    async def activate(self, name: str, who: str, *, dry_run: bool) -> Readable: ...
+    async def activate(self, name: str, who: str, *, dry_run: bool) -> ReadableResult: ...
 
-    async def start_experiment(self, text: str, who: str, *, dry_run: bool) -> Readable: ...
+    async def start_experiment(self, text: str, who: str, *, dry_run: bool) -> ReadableResult: ...
 
-    async def end_experiment(self, who: str, *, dry_run: bool) -> Readable: ...
+    async def end_experiment(self, who: str, *, dry_run: bool) -> ReadableResult: ...
 
-    async def undo(self, who: str, *, dry_run: bool) -> Readable: ...
+    async def undo(self, who: str, *, dry_run: bool) -> ReadableResult: ...
 
 
-class Shape(BaseModel):
+class OpenShape(BaseModel):
     """Known fields first; what else is told is passed on."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class PoliciesShape(Shape):
+class PoliciesShape(OpenShape):
     active: str
     names: list[str]
     needs: list[str]
@@ -74,7 +74,7 @@ class PoliciesShape(Shape):
     undo: list[str]
 
 
-class SwitchShape(Shape):
+class SwitchShape(OpenShape):
     what: str
     dry_run: bool
     changed: bool
@@ -82,7 +82,7 @@ class SwitchShape(Shape):
     notes: list[str]
 
 
-class ExperimentShape(Shape):
+class ExperimentShape(OpenShape):
     running: bool
 
 
@@ -90,7 +90,7 @@ class AuditList(BaseModel):
     entries: list[dict[str, Any]]
 
 
-class Described(NamedTuple):
+class ErrorDescriptions(NamedTuple):
     """How refusals are described in the API's own description."""
 
     not_there: Responses
@@ -99,7 +99,7 @@ class Described(NamedTuple):
     json: Responses  # of a body that names a policy
 
 
-class Activation(BaseModel):
+class ActivationBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     policy: Annotated[str, Field(min_length=1, max_length=200)]
@@ -122,7 +122,7 @@ TEXT = {
 }
 
 
-def steering(app: FastAPI, control: Steering, read: Any, write: Any, errors: Described) -> None:
+def steering(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     """Adds the endpoints to `app`. `read`, `write`: dependencies that let somebody in and say who it is; `errors`: how
     refusals are described.
     """
@@ -140,7 +140,7 @@ def steering(app: FastAPI, control: Steering, read: Any, write: Any, errors: Des
         return AuditList(entries=control.entries(limit))
 
 
-def _policies(app: FastAPI, control: Steering, read: Any, write: Any, errors: Described) -> None:
+def _policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     text = Depends(body)
 
     @app.get("/admin/policies", dependencies=[read])
@@ -171,12 +171,12 @@ def _policies(app: FastAPI, control: Steering, read: Any, write: Any, errors: De
             return _told(await control.put_policy(name, given, who, activate=activate, dry_run=dry_run))
 
     @app.post("/admin/activate", responses=errors.json)
-    async def activate(asked: Activation, who: str = write) -> SwitchShape:
+    async def activate(asked: ActivationBody, who: str = write) -> SwitchShape:
         """A policy decides from now on, for everybody: a running experiment ends."""
         return _told(await control.activate(asked.policy, who, dry_run=asked.dry_run))
 
 
-def _experiment(app: FastAPI, control: Steering, read: Any, write: Any, errors: Described) -> None:
+def _experiment(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     text = Depends(body)
 
     @app.get("/admin/experiment", dependencies=[read])
@@ -203,10 +203,10 @@ async def body(request: Request) -> str:
     try:
         return given.decode()
     except UnicodeDecodeError as error:
-        raise Invalid(f"the body is not UTF-8 text (byte {error.start})", code="invalid_text") from None
+        raise InvalidRequest(f"the body is not UTF-8 text (byte {error.start})", code="invalid_text") from None
 
 
-def _told(switch: Readable) -> SwitchShape:
+def _told(switch: ReadableResult) -> SwitchShape:
     return SwitchShape.model_validate(switch.readable())
 
 
@@ -215,4 +215,4 @@ def _invalid(what: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as wrong:
-        raise Invalid(str(wrong), code=f"invalid_{what}") from wrong
+        raise InvalidRequest(str(wrong), code=f"invalid_{what}") from wrong

@@ -19,8 +19,8 @@ import jinja2
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from router.control.api.policies import Responses, Shape
-from router.control.explain import Asked
+from router.control.api.policies import OpenShape, Responses
+from router.control.explain import ExplainRequest
 from router.errors import NotFound, TooLarge
 from router.proxy.request_body import whole_body
 from router.request.public_api import BY_CACHE, BY_LOAD
@@ -40,12 +40,12 @@ Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 Given = Annotated[str | None, Query(max_length=512)]
 
 
-class Records(Protocol):
+class RecordSource(Protocol):
     async def record(self, record_id: str) -> dict[str, Any] | None:
         """The record of a request as plain JSON types, or None when it is not (or no longer) kept."""
 
 
-class Explaining(Protocol):
+class Explainer(Protocol):
     @property
     def body_bytes(self) -> int:
         """What a request's body may have."""
@@ -54,16 +54,16 @@ class Explaining(Protocol):
     def extra_paths(self) -> Collection[str]:
         """What is routed beside the paths that every engine has."""
 
-    async def explain(self, asked: Asked) -> dict[str, Any]:
+    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         """What would happen to a request now, as plain JSON types; nothing does. Raises `Refused`."""
 
 
-class RecordShape(Shape):
+class RecordShape(OpenShape):
     id: str
     target: str | None
 
 
-class ExplanationShape(Shape):
+class ExplanationShape(OpenShape):
     target: str
     why: str
     policy: str
@@ -71,8 +71,8 @@ class ExplanationShape(Shape):
 
 def explained(
     app: FastAPI,
-    records: Records,
-    explaining: Explaining,
+    records: RecordSource,
+    explaining: Explainer,
     read: Sequence[Any],
     described: Callable[..., Responses],
 ) -> None:
@@ -84,7 +84,7 @@ def explained(
     _what_would_happen(app, explaining, read, refusals)
 
 
-def _what_happened(app: FastAPI, records: Records, read: Sequence[Any], not_there: Responses) -> None:
+def _what_happened(app: FastAPI, records: RecordSource, read: Sequence[Any], not_there: Responses) -> None:
     a_page: Responses = {200: {"description": "JSON, or a page for people", "content": {HTML: {"schema": TEXT}}}}
 
     @app.get("/admin/records/{id}", dependencies=read, response_model=RecordShape, responses=not_there | a_page)
@@ -99,7 +99,7 @@ def _what_happened(app: FastAPI, records: Records, read: Sequence[Any], not_ther
         return found
 
 
-def _what_would_happen(app: FastAPI, explaining: Explaining, read: Sequence[Any], refusals: Responses) -> None:
+def _what_would_happen(app: FastAPI, explaining: Explainer, read: Sequence[Any], refusals: Responses) -> None:
     @app.post("/admin/explain", dependencies=read, responses=refusals, openapi_extra={"requestBody": REQUEST_BODY})
     async def explain(
         request: Request,
@@ -121,7 +121,9 @@ def _what_would_happen(app: FastAPI, explaining: Explaining, read: Sequence[Any]
         limit_bytes = explaining.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
         body = await whole_body(request, limit_bytes, too_large)
-        asked = Asked(path, body, request.headers.get("content-type"), policy, session, client, ttft_ms, tpot_ms)
+        asked = ExplainRequest(
+            path, body, request.headers.get("content-type"), policy, session, client, ttft_ms, tpot_ms
+        )
         return ExplanationShape.model_validate(await explaining.explain(asked))
 
 

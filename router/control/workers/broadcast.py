@@ -8,7 +8,7 @@ from router.control.workers.messages import Message
 from router.kvcache.events import TargetId
 
 
-class Telling(Protocol):
+class Broadcast(Protocol):
     def booked(self, target: TargetId) -> None:
         """Our own bookings there have changed."""
 

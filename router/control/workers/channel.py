@@ -18,9 +18,9 @@ from typing import cast
 import msgspec
 
 from router.control.workers import messages
-from router.control.workers.messages import Answer, Ask, Frames, Message, Question
+from router.control.workers.messages import AnswerMessage, AskMessage, FrameReader, Message, Question
 from router.control.workers.outbox import Outbox
-from router.fleet.load import Share
+from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
 
 log = logging.getLogger("warmroute.workers")
@@ -31,15 +31,15 @@ WAITING_BYTES = 256 * 1024 * 1024
 Heard = Callable[[messages.Any], None]
 
 
-class Line(asyncio.Protocol):
+class Channel(asyncio.Protocol):
     """`heard` gets what the other side tells, in order, `lost` is called when it is gone."""
 
-    def __init__(self, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], Share]) -> None:
+    def __init__(self, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], WorkerShare]) -> None:
         self._heard = heard
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(share_of, self._wake)
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count()
@@ -49,8 +49,8 @@ class Line(asyncio.Protocol):
 
     @classmethod
     async def on(
-        cls, sock: socket.socket, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], Share]
-    ) -> Line:
+        cls, sock: socket.socket, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], WorkerShare]
+    ) -> Channel:
         line = cls(heard, lost, share_of)
         await line._loop.create_unix_connection(lambda: line, sock=sock)
         return line
@@ -59,7 +59,7 @@ class Line(asyncio.Protocol):
         """None: no answer in time, or nobody is there any more."""
         number = next(self._numbers)
         answer = self._asked[number] = self._loop.create_future()
-        self.tell(Ask(number, question, about))
+        self.tell(AskMessage(number, question, about))
         try:
             return await asyncio.wait_for(answer, within_s)
         except (TimeoutError, ConnectionError):
@@ -85,7 +85,7 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
-                if isinstance(message, Answer):
+                if isinstance(message, AnswerMessage):
                     self._answered(message)
                 else:
                     self._heard(message)
@@ -102,7 +102,7 @@ class Line(asyncio.Protocol):
 
     # parts of the above
 
-    def _answered(self, told: Answer) -> None:
+    def _answered(self, told: AnswerMessage) -> None:
         answer = self._asked.get(told.number)
         if answer is not None and not answer.done():
             answer.set_result(told.payload)

@@ -10,39 +10,39 @@ and limits rest on. What a dying worker had under way counts as if its clients h
 from __future__ import annotations
 
 from router.clock import Clock
-from router.config.sections.experiment import Experiment
-from router.control.workers.broadcast import Telling
-from router.control.workers.messages import Answered, Began, Ended
-from router.fleet.load import Books
-from router.scheduling.experiments.experiment import Trial
+from router.config.sections.experiment import ExperimentConfig
+from router.control.workers.broadcast import Broadcast
+from router.control.workers.messages import RequestAnswered, RequestBegan, RequestEnded
+from router.fleet.load import LoadBook
+from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import Row, Speed, View
 
 NO_STAGES = Stages()
 NO_SPEED = Speed(0.0, 0.0, 0.0, 0, None, None, None, None)
-NO_LOAD = Books().load(NO_SPEED, 0.0)
+NO_LOAD = LoadBook().load(NO_SPEED, 0.0)
 NO_VIEW = View(0, 0, "", None, None, None, None, None, None, None, ())
 
 
-class ToldTrial(Trial):
+class SyncedExperiment(RunningExperiment):
     """`version` is that of the rule by which requests are placed; `first_byte` is told beside what a trial hears."""
 
-    def __init__(self, spec: Experiment, telling: Telling, version: int) -> None:
+    def __init__(self, spec: ExperimentConfig, telling: Broadcast, version: int) -> None:
         super().__init__(spec)
         self._telling = telling
         self.version = version
 
     def began(self, arm: str, unit: bytes, record: Record) -> None:
-        self._telling.tell(Began(self.version, record.number, arm, unit, record.arrived_s))
+        self._telling.tell(RequestBegan(self.version, record.number, arm, unit, record.arrived_s))
 
     def first_byte(self, record: Record) -> None:
         if record.ttft_ms is not None:
-            self._telling.tell(Answered(record.number, record.ttft_ms))
+            self._telling.tell(RequestAnswered(record.number, record.ttft_ms))
 
     def ended(self, record: Record) -> None:
         self._telling.tell(
-            Ended(
+            RequestEnded(
                 record.number,
                 record.attempts[-1].end if record.attempts else None,
                 record.target,
@@ -55,24 +55,24 @@ class ToldTrial(Trial):
         )
 
 
-class Elsewhere:
+class FollowerRequests:
     """Of requests under way in followers; `began` only for those that the present trial is about."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._running: dict[int, tuple[int, Record]] = {}  # follower and record, by the request's number
 
-    def began(self, follower: int, told: Began, trial: Trial) -> None:
+    def began(self, follower: int, told: RequestBegan, trial: RunningExperiment) -> None:
         record = Record("", told.number, told.arrived_s, 0.0, "", "", False, "", None, NO_STAGES)
         record.attempts = []
         self._running[told.number] = follower, record
         trial.began(told.arm, told.unit, record)
 
-    def answered(self, told: Answered) -> None:
+    def answered(self, told: RequestAnswered) -> None:
         if (running := self._running.get(told.number)) is not None:
             running[1].ttft_ms = told.ttft_ms
 
-    def ended(self, told: Ended, trial: Trial | None) -> None:
+    def ended(self, told: RequestEnded, trial: RunningExperiment | None) -> None:
         if (running := self._running.pop(told.number, None)) is None:
             return
         record = running[1]
@@ -84,12 +84,12 @@ class Elsewhere:
         if trial is not None:
             trial.ended(record)
 
-    def lost(self, follower: int, trial: Trial | None) -> None:
+    def lost(self, follower: int, trial: RunningExperiment | None) -> None:
         """It died."""
         for number, (of, record) in list(self._running.items()):
             if of == follower:
                 waited_ms = (self._clock.now() - record.arrived_s) * 1e3
-                end = Ended(number, "client_gone", "", None, record.ttft_ms, waited_ms, None, None)
+                end = RequestEnded(number, "client_gone", "", None, record.ttft_ms, waited_ms, None, None)
                 self.ended(end, trial)
 
 

@@ -13,25 +13,25 @@ import socket
 
 from router.config.schema import Config
 from router.control.workers import messages
-from router.control.workers.channel import Line
-from router.control.workers.local_state import House
+from router.control.workers.channel import Channel
+from router.control.workers.local_state import LocalState
 from router.control.workers.messages import (
-    Answer,
-    Ask,
-    Drained,
-    Load,
-    Made,
+    AnswerMessage,
+    AskMessage,
+    DrainMessage,
+    LoadMessage,
     Message,
-    Rule,
-    Ruled,
-    Start,
-    Stop,
-    Up,
-    Went,
+    PolicyApplied,
+    PolicyRule,
+    ResponseStored,
+    SessionMoved,
+    StartMessage,
+    StopMessage,
+    WorkerUp,
 )
 from router.control.workers.policy_sync import regime_of
 from router.errors import ConfigError
-from router.fleet.load import NO_SHARE, Share
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.tasks import Tasks
 from scorers.registry import installed
@@ -41,7 +41,7 @@ log = logging.getLogger("warmroute.workers")
 SCRAPED_WITHIN_S = 5.0
 
 
-class Follower:
+class FollowerWorker:
     """What it hears before its rooms are there (`take`) waits for them. `over` is set when it is to end; `alone`: not
     with all the others.
     """
@@ -50,18 +50,18 @@ class Follower:
         self.over = asyncio.Event()
         self.alone = True
         self._tasks = tasks
-        self._line: Line
-        self._house: House | None = None
-        self._started: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._line: Channel
+        self._house: LocalState | None = None
+        self._started: asyncio.Future[StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[messages.Any] = []
         self._registry = installed()
 
-    async def connect(self, sock: socket.socket) -> Start:
+    async def connect(self, sock: socket.socket) -> StartMessage:
         """The leader's first word. Raises ConnectionError when it is gone."""
-        self._line = await Line.on(sock, self._heard, self._lost, self._share)
+        self._line = await Channel.on(sock, self._heard, self._lost, self._share)
         return await self._started
 
-    def take(self, house: House) -> None:
+    def take(self, house: LocalState) -> None:
         """The rooms are there."""
         self._house = house
         waiting, self._waiting = self._waiting, []
@@ -71,7 +71,7 @@ class Follower:
     def up(self) -> None:
         """Connections are taken."""
         assert self._house is not None
-        self._line.tell(Up(self._house.run_id, os.getpid()))
+        self._line.tell(WorkerUp(self._house.run_id, os.getpid()))
 
     async def scrape(self) -> bytes:
         """The metrics page of all workers; of this one, where the leader does not answer."""
@@ -95,7 +95,7 @@ class Follower:
 
     # the line
 
-    def _share(self, target: TargetId) -> Share:
+    def _share(self, target: TargetId) -> WorkerShare:
         return NO_SHARE if self._house is None else self._house.core.own_share(target)
 
     def _lost(self) -> None:
@@ -106,9 +106,9 @@ class Follower:
         self.over.set()
 
     def _heard(self, message: messages.Any) -> None:
-        if isinstance(message, Start):
+        if isinstance(message, StartMessage):
             self._started.set_result(message)
-        elif isinstance(message, Stop):
+        elif isinstance(message, StopMessage):
             self.alone = False
             self.over.set()
         elif self._house is None:
@@ -116,34 +116,34 @@ class Follower:
         else:
             self._do(message, self._house)
 
-    def _do(self, message: messages.Any, house: House) -> None:
+    def _do(self, message: messages.Any, house: LocalState) -> None:
         match message:
-            case Load(target, share):
+            case LoadMessage(target, share):
                 house.core.heard_load(TargetId(target), share)
-            case Went() | Made():
+            case SessionMoved() | ResponseStored():
                 house.heard(message)
-            case Drained(instance, on):
+            case DrainMessage(instance, on):
                 house.core.heard_drain(instance, on)
-            case Rule():
+            case PolicyRule():
                 self._rule(message, house)
-            case Ask():
+            case AskMessage():
                 self._tasks.spawn("answer", self._answer(message, house))
             case _:
                 log.error("the leader told what only followers tell: %s", type(message).__name__)
 
-    def _rule(self, rule: Rule, house: House) -> None:
+    def _rule(self, rule: PolicyRule, house: LocalState) -> None:
         core = house.core
         try:
             regime = regime_of(rule, core.desk.regime, self._registry)
         except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
             log.error("what the leader switched to cannot be built here: %s", wrong)
-            self.tell(Ruled(rule.version, core.desk.regime.digests, str(wrong)))
+            self.tell(PolicyApplied(rule.version, core.desk.regime.digests, str(wrong)))
             return
         core.version = rule.version
         core.swap(regime)
-        self.tell(Ruled(rule.version, regime.digests))
+        self.tell(PolicyApplied(rule.version, regime.digests))
 
-    async def _answer(self, asked: Ask, house: House) -> None:
+    async def _answer(self, asked: AskMessage, house: LocalState) -> None:
         match asked.question:
             case "families":
                 payload = await house.families()
@@ -153,8 +153,8 @@ class Follower:
                 payload = house.records(int(asked.about))
             case "scrape":
                 payload = b""  # the leader's to say
-        self.tell(Answer(asked.number, payload))
+        self.tell(AnswerMessage(asked.number, payload))
 
 
-def settings_of(start: Start) -> Config:
+def settings_of(start: StartMessage) -> Config:
     return Config.model_validate_json(start.config)

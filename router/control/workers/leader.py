@@ -22,32 +22,32 @@ import msgspec
 from router.clock import Clock
 from router.config.schema import Config
 from router.control.workers import messages, metrics_merge
-from router.control.workers.channel import Line
-from router.control.workers.experiment import Elsewhere
-from router.control.workers.load_table import Loads
-from router.control.workers.local_state import House
+from router.control.workers.channel import Channel
+from router.control.workers.experiment import FollowerRequests
+from router.control.workers.load_table import WorkerLoads
+from router.control.workers.local_state import LocalState
 from router.control.workers.messages import (
-    Answer,
-    Answered,
-    Ask,
-    Began,
-    Drained,
-    Ended,
-    Load,
-    Made,
+    AnswerMessage,
+    AskMessage,
+    DrainMessage,
+    LoadMessage,
     Message,
-    Ruled,
-    Start,
-    Stop,
-    Up,
-    Went,
+    PolicyApplied,
+    RequestAnswered,
+    RequestBegan,
+    RequestEnded,
+    ResponseStored,
+    SessionMoved,
+    StartMessage,
+    StopMessage,
+    WorkerUp,
 )
-from router.control.workers.metrics_merge import Family
+from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.policy_sync import rule_of
-from router.control.workers.supervisor import Crew
-from router.fleet.load import Share
+from router.control.workers.supervisor import WorkerSupervisor
+from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.workers")
@@ -58,31 +58,31 @@ TOLD_AT_ONCE = 2_000  # sessions and responses, to one that is new: about a mill
 
 
 @dataclass
-class Member:
+class FollowerMember:
     """One follower, from its start to its end."""
 
     number: int
-    line: Line
+    line: Channel
     run: str | None = None  # None: it does not take connections yet
     version: int = 0  # of the rule that it has in force
     digests: dict[str, str] = field(default_factory=dict)
     trouble: str | None = None  # why it has not the newest
-    families: list[Family] = field(default_factory=list)  # as it told them last
+    families: list[MetricFamily] = field(default_factory=list)  # as it told them last
 
 
-class Leader:
+class LeaderWorker:
     def __init__(self, config: Config, secret: int, clock: Clock, tasks: Tasks) -> None:
         self.secret = secret
         self._config = config
         self._tasks = tasks
-        self._house: House
-        self._members: dict[int, Member] = {}  # those with a line, by number
-        self._loads = Loads()
-        self._elsewhere = Elsewhere(clock)
-        self._gone: list[Family] = []  # what those counted that are gone
-        self._crew = Crew(self._born, clock, tasks)
+        self._house: LocalState
+        self._members: dict[int, FollowerMember] = {}  # those with a line, by number
+        self._loads = WorkerLoads()
+        self._elsewhere = FollowerRequests(clock)
+        self._gone: list[MetricFamily] = []  # what those counted that are gone
+        self._crew = WorkerSupervisor(self._born, clock, tasks)
 
-    def take(self, house: House) -> None:
+    def take(self, house: LocalState) -> None:
         """The rooms are there."""
         self._house = house
 
@@ -94,7 +94,7 @@ class Leader:
     def stopping(self) -> None:
         """Everybody finishes what is under way."""
         self._crew.ending()
-        self.tell(Stop())
+        self.tell(StopMessage())
 
     async def stop(self, within_s: float) -> None:
         await self._crew.end(within_s)
@@ -154,7 +154,7 @@ class Leader:
         others = [member.families for member in self._up()]
         return await asyncio.to_thread(metrics_merge.written, page, [*others, self._gone])
 
-    async def _ask_families(self, member: Member) -> None:
+    async def _ask_families(self, member: FollowerMember) -> None:
         told = await member.line.ask("families")
         if told is not None:
             member.families = await asyncio.to_thread(metrics_merge.read, told)
@@ -170,15 +170,15 @@ class Leader:
         told = await asyncio.gather(*(member.line.ask("records", str(limit)) for member in self._up()))
         return [record for one in told if one for record in msgspec.json.decode(one, type=list[dict[str, Any]])]
 
-    def _up(self) -> list[Member]:
+    def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]
 
     # a follower's life
 
     async def _born(self, number: int, sock: socket.socket) -> None:
         heard = partial(self._heard, number)
-        line = await Line.on(sock, heard, partial(self._lost, number), partial(self._share, number))
-        member = self._members[number] = Member(number, line)
+        line = await Channel.on(sock, heard, partial(self._lost, number), partial(self._share, number))
+        member = self._members[number] = FollowerMember(number, line)
         for message in self._first_words(number):
             line.tell(message)
         self._tasks.spawn("tell", self._tell_history(member))
@@ -186,15 +186,15 @@ class Leader:
     def _first_words(self, number: int) -> Iterator[Message]:
         core = self._house.core
         regime = core.desk.regime
-        yield Start(number, settings_for_followers(self._config, core.desk.seed, regime), self.secret)
+        yield StartMessage(number, settings_for_followers(self._config, core.desk.seed, regime), self.secret)
         yield rule_of(regime, core.version)
         for instance in core.fleet:
             if instance.drained:
-                yield Drained(instance.id, True)
+                yield DrainMessage(instance.id, True)
             for target in instance.targets.values():
-                yield Load(target.id, self._share(number, target.id))
+                yield LoadMessage(target.id, self._share(number, target.id))
 
-    async def _tell_history(self, member: Member) -> None:
+    async def _tell_history(self, member: FollowerMember) -> None:
         """Where sessions and responses are, in slices."""
         async for message in self._history():
             if self._members.get(member.number) is not member:
@@ -208,11 +208,11 @@ class Leader:
             if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                 await asyncio.sleep(LOOK_S)
             if (target := sessions.at(key)) is not None:
-                yield Went(*key, target)
+                yield SessionMoved(*key, target)
         for n, (response, made_by) in enumerate(responses):
             if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                 await asyncio.sleep(LOOK_S)
-            yield Made(response, made_by)
+            yield ResponseStored(response, made_by)
 
     def _lost(self, number: int) -> None:
         """Its line has ended: what it had under way is over."""
@@ -226,7 +226,7 @@ class Leader:
 
     # the lines
 
-    def _share(self, follower: int, target: TargetId) -> Share:
+    def _share(self, follower: int, target: TargetId) -> WorkerShare:
         """What is booked there by everybody but this one."""
         return self._house.core.own_share(target).plus(self._loads.of_followers(target, but=follower))
 
@@ -239,43 +239,43 @@ class Leader:
     def _heard(self, number: int, message: messages.Any) -> None:
         member = self._members[number]
         match message:
-            case Load(target, share):
+            case LoadMessage(target, share):
                 self._loads.put(number, TargetId(target), share)
                 self._spread(TargetId(target), number)
-            case Went() | Made():
+            case SessionMoved() | ResponseStored():
                 self._house.heard(message)
                 self.tell(message)  # to who told it, too: where words cross, all end with the leader's order
-                if isinstance(message, Made):
+                if isinstance(message, ResponseStored):
                     self.hurry()
-            case Began() | Answered() | Ended():
+            case RequestBegan() | RequestAnswered() | RequestEnded():
                 self._count(number, message)
-            case Up(run, pid):
+            case WorkerUp(run, pid):
                 member.run = run
                 log.info("worker %d takes connections (pid %d)", number, pid)
-            case Ruled(version, digests, trouble):
+            case PolicyApplied(version, digests, trouble):
                 member.version, member.digests, member.trouble = version, digests, trouble
-            case Ask():
+            case AskMessage():
                 self._tasks.spawn("scrape", self._answer(member, message))
             case _:
                 log.error("worker %d told what only a leader tells: %s", number, type(message).__name__)
 
-    def _count(self, number: int, told: Began | Answered | Ended) -> None:
+    def _count(self, number: int, told: RequestBegan | RequestAnswered | RequestEnded) -> None:
         """A request of an experiment."""
         core = self._house.core
         match told:
-            case Began(version=version):
+            case RequestBegan(version=version):
                 if core.trial is not None and version >= core.trial_since:
                     self._elsewhere.began(number, told, core.trial)
-            case Answered():
+            case RequestAnswered():
                 self._elsewhere.answered(told)
-            case Ended():
+            case RequestEnded():
                 self._elsewhere.ended(told, core.trial)
 
-    async def _answer(self, member: Member, asked: Ask) -> None:
-        member.line.tell(Answer(asked.number, await self.scrape()))
+    async def _answer(self, member: FollowerMember, asked: AskMessage) -> None:
+        member.line.tell(AnswerMessage(asked.number, await self.scrape()))
 
 
-def settings_for_followers(config: Config, seed: int, regime: Regime) -> str:
+def settings_for_followers(config: Config, seed: int, regime: PolicySet) -> str:
     """JSON. What a follower must not do is not in it: follow files, keep an audit log. Policies are told, not read: the
     files may have changed since. Memory is the machine's, so all share one budget. The index's snapshot is there to be
     read; saving it is the leader's.

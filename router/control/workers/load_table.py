@@ -5,17 +5,17 @@ Pure sums. What the leader itself has booked stands in its own books.
 
 from __future__ import annotations
 
-from router.fleet.load import NO_SHARE, Share
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 
-NOBODY: dict[int, Share] = {}
+NOBODY: dict[int, WorkerShare] = {}
 
 
-class Loads:
+class WorkerLoads:
     def __init__(self) -> None:
-        self._shares: dict[TargetId, dict[int, Share]] = {}  # by follower's number
+        self._shares: dict[TargetId, dict[int, WorkerShare]] = {}  # by follower's number
 
-    def put(self, follower: int, target: TargetId, share: Share) -> None:
+    def put(self, follower: int, target: TargetId, share: WorkerShare) -> None:
         """In the place of what it told before."""
         shares = self._shares.setdefault(target, {})
         if any(share):
@@ -25,7 +25,7 @@ class Loads:
         if not shares:
             del self._shares[target]
 
-    def of_followers(self, target: TargetId, but: int | None = None) -> Share:
+    def of_followers(self, target: TargetId, but: int | None = None) -> WorkerShare:
         """All of them together, one perhaps excepted."""
         total = NO_SHARE
         for number, share in self._shares.get(target, NOBODY).items():

@@ -8,21 +8,21 @@ from typing import NamedTuple
 import msgspec
 
 from router.control.workers import metrics_merge
-from router.control.workers.messages import Made, Went
-from router.control.workers.scheduler import SharedCore
+from router.control.workers.messages import ResponseStored, SessionMoved
+from router.control.workers.scheduler import SyncedScheduler
 from router.scheduling.policy.record_view import readable
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import Ring
+from router.telemetry.recent_records import RecentRecords
 
 
-class House(NamedTuple):
+class LocalState(NamedTuple):
     run_id: str
-    core: SharedCore
-    ring: Ring
+    core: SyncedScheduler
+    ring: RecentRecords
     metrics: Metrics
 
-    def heard(self, told: Went | Made) -> None:
-        if isinstance(told, Went):
+    def heard(self, told: SessionMoved | ResponseStored) -> None:
+        if isinstance(told, SessionMoved):
             self.core.heard_session(told)
         else:
             self.core.heard_response(told)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from router.fleet.load import Share
+from router.fleet.load import WorkerShare
 
 HEAD_BYTES = 4
 
@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Fields are told in this order, without their names."""
 
 
-class Start(Message, frozen=True):
+class StartMessage(Message, frozen=True):
     """The leader's first word: who the follower is, and all that it needs to be one."""
 
     number: int
@@ -34,21 +34,21 @@ class Start(Message, frozen=True):
     secret: int
 
 
-class Up(Message, frozen=True):
+class WorkerUp(Message, frozen=True):
     """It takes connections. `run` begins the ids of its records."""
 
     run: str
     pid: int
 
 
-class Load(Message, frozen=True):
+class LoadMessage(Message, frozen=True):
     """Bookings of a target: a follower's own to the leader; to a follower, those of everybody else together."""
 
     target: str
-    share: Share
+    share: WorkerShare
 
 
-class Went(Message, frozen=True):
+class SessionMoved(Message, frozen=True):
     """A session's last target is another one now."""
 
     prefill: bool  # of the prefill halves of pairs
@@ -57,19 +57,19 @@ class Went(Message, frozen=True):
     target: str
 
 
-class Made(Message, frozen=True):
+class ResponseStored(Message, frozen=True):
     """A stored response, and who has it."""
 
     response: str
     target: str
 
 
-class Drained(Message, frozen=True):
+class DrainMessage(Message, frozen=True):
     instance: str
     on: bool
 
 
-class Rule(Message, frozen=True):
+class PolicyRule(Message, frozen=True):
     """What decides from now on, as configuration, so that the same functions build it everywhere."""
 
     version: int  # rises with every one
@@ -79,7 +79,7 @@ class Rule(Message, frozen=True):
     rolled_back: list[str]
 
 
-class Ruled(Message, frozen=True):
+class PolicyApplied(Message, frozen=True):
     """A follower has it in force, with these digests; or `trouble` says why not."""
 
     version: int
@@ -87,7 +87,7 @@ class Ruled(Message, frozen=True):
     trouble: str | None = None
 
 
-class Began(Message, frozen=True):
+class RequestBegan(Message, frozen=True):
     """A request of an experiment was placed. Times are of the machine's monotonic clock, which all share."""
 
     version: int  # of the rule that placed it
@@ -97,14 +97,14 @@ class Began(Message, frozen=True):
     arrived_s: float
 
 
-class Answered(Message, frozen=True):
+class RequestAnswered(Message, frozen=True):
     """Its first byte has come."""
 
     number: int
     ttft_ms: float
 
 
-class Ended(Message, frozen=True):
+class RequestEnded(Message, frozen=True):
     """It is over."""
 
     number: int
@@ -117,24 +117,39 @@ class Ended(Message, frozen=True):
     cached_tokens: int | None
 
 
-class Ask(Message, frozen=True):
-    """To be answered with an `Answer` of the same number."""
+class AskMessage(Message, frozen=True):
+    """To be answered with an `AnswerMessage` of the same number."""
 
     number: int
     question: Question
     about: str = ""
 
 
-class Answer(Message, frozen=True):
+class AnswerMessage(Message, frozen=True):
     number: int
     payload: bytes
 
 
-class Stop(Message, frozen=True):
+class StopMessage(Message, frozen=True):
     """Finish what is under way, and end."""
 
 
-Any = Start | Up | Load | Went | Made | Drained | Rule | Ruled | Began | Answered | Ended | Ask | Answer | Stop
+Any = (
+    StartMessage
+    | WorkerUp
+    | LoadMessage
+    | SessionMoved
+    | ResponseStored
+    | DrainMessage
+    | PolicyRule
+    | PolicyApplied
+    | RequestBegan
+    | RequestAnswered
+    | RequestEnded
+    | AskMessage
+    | AnswerMessage
+    | StopMessage
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -145,7 +160,7 @@ def frame(messages: Sequence[Message]) -> bytes:
     return len(body).to_bytes(HEAD_BYTES) + body
 
 
-class Frames:
+class FrameReader:
     """Bytes as they come in, to messages as they were told."""
 
     def __init__(self) -> None:

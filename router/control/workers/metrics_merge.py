@@ -32,59 +32,59 @@ HEARD_BY_ALL = "warmroute_stream_"
 COUNTING = frozenset({"counter", "histogram"})
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     name: str
     labels: dict[str, str]
     value: float
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """A metric with its samples, as it can be told."""
 
     name: str
     kind: str
     meaning: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
-_decode = msgspec.msgpack.Decoder(list[Family]).decode
+_decode = msgspec.msgpack.Decoder(list[MetricFamily]).decode
 
 
 def told(page: Collector) -> bytes:
     """What of a worker's page is to be added to the others'."""
     families = [
-        Family(m.name, m.type, m.documentation, [Sample(s.name, s.labels, s.value) for s in m.samples])
+        MetricFamily(m.name, m.type, m.documentation, [MetricSample(s.name, s.labels, s.value) for s in m.samples])
         for m in page.collect()
         if m.samples and _is_added(m)
     ]
     return msgspec.msgpack.encode(families)
 
 
-def read(payload: bytes) -> list[Family]:
+def read(payload: bytes) -> list[MetricFamily]:
     """The inverse of `told`."""
     return _decode(payload)
 
 
-def lasting(families: Iterable[Family]) -> list[Family]:
+def lasting(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     """What stays of a worker that is gone."""
     return [family for family in families if family.kind in COUNTING]
 
 
-def written(leader: Collector, others: Iterable[Iterable[Family]]) -> bytes:
+def written(leader: Collector, others: Iterable[Iterable[MetricFamily]]) -> bytes:
     """The page of them all, as Prometheus reads it. Takes tens of milliseconds with hundreds of targets."""
-    return generate_latest(Merged(leader, others))
+    return generate_latest(MergedMetrics(leader, others))
 
 
-def added(told: Iterable[Iterable[Family]]) -> list[Family]:
+def added(told: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
     """Several workers' families as one's."""
     return [
-        Family(m.name, m.type, m.documentation, [Sample(s.name, s.labels, s.value) for s in m.samples])
-        for m in Merged(None, told).collect()
+        MetricFamily(m.name, m.type, m.documentation, [MetricSample(s.name, s.labels, s.value) for s in m.samples])
+        for m in MergedMetrics(None, told).collect()
     ]
 
 
-class Merged(Collector):
-    def __init__(self, leader: Collector | None, others: Iterable[Iterable[Family]]) -> None:
+class MergedMetrics(Collector):
+    def __init__(self, leader: Collector | None, others: Iterable[Iterable[MetricFamily]]) -> None:
         self._leader = leader
         self._others = others
 
@@ -109,9 +109,9 @@ class _Sums:
 
     def __init__(self, metric: Metric) -> None:
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self.add(Sample(s.name, s.labels, s.value) for s in metric.samples)
+        self.add(MetricSample(s.name, s.labels, s.value) for s in metric.samples)
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[MetricSample]) -> None:
         for name, labels, value in samples:
             series = name, tuple(labels.items())
             self._values[series] = self._values.get(series, 0.0) + value

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.control.workers.messages import Load, Message
-from router.fleet.load import Share
+from router.control.workers.messages import LoadMessage, Message
+from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
 
 
 class Outbox:
     """`share_of` says what is to be told of a target; `wake` is called when there is something after there was not."""
 
-    def __init__(self, share_of: Callable[[TargetId], Share], wake: Callable[[], None]) -> None:
+    def __init__(self, share_of: Callable[[TargetId], WorkerShare], wake: Callable[[], None]) -> None:
         self._share_of = share_of
         self._wake = wake
         self._booked: set[TargetId] = set()
@@ -35,7 +35,7 @@ class Outbox:
             self._wake()
 
     def take(self) -> list[Message]:
-        loads: list[Message] = [Load(target, self._share_of(target)) for target in self._booked]
+        loads: list[Message] = [LoadMessage(target, self._share_of(target)) for target in self._booked]
         messages, self._messages = loads + self._messages, []
         self._booked.clear()
         self._awake = False

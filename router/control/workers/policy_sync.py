@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.config.schema import Policy
-from router.config.sections.experiment import Experiment
+from router.config.schema import PolicyConfig
+from router.config.sections.experiment import ExperimentConfig
 from router.control import proposals
-from router.control.workers.messages import Rule
-from router.scheduling.experiments.policy_set import Regime
+from router.control.workers.messages import PolicyRule
+from router.scheduling.experiments.policy_set import PolicySet
 from scorers.registry import Registry
 
 
-def rule_of(regime: Regime, version: int) -> Rule:
+def rule_of(regime: PolicySet, version: int) -> PolicyRule:
     """Policies that were built by hand have no text, and stay out."""
-    return Rule(
+    return PolicyRule(
         version,
         {name: policy.spec.model_dump_json() for name, policy in regime.policies.items() if policy.spec is not None},
         regime.active,
@@ -26,10 +26,10 @@ def rule_of(regime: Regime, version: int) -> Rule:
     )
 
 
-def regime_of(rule: Rule, before: Regime, registry: Registry) -> Regime:
+def regime_of(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
     """Raises `ConfigError` where it cannot be built here: the process that told it could."""
-    specs = {name: Policy.model_validate_json(text) for name, text in rule.policies.items()}
+    specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
     here = {name: policy for name, policy in before.policies.items() if name in specs}
-    experiment = None if rule.experiment is None else Experiment.model_validate_json(rule.experiment)
+    experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
     regime = proposals.regime(proposals.built(here, specs, registry), rule.active, experiment)
     return replace(regime, rolled_back=frozenset(rule.rolled_back))

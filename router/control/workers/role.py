@@ -6,27 +6,27 @@ from typing import NamedTuple
 
 from router.clock import Clock
 from router.config.schema import Config
-from router.control.workers.follower import Follower
-from router.control.workers.leader import Leader
+from router.control.workers.follower import FollowerWorker
+from router.control.workers.leader import LeaderWorker
 from router.tasks import Tasks
 
 
-class Seat(NamedTuple):
+class WorkerRole(NamedTuple):
     """`secret` is what block keys and pseudonyms hang on: the same for all, or they would not mean the same."""
 
     number: int
     secret: int
-    others: Leader | Follower
+    others: LeaderWorker | FollowerWorker
 
     @property
-    def leader(self) -> Leader | None:
-        return self.others if isinstance(self.others, Leader) else None
+    def leader(self) -> LeaderWorker | None:
+        return self.others if isinstance(self.others, LeaderWorker) else None
 
     @property
-    def follower(self) -> Follower | None:
-        return self.others if isinstance(self.others, Follower) else None
+    def follower(self) -> FollowerWorker | None:
+        return self.others if isinstance(self.others, FollowerWorker) else None
 
 
-def leading(config: Config, secret: int, clock: Clock, tasks: Tasks) -> Seat | None:
+def leading(config: Config, secret: int, clock: Clock, tasks: Tasks) -> WorkerRole | None:
     """Of the first worker; None: it is the only one."""
-    return Seat(0, secret, Leader(config, secret, clock, tasks)) if config.workers > 1 else None
+    return WorkerRole(0, secret, LeaderWorker(config, secret, clock, tasks)) if config.workers > 1 else None

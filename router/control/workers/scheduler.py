@@ -13,47 +13,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.clock import Clock
-from router.control.workers.broadcast import Telling
-from router.control.workers.experiment import ToldTrial
-from router.control.workers.messages import Drained, Made, Went
+from router.control.workers.broadcast import Broadcast
+from router.control.workers.experiment import SyncedExperiment
+from router.control.workers.messages import DrainMessage, ResponseStored, SessionMoved
 from router.control.workers.policy_sync import rule_of
-from router.fleet.engine_facts import Card, EventEndpoint
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
-from router.fleet.load import NO_SHARE, Booking, Share
+from router.fleet.load import NO_SHARE, Booking, WorkerShare
 from router.kvcache.events import TargetId
-from router.kvcache.indexer import Knowledge, Sent
-from router.kvcache.overlap_estimate import Belief
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.usage import Usage
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
-from router.scheduling.scheduler import UNTOLD, Core
-from router.scheduling.selector import Desk
+from router.scheduling.scheduler import UNTOLD, Scheduler
+from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 
 NUMBERS = 10**12  # of requests per worker: chance hangs on them, and must not fall alike everywhere
 
 
-class SharedCore(Core):
+class SyncedScheduler(Scheduler):
     """`worker` 0 leads: it says what decides, and counts everybody's requests in its trial."""
 
     def __init__(
         self,
         fleet: Fleet,
-        knowledge: Knowledge,
-        desk: Desk,
+        knowledge: KvIndexer,
+        desk: Selector,
         clock: Clock,
         responses_kept: int,
         *,
         shared_pool: bool,
         secret: int,
         worker: int,
-        telling: Telling,
+        telling: Broadcast,
     ) -> None:
         self._telling = telling
         self._leads = worker == 0
-        self._beside: dict[TargetId, Share] = {}
+        self._beside: dict[TargetId, WorkerShare] = {}
         self._drained: set[str] = set()
         self.version = 0  # of what is in force: rises with every switch
         self.trial_since = 0  # the version that began the present trial
@@ -62,16 +62,16 @@ class SharedCore(Core):
 
     # told
 
-    def swap(self, regime: Regime) -> None:
+    def swap(self, regime: PolicySet) -> None:
         before = self.trial
         super().swap(regime)
         if self._leads:
             self.version += 1
             self._telling.tell(rule_of(regime, self.version))
-        elif isinstance(self.trial, ToldTrial):
+        elif isinstance(self.trial, SyncedExperiment):
             self.trial.version = self.version
         elif regime.experiment is not None:
-            self.trial = ToldTrial(regime.experiment, self._telling, self.version)
+            self.trial = SyncedExperiment(regime.experiment, self._telling, self.version)
         if self.trial is not before:
             self.trial_since = self.version
 
@@ -79,13 +79,13 @@ class SharedCore(Core):
         found = super().drain(instance, on)
         if found:
             self.heard_drain(instance, on)
-            self._telling.tell(Drained(instance, on))
+            self._telling.tell(DrainMessage(instance, on))
         return found
 
     def first_byte(self, ticket: Ticket) -> None:
         super().first_byte(ticket)
         self._telling.booked(ticket.target.id)
-        if ticket.record.arm is not None and isinstance(self.trial, ToldTrial):
+        if ticket.record.arm is not None and isinstance(self.trial, SyncedExperiment):
             self.trial.first_byte(ticket.record)
 
     def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
@@ -99,22 +99,27 @@ class SharedCore(Core):
 
     def remember_response(self, response_id: str, target: TargetId) -> None:
         super().remember_response(response_id, target)
-        self._telling.tell(Made(response_id, target))
+        self._telling.tell(ResponseStored(response_id, target))
         self._telling.hurry()  # its client may ask another worker for it at once
 
     def _take(
-        self, decision: Decision, known: Known | None, belief: Belief | None, tokens: int, uncached: int
-    ) -> tuple[Target, Booking, Belief | None, Sent | None]:
+        self,
+        decision: Decision,
+        known: TokenizedPrompt | None,
+        belief: OverlapEstimate | None,
+        tokens: int,
+        uncached: int,
+    ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
         taken = super()._take(decision, known, belief, tokens, uncached)
         view, target = decision.view, taken[0]
         self._telling.booked(target.id)
         if view.session is not None and view.last_target != target.id:
-            self._telling.tell(Went(decision.part == "prefill", view.model, view.session, target.id))
+            self._telling.tell(SessionMoved(decision.part == "prefill", view.model, view.session, target.id))
         return taken
 
     # heard
 
-    def heard_load(self, target: TargetId, share: Share) -> None:
+    def heard_load(self, target: TargetId, share: WorkerShare) -> None:
         """All that everybody else has booked there, in the place of what they had."""
         if any(share):
             self._beside[target] = share
@@ -123,10 +128,10 @@ class SharedCore(Core):
         if (here := self.fleet.target(target)) is not None:
             here.books.beside(share)
 
-    def heard_session(self, told: Went) -> None:
+    def heard_session(self, told: SessionMoved) -> None:
         self.desk.sessions.put((told.prefill, told.model, told.session), told.target)
 
-    def heard_response(self, told: Made) -> None:
+    def heard_response(self, told: ResponseStored) -> None:
         super().remember_response(told.response, TargetId(told.target))
 
     def heard_drain(self, instance: str, on: bool) -> None:
@@ -136,7 +141,7 @@ class SharedCore(Core):
 
     # what was heard before it joined
 
-    def joined(self, instance: str, cards: Sequence[Card], sources: Sequence[EventEndpoint]) -> list[Target]:
+    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
         joined = super().joined(instance, cards, sources)
         if instance in self._drained:
             super().drain(instance, True)
@@ -148,7 +153,7 @@ class SharedCore(Core):
 
     # looked at
 
-    def own_share(self, target: TargetId) -> Share:
+    def own_share(self, target: TargetId) -> WorkerShare:
         """What is booked here by this worker itself."""
         here = self.fleet.target(target)
         return NO_SHARE if here is None else here.books.own

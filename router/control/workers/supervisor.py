@@ -27,7 +27,7 @@ LAST_MOMENT_S = 2.0
 Born = Callable[[int, socket.socket], Awaitable[None]]
 
 
-class Crew:
+class WorkerSupervisor:
     """`born` gets our end of the line to a follower, by its number, which counts from 1."""
 
     def __init__(self, born: Born, clock: Clock, tasks: Tasks) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 from msgspec import UNSET
 
-from router.prompt.api.fields import Fields, Part, given, require, text_of, value
-from router.prompt.api.openai import Asked, Reading, chat_reading, shown_tool, template_kwargs, unknown
+from router.prompt.api.fields import BodyFields, Part, given, require, text_of, value
+from router.prompt.api.openai import ChatRequest, PromptFields, chat_reading, shown_tool, template_kwargs, unknown
 
 Message = dict[str, Any]
 
 BILLING = "x-anthropic-billing-header"  # begins a line that one client puts before its system prompt, new every time
 
 
-class MessagesFields(Fields):
+class MessagesFields(BodyFields):
     messages: Part = UNSET
     system: Part = UNSET
     tools: Part = UNSET
@@ -41,7 +41,7 @@ def check_messages(fields: MessagesFields) -> None:
         require(fields.system, "system", b'"[', "a string or an array")
 
 
-def read_messages(fields: MessagesFields) -> Reading:
+def read_messages(fields: MessagesFields) -> PromptFields:
     kwargs = template_kwargs(value(fields.chat_template_kwargs, "chat_template_kwargs"), _effort(fields))
     messages = value(fields.messages, "messages")
     try:
@@ -51,7 +51,7 @@ def read_messages(fields: MessagesFields) -> Reading:
         tools = _tools(value(fields.tools, "tools"))
     except _Odd as odd:
         return unknown(str(odd))
-    return chat_reading(Asked(chat, tools, kwargs), anthropic=True)
+    return chat_reading(ChatRequest(chat, tools, kwargs), anthropic=True)
 
 
 def _effort(fields: MessagesFields) -> str | None:

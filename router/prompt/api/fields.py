@@ -26,7 +26,7 @@ Part = Raw | UnsetType  # a field's bytes, read later; UNSET: not in the body
 LARGEST = 2**53  # a number beyond it does not come through every JSON reader whole: nobody means it
 
 
-class Fields(msgspec.Struct):
+class BodyFields(msgspec.Struct):
     """What every endpoint may carry. `Any` is for fields that the engine ignores there: they are never refused."""
 
     model: str | None = None
@@ -40,7 +40,7 @@ class Fields(msgspec.Struct):
     max_completion_tokens: Any = UNSET  # of chats only, where it wins over the other
 
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=BodyFields)
 _FIELD_OF = re.compile(r"\$\.(\w+)")
 
 

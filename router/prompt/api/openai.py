@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET
 
 from router.errors import BadRequest
-from router.prompt.api.fields import Fields, Part, given, require, starts, value
+from router.prompt.api.fields import BodyFields, Part, given, require, starts, value
 from router.prompt.api.messages import has_media, normalise
-from router.prompt.prompt import Chat, Ids, Source, Text, Unknown
+from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TOKEN_IDS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[TokenId])
@@ -32,14 +32,14 @@ _NOT_VARIABLES = _HF_ARGUMENTS | {
 }  # taken by Hugging Face's function or by the request itself: never template variables from the client
 
 
-class Reading(NamedTuple):
+class PromptFields(NamedTuple):
     """Where the ids come from, here and, asked over `/tokenize`, at the engine."""
 
     source: Source
     remote_fields: dict[str, Any]
 
 
-class ChatFields(Fields):
+class ChatFields(BodyFields):
     stream_options: Part = UNSET
     messages: Part = UNSET
     tools: Part = UNSET
@@ -56,7 +56,7 @@ class ChatFields(Fields):
     return_prompt_text: Any = None
 
 
-class CompletionFields(Fields):
+class CompletionFields(BodyFields):
     stream_options: Part = UNSET
     prompt: Part = UNSET
     prompt_embeds: Part = UNSET
@@ -77,7 +77,7 @@ def check_completion(fields: CompletionFields) -> None:
         require(fields.prompt, "prompt", b'"[', "a string or an array")
 
 
-def read_chat(fields: ChatFields) -> Reading:
+def read_chat(fields: ChatFields) -> PromptFields:
     if given(fields.chat_template):
         return unknown("client_template")
     if fields.truncate_prompt_tokens is not None:
@@ -92,12 +92,12 @@ def read_chat(fields: ChatFields) -> Reading:
     tools = shown_tools(value(fields.tools, "tools"))
     messages = value(fields.messages, "messages")
     return chat_reading(
-        Asked(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message),
+        ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message),
         add_special_tokens=fields.add_special_tokens,
     )
 
 
-def read_completion(fields: CompletionFields) -> Reading:
+def read_completion(fields: CompletionFields) -> PromptFields:
     if given(fields.prompt_embeds):
         return unknown("prompt_embeds")
     if fields.suffix is not None:
@@ -110,32 +110,32 @@ def read_completion(fields: CompletionFields) -> Reading:
         return _text(value(fields.prompt, "prompt"), fields.add_special_tokens)
     prompts = _prompts(fields.prompt)
     if prompts and isinstance(prompts[0], int):
-        return Reading(Ids(prompts), {})
+        return PromptFields(Ids(prompts), {})
     if len(prompts) != 1:
         return unknown("many_prompts" if prompts else "empty")
     if isinstance(prompts[0], str):
         return _text(prompts[0], fields.add_special_tokens)
-    return Reading(Ids(prompts[0]), {})
+    return PromptFields(Ids(prompts[0]), {})
 
 
-class Asked(NamedTuple):
+class ChatRequest(NamedTuple):
     """A chat as asked for, before normalising. None in `tools` or `kwargs`' place: the engine will refuse it."""
 
     messages: list[Any]
-    tools: list[dict[str, Any]] | Unknown | None
-    kwargs: dict[str, Any] | Unknown
+    tools: list[dict[str, Any]] | UnknownIds | None
+    kwargs: dict[str, Any] | UnknownIds
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
 
 def chat_reading(
-    asked: Asked, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
-) -> Reading:
+    asked: ChatRequest, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
+) -> PromptFields:
     """The chat that an endpoint's conversion asked for, in both forms: rendered here, or by the engine."""
-    if isinstance(asked.kwargs, Unknown):
-        return Reading(asked.kwargs, {})
-    if isinstance(asked.tools, Unknown):
-        return Reading(asked.tools, {})
+    if isinstance(asked.kwargs, UnknownIds):
+        return PromptFields(asked.kwargs, {})
+    if isinstance(asked.tools, UnknownIds):
+        return PromptFields(asked.tools, {})
     messages = normalise(asked.messages, validated=validated)
     if messages is None:
         return unknown("content")
@@ -156,17 +156,17 @@ def chat_reading(
         "add_special_tokens": add_special_tokens,
         "chat_template_kwargs": asked.kwargs,
     }
-    return Reading(source, remote if asked.tools is None else remote | {"tools": asked.tools})
+    return PromptFields(source, remote if asked.tools is None else remote | {"tools": asked.tools})
 
 
-def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | Unknown:
+def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | UnknownIds:
     """Template variables of one request. None and "auto" mean "not given": the engine then takes its default."""
     if client is None:
         client = {}
     if not isinstance(client, dict):
         raise BadRequest("`chat_template_kwargs` must be an object", param="chat_template_kwargs")
     if client.get("chat_template") is not None:
-        return Unknown("client_template")
+        return UnknownIds("client_template")
     extra: dict[str, Any] = {"documents": documents, "reasoning_effort": reasoning_effort}
     if reasoning_effort is not None and "enable_thinking" not in client:
         extra["enable_thinking"] = reasoning_effort != "none"
@@ -174,17 +174,17 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
     return {k: v for k, v in (client | extra).items() if v is not None and v != "auto" and k not in _NOT_VARIABLES}
 
 
-def shown_tools(tools: Any) -> list[dict[str, Any]] | Unknown | None:
+def shown_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
     """Tools as the template sees them: known fields in a fixed order; a missing description or schema is None."""
     if tools is None:
         return None
     if not isinstance(tools, list) or not tools:
-        return Unknown("tools")
+        return UnknownIds("tools")
     shown = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return Unknown("tools")
+            return UnknownIds("tools")
         shown.append(shown_tool(function, tool.get("defer_loading")))
     return shown
 
@@ -200,12 +200,12 @@ def shown_tool(function: dict[str, Any], defer_loading: Any = None) -> dict[str,
     return tool if defer_loading is None else tool | {"defer_loading": defer_loading}
 
 
-def unknown(reason: str) -> Reading:
-    return Reading(Unknown(reason), {})
+def unknown(reason: str) -> PromptFields:
+    return PromptFields(UnknownIds(reason), {})
 
 
-def _text(text: str, add_special_tokens: bool) -> Reading:
-    return Reading(Text(text, add_special_tokens), {"prompt": text, "add_special_tokens": add_special_tokens})
+def _text(text: str, add_special_tokens: bool) -> PromptFields:
+    return PromptFields(Text(text, add_special_tokens), {"prompt": text, "add_special_tokens": add_special_tokens})
 
 
 def _prompts(part: Part) -> list[Any]:

@@ -14,29 +14,29 @@ from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
-from router.prompt.api.fields import LARGEST, FieldReader, Fields, objective_ms, text_of, value, whole
+from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, text_of, value, whole
 from router.prompt.api.openai import (
     ChatFields,
     CompletionFields,
-    Reading,
+    PromptFields,
     check_chat,
     check_completion,
     read_chat,
     read_completion,
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
-from router.prompt.body_rewrite import Asking, Body, open_body, with_usage
-from router.prompt.prompt import Endpoint, Prompt, Unknown
-from router.prompt.request_headers import NO_WISHES, Wishes
+from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.prompt.request_headers import NO_WISHES, RequestHeaders
 
 
 class _Shape(NamedTuple):
     """How one endpoint's body is read."""
 
     endpoint: Endpoint
-    fields: type[Fields]
+    fields: type[BodyFields]
     check: Callable[[Any], None]
-    read: Callable[[Any], Reading]
+    read: Callable[[Any], PromptFields]
 
 
 _SHAPES = {
@@ -48,7 +48,7 @@ _SHAPES = {
         _Shape(Endpoint.MESSAGES, MessagesFields, check_messages, read_messages),
     )
 }
-_UNREAD = Reading(Unknown("not_needed"), {})
+_UNREAD = PromptFields(UnknownIds("not_needed"), {})
 
 
 class ReadOptions:
@@ -74,7 +74,7 @@ def read_prompt(
     content_type: str | None,
     body: bytes,
     options: ReadOptions,
-    said: Wishes = NO_WISHES,
+    said: RequestHeaders = NO_WISHES,
 ) -> Prompt:
     """Understands one request; `said`: in its headers. Raises BadRequest. `content_type` only matters off the four
     endpoints. Objectives that are no number are none.
@@ -91,9 +91,9 @@ def read_prompt(
         raise BadRequest("`model` is missing", param="model")
     shape.check(fields)
     stream = bool(fields.stream)
-    asking = Asking(body, hide=False)
+    asking = UsageRequest(body, hide=False)
     if stream and options.inject_usage and isinstance(fields, ChatFields | CompletionFields):
-        asking = with_usage(open_body(body, ()) if fields.stream_options is not UNSET else Body(body, {}))
+        asking = with_usage(open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {}))
     reading = shape.read(fields) if options.want_source else _UNREAD
     return Prompt(
         endpoint=shape.endpoint,
@@ -115,7 +115,7 @@ def read_prompt(
     )
 
 
-def _cap(endpoint: Endpoint, fields: Fields) -> int | None:
+def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     """The client's cap on its answer."""
     asked = fields.max_completion_tokens
     if asked is UNSET or asked is None or endpoint is not Endpoint.CHAT:
@@ -123,7 +123,7 @@ def _cap(endpoint: Endpoint, fields: Fields) -> int | None:
     return asked if type(asked) is int and 0 < asked < LARGEST else None
 
 
-def _session(header: str | None, fields: Fields) -> str | None:
+def _session(header: str | None, fields: BodyFields) -> str | None:
     user = fields.metadata.get("user_id") if isinstance(fields.metadata, dict) else None
     for name in (header, fields.session_id, fields.user, user):
         if name and isinstance(name, str):
@@ -133,7 +133,7 @@ def _session(header: str | None, fields: Fields) -> str | None:
 
 def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:
     """Endpoints placed by load. What calls itself something else than JSON, and is not, passes untouched."""
-    fields = Fields()
+    fields = BodyFields()
     if body:
         try:
             opened = open_body(body, options.strip_fields)
@@ -147,13 +147,13 @@ def _read_other(path: str, content_type: str | None, body: bytes, options: ReadO
         path=path,
         model=fields.model,
         body=body,
-        source=Unknown("endpoint"),
+        source=UnknownIds("endpoint"),
         session=_session(header, fields),
     )
 
 
-def _lenient(members: Mapping[str, Raw]) -> Fields:
-    """`Fields` whatever their types: what these endpoints take is the engine's business."""
+def _lenient(members: Mapping[str, Raw]) -> BodyFields:
+    """`BodyFields` whatever their types: what these endpoints take is the engine's business."""
     known = ("model", "session_id", "user", "metadata")
     values = {name: value(members[name], name) for name in known if name in members}
-    return Fields(**(values | {"model": text_of(values.get("model"))}))
+    return BodyFields(**(values | {"model": text_of(values.get("model"))}))

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from router.prompt.api.fields import Fields, Part, given, require, starts, value
-from router.prompt.api.openai import Asked, Reading, chat_reading, shown_tool, template_kwargs, unknown
-from router.prompt.prompt import Unknown
+from router.prompt.api.fields import BodyFields, Part, given, require, starts, value
+from router.prompt.api.openai import ChatRequest, PromptFields, chat_reading, shown_tool, template_kwargs, unknown
+from router.prompt.prompt import UnknownIds
 
 Message = dict[str, Any]
 
@@ -30,7 +30,7 @@ _CUSTOM_SCHEMA = {
 }  # what the engine shows the model in place of a free-form tool
 
 
-class ResponsesFields(Fields):
+class ResponsesFields(BodyFields):
     max_tokens: Any = msgspec.field(name="max_output_tokens", default=UNSET)
     input: Part = UNSET
     instructions: str | None = None
@@ -45,7 +45,7 @@ def check_responses(fields: ResponsesFields) -> None:
     require(fields.input, "input", b'"[', "a string or an array")
 
 
-def read_responses(fields: ResponsesFields) -> Reading:
+def read_responses(fields: ResponsesFields) -> PromptFields:
     if fields.previous_response_id is not None or given(fields.previous_input_messages):
         return unknown("previous_response")
     reasoning = value(fields.reasoning, "reasoning")
@@ -66,7 +66,7 @@ def read_responses(fields: ResponsesFields) -> Reading:
         messages += spoken
         continued = bool(items) and _unfinished(items[-1])
     tools = _tools(value(fields.tools, "tools"))
-    asked = Asked(messages, tools, kwargs, not continued, continued)
+    asked = ChatRequest(messages, tools, kwargs, not continued, continued)
     return chat_reading(asked, add_special_tokens=True, validated=False)
 
 
@@ -150,14 +150,14 @@ def _spoken(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _tools(tools: Any) -> list[dict[str, Any]] | Unknown | None:
+def _tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
     """Function tools as the template sees them; other kinds are not shown to the model at all."""
     if not tools:
         return None
     shown: list[dict[str, Any]] = []
     for tool in tools if isinstance(tools, list) else [tools]:
         if not isinstance(tool, dict) or not isinstance(tool.get("tools", []), list):
-            return Unknown("tools")
+            return UnknownIds("tools")
         if tool.get("type") == "function":
             shown.append(shown_tool(tool))
         elif tool.get("type") == "namespace":

@@ -14,7 +14,7 @@ AGREEING = 20
 
 
 @dataclass(slots=True)
-class Trust:
+class TokenizerAccuracy:
     """Of one model. `proofs` and `mismatches` count up for ever; they are metrics."""
 
     proofs: int = 0

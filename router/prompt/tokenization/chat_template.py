@@ -36,7 +36,7 @@ _BREAKS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
-class Unrenderable(Exception):
+class UnrenderableChat(Exception):
     """The template refused these messages, or broke on them; the engine will say so to the client."""
 
 
@@ -54,7 +54,7 @@ class _Generation(jinja2.ext.Extension):
         return str(caller())
 
 
-class Template:
+class ChatTemplate:
     """One compiled template. `wall` gives seconds since the epoch, for templates that print the date."""
 
     def __init__(self, source: str, wall: Callable[[], float]) -> None:
@@ -99,14 +99,14 @@ class Template:
         try:
             return list(self._template.generate(given))
         except (jinja2.TemplateError, *_BREAKS) as refusal:
-            raise Unrenderable(str(refusal)) from None
+            raise UnrenderableChat(str(refusal)) from None
 
     def _continued(
         self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
     ) -> str:
         """The last message left open: a mark is put behind its text and the prompt is cut there."""
         if prompt_answer or not messages or "content" not in self.source:
-            raise Unrenderable("this chat's final message cannot be continued")
+            raise UnrenderableChat("this chat's final message cannot be continued")
         messages = [*messages[:-1], deepcopy(messages[-1])]
         content = messages[-1]["content"]
         if isinstance(content, str):
@@ -114,12 +114,12 @@ class Template:
         else:
             texts = [part for part in content if "text" in part]
             if not texts:
-                raise Unrenderable("no text to continue")
+                raise UnrenderableChat("no text to continue")
             last = texts[-1]["text"]
             texts[-1]["text"] = last + _CONTINUE
         text = "".join(self._say(messages, tools, values, False))
         if last.strip() not in text or _CONTINUE.strip() not in text:
-            raise Unrenderable("the template does not print the message to continue")
+            raise UnrenderableChat("the template does not print the message to continue")
         before, _, after = text.rpartition(_CONTINUE.strip())
         return before if after.startswith(" ") else before.rstrip()
 
@@ -161,7 +161,7 @@ class Template:
         values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
             return "".join(self._say([{"role": "user", "content": content}], None, values, True))
-        except Unrenderable:
+        except UnrenderableChat:
             return None
 
 
@@ -226,7 +226,7 @@ def _before_cut(text: str) -> str:
     """Up to the last word in front of the cut: that word's own tokens may reach into what follows."""
     known, found, _ = text.partition(_CUT)
     if not found:
-        raise Unrenderable("the template does not print the part where media stand")
+        raise UnrenderableChat("the template does not print the part where media stand")
     for i in range(len(known) - 1, 0, -1):
         if known[i].isspace() and not known[i - 1].isspace():
             return known[:i]

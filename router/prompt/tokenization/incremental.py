@@ -15,22 +15,22 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from router.clock import Clock
-from router.config.schema import Tokens as Settings
+from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Chat, Text, Unknown
-from router.prompt.tokenization.chat_template import Unrenderable
-from router.prompt.tokenization.local_tokenizer import Local, Parts
-from router.prompt.tokenization.offload import Threads
-from router.prompt.tokenization.prefix import Line
-from router.prompt.tokenization.prefix_cache import Memo, Name, Piece, piece_of
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Chat, Text, UnknownIds
+from router.prompt.tokenization.chat_template import UnrenderableChat
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, SegmentedPrompt
+from router.prompt.tokenization.offload import TokenizerThreads
+from router.prompt.tokenization.prefix import Prefix
+from router.prompt.tokenization.prefix_cache import CachedSegment, Name, PrefixCache, piece_of
 
 RENDERED_ON_LOOP_BYTES = 500_000  # of the body: 2 to 5 ms
 
 T = TypeVar("T")
 
 
-class Chain(NamedTuple):
+class KeyInputs(NamedTuple):
     """What keys are made of besides ids."""
 
     model: str
@@ -42,9 +42,9 @@ class Chain(NamedTuple):
 class _Task(NamedTuple):
     """A prompt, and when it has to be done."""
 
-    local: Local
+    local: LocalTokenizer
     source: Chat | Text
-    chain: Chain
+    chain: KeyInputs
     spell: bool
     begun_s: float
 
@@ -57,21 +57,23 @@ class _Task(NamedTuple):
 
 
 class _Read(NamedTuple):
-    parts: Parts
+    parts: SegmentedPrompt
     names: list[Name]
 
 
 class _Made(NamedTuple):
-    known: Known
-    new: list[Piece]
+    known: TokenizedPrompt
+    new: list[CachedSegment]
 
 
 def _leave(made: object) -> None:
     """Nothing is kept of it."""
 
 
-class Remembering:
-    def __init__(self, settings: Settings, keyring: Keyring, memo: Memo, threads: Threads, clock: Clock) -> None:
+class IncrementalTokenizer:
+    def __init__(
+        self, settings: Settings, keyring: Keyring, memo: PrefixCache, threads: TokenizerThreads, clock: Clock
+    ) -> None:
         self._settings = settings
         self._keyring = keyring
         self._memo = memo
@@ -81,27 +83,27 @@ class Remembering:
         self.tokenised: Counter[str] = Counter()  # and those that were not
 
     async def of(
-        self, local: Local, source: Chat | Text, chain: Chain, body_bytes: int, *, remember: bool = True
-    ) -> Known | Unknown:
+        self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, body_bytes: int, *, remember: bool = True
+    ) -> TokenizedPrompt | UnknownIds:
         spell = self._settings.hand_ids == "auto" and isinstance(source, Chat)
         task = _Task(local, source, chain, spell, self._clock.now())
         in_thread = body_bytes > max(RENDERED_ON_LOOP_BYTES, self._settings.inline_chars)
         read = await self._run(partial(self._read, task), task, in_thread)
-        if isinstance(read, Unknown):
+        if isinstance(read, UnknownIds):
             return read
         found = self._memo.find(read.names)
-        line = Line(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        line = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
         for piece in (piece_of(read.parts.head, spell=spell), *found):
             line.add(piece)
         new = read.parts.pieces[len(found) :]
         work = partial(self._made, task, line, new, read.parts.tail)
         keep = partial(self._keep, task, read.names, found) if remember else _leave
         made = await self._run(work, task, sum(map(len, new)) > self._settings.inline_chars, keep)
-        return made if isinstance(made, Unknown) else made.known
+        return made if isinstance(made, UnknownIds) else made.known
 
     async def _run(
         self, work: Callable[[], T], task: _Task, in_thread: bool, done: Callable[[T], None] = _leave
-    ) -> T | Unknown:
+    ) -> T | UnknownIds:
         if in_thread:
             left_s = self._settings.budget_ms / 1000 - (self._clock.now() - task.begun_s)
             return await self._threads.run(work, left_s, done)
@@ -109,15 +111,15 @@ class Remembering:
         done(made)
         return made
 
-    def _read(self, task: _Task) -> _Read | Unknown:
+    def _read(self, task: _Task) -> _Read | UnknownIds:
         try:
             text = task.local.text(task.source)
-        except Unrenderable:
-            return Unknown("template_refused")
+        except UnrenderableChat:
+            return UnknownIds("template_refused")
         parts = task.local.parts(text, task.source)
         return _Read(parts, self._memo.names(task.root, parts.pieces))
 
-    def _made(self, task: _Task, line: Line, new: list[bytes], tail: list[int]) -> _Made:
+    def _made(self, task: _Task, line: Prefix, new: list[bytes], tail: list[int]) -> _Made:
         """`new`: what follows on `line`, and is nobody else's yet. Piece by piece, since only while it tokenises does
         a thread leave the interpreter to the event loop.
         """
@@ -128,7 +130,7 @@ class Remembering:
             line.add(pieces[-1])
             keys_s += self._clock.now() - made_s
         line.add(piece_of(tail, spell=task.spell))
-        known = Known(
+        known = TokenizedPrompt(
             ids=line.ids,
             complete=not (isinstance(task.source, Chat) and task.source.cut),
             how="local",
@@ -139,7 +141,7 @@ class Remembering:
         )
         return _Made(known, pieces)
 
-    def _keep(self, task: _Task, names: list[Name], found: list[Piece], made: _Made) -> None:
+    def _keep(self, task: _Task, names: list[Name], found: list[CachedSegment], made: _Made) -> None:
         self._memo.remember(names, [*found, *made.new])
         self.remembered[task.chain.model] += sum(len(piece.ids) for piece in found)
         self.tokenised[task.chain.model] += sum(len(piece.ids) for piece in made.new)

@@ -28,16 +28,16 @@ from router.errors import ConfigError
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization import segment_check
-from router.prompt.tokenization.chat_template import Template, Unrenderable
+from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.prompt.tokenization.probes import AGENT
-from router.prompt.tokenization.segments import LEAST_BYTES, Pieces, cut_token
+from router.prompt.tokenization.segments import LEAST_BYTES, Segmenter, cut_token
 
 log = logging.getLogger("warmroute.tokens")
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Parts(NamedTuple):
+class SegmentedPrompt(NamedTuple):
     """A prompt taken apart: its ids are `head`, then those of each piece, then `tail`."""
 
     head: list[int]
@@ -45,13 +45,13 @@ class Parts(NamedTuple):
     tail: list[int]
 
 
-class Local:
+class LocalTokenizer:
     """One model's tokenizer and templates."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        templates: dict[str, Template],
+        templates: dict[str, ChatTemplate],
         variables: dict[str, Any],
         least_bytes: int = LEAST_BYTES,
     ) -> None:
@@ -63,7 +63,7 @@ class Local:
         self._tokenizer = tokenizer
         self._templates = templates
         self._variables = variables
-        self._pieces: Pieces | None = None
+        self._pieces: Segmenter | None = None
         self.whole_because = self._try_cutting(least_bytes)  # why prompts are not cut; None: they are
 
     def ids(self, source: Chat | Text) -> array[int]:
@@ -76,17 +76,17 @@ class Local:
         try:
             return b"".join([chunk.encode() for chunk in chunks])
         except UnicodeEncodeError:
-            raise Unrenderable("half of a surrogate pair") from None  # JSON can carry one, UTF-8 cannot
+            raise UnrenderableChat("half of a surrogate pair") from None  # JSON can carry one, UTF-8 cannot
 
-    def parts(self, text: bytes, source: Chat | Text) -> Parts:
+    def parts(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
         """The pieces of a prompt's `text`; the last ids of a cut chat's text are not there, as in `ids`."""
         if self._pieces is None:
-            return Parts([], [text], [])
+            return SegmentedPrompt([], [text], [])
         pieces = self._pieces.of(text)
         if not source.add_special_tokens:
-            return Parts([], pieces, [])
+            return SegmentedPrompt([], pieces, [])
         ended = not (isinstance(source, Chat) and source.cut)
-        return Parts(self._pieces.head, pieces, self._pieces.tail if ended else [])
+        return SegmentedPrompt(self._pieces.head, pieces, self._pieces.tail if ended else [])
 
     def piece_ids(self, piece: bytes, source: Chat | Text) -> list[int]:
         """The ids of one of the pieces in `parts`."""
@@ -97,10 +97,10 @@ class Local:
         """The prompt of a chat. Raises Unrenderable."""
         return self._template(chat).render(chat, self._variables)
 
-    def _template(self, chat: Chat) -> Template:
+    def _template(self, chat: Chat) -> ChatTemplate:
         name = "tool_use" if chat.tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise Unrenderable("the model has no chat template")
+            raise UnrenderableChat("the model has no chat template")
         return self._templates[name]
 
     def _whole(self, text: str, source: Chat | Text) -> array[int]:
@@ -125,7 +125,7 @@ class Local:
         cut = cut_token(added, self._agents_prompt())
         if cut is None:
             return "no special token that chats hold can be cut at"
-        pieces = Pieces(cut.encode(), *segment_check.around(self._encode), least_bytes)
+        pieces = Segmenter(cut.encode(), *segment_check.around(self._encode), least_bytes)
         text = segment_check.difference(self._encode, pieces, [token.content for token in added])
         if text is not None:
             return f"cut at {cut!r}, the text {text!r} has other ids"
@@ -139,12 +139,14 @@ class Local:
             try:
                 if isinstance(prompt.source, Chat):
                     return self.render(prompt.source)
-            except Unrenderable:
+            except UnrenderableChat:
                 continue
         return ""
 
 
-def load(source: TokenizerSource, where: str, wall: Callable[[], float], least_bytes: int = LEAST_BYTES) -> Local:
+def load(
+    source: TokenizerSource, where: str, wall: Callable[[], float], least_bytes: int = LEAST_BYTES
+) -> LocalTokenizer:
     """Reads the model folder. `where` is the configuration key, for the ConfigError that anything missing raises."""
     if source.path is None:
         raise ConfigError(f"{where}.path: is needed to tokenise here")
@@ -158,11 +160,11 @@ def load(source: TokenizerSource, where: str, wall: Callable[[], float], least_b
     config = _settings(folder / "tokenizer_config.json", where)
     try:
         texts = _template_texts(folder, config, source.chat_template)
-        templates = {name: Template(text, wall) for name, text in texts.items()}
+        templates = {name: ChatTemplate(text, wall) for name, text in texts.items()}
     except (OSError, jinja2.TemplateSyntaxError) as broken:
         raise ConfigError(f"{where}: chat template: {broken}") from None
     special = _special_tokens(_settings(folder / "special_tokens_map.json", where) | config)
-    local = Local(tokenizer, templates, special | source.template_kwargs, least_bytes)
+    local = LocalTokenizer(tokenizer, templates, special | source.template_kwargs, least_bytes)
     if local.whole_because is not None:
         log.warning("%s: prompts are tokenised as a whole on every turn: %s", where, local.whole_because)
     return local

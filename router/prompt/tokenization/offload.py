@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from router.prompt.prompt import Unknown
+from router.prompt.prompt import UnknownIds
 
 QUEUED_PER_THREAD = 16  # more would be past its budget before it began
 
@@ -22,16 +22,16 @@ def _nothing(made: object) -> None:
     """Nobody waits for it, and nobody wants it."""
 
 
-class Threads:
+class TokenizerThreads:
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="warmroute-tokens")
         self._most_queued = QUEUED_PER_THREAD * threads
         self._queued = 0
 
-    async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _nothing) -> T | Unknown:
+    async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _nothing) -> T | UnknownIds:
         """What `work` returns. `done` gets it too, on the event loop, even when nobody waits for it any more."""
         if self._queued >= self._most_queued:
-            return Unknown("tokens_busy")
+            return UnknownIds("tokens_busy")
         self._queued += 1
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         future.add_done_callback(partial(self._ended, done))
@@ -39,7 +39,7 @@ class Threads:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(future)
         except TimeoutError:
-            return Unknown("tokens_late")
+            return UnknownIds("tokens_late")
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

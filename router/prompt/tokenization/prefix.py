@@ -12,10 +12,10 @@ from typing import cast
 
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key
-from router.prompt.tokenization.prefix_cache import Piece
+from router.prompt.tokenization.prefix_cache import CachedSegment
 
 
-class Line:
+class Prefix:
     def __init__(self, keyring: Keyring, root: Key, block_sizes: Iterable[int]) -> None:
         """`root`: what the first block follows."""
         self.ids = array("I")
@@ -28,7 +28,7 @@ class Line:
     def keys(self) -> dict[int, Sequence[Key]]:
         return cast("dict[int, Sequence[Key]]", self._keys)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: CachedSegment) -> None:
         self.ids.extend(piece.ids)
         if piece.spelled:
             self.spelled.append(piece.spelled)

@@ -22,7 +22,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from router.kvcache.memory_budget import Budget
+from router.kvcache.memory_budget import MemoryBudget
 
 Name = bytes
 
@@ -33,7 +33,7 @@ KEYS_BYTES = 112  # one more array of keys, in the piece's dict
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class CachedSegment:
     """A piece of a prompt, known by all that is in front of it."""
 
     ids: array[int] = field(default_factory=lambda: array("I"))  # typecode "I"
@@ -47,20 +47,20 @@ class Piece:
         return PIECE_BYTES + 4 * len(self.ids) + len(self.spelled) + keys
 
 
-def piece_of(ids: list[int], *, spell: bool) -> Piece:
-    return Piece(array("I", ids), msgspec.json.encode(ids)[1:-1] if spell else b"")
+def piece_of(ids: list[int], *, spell: bool) -> CachedSegment:
+    return CachedSegment(array("I", ids), msgspec.json.encode(ids)[1:-1] if spell else b"")
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    piece: Piece
+    piece: CachedSegment
     bytes: int
 
 
-class Memo:
+class PrefixCache:
     """Belongs to the event loop's thread, but for `names`, which any thread may ask."""
 
-    def __init__(self, budget: Budget, secret: bytes) -> None:
+    def __init__(self, budget: MemoryBudget, secret: bytes) -> None:
         """`secret`: up to 64 bytes that nobody outside knows."""
         self._budget = budget
         self._secret = secret
@@ -80,7 +80,7 @@ class Memo:
             names.append(text.digest())
         return names
 
-    def find(self, names: Sequence[Name]) -> list[Piece]:
+    def find(self, names: Sequence[Name]) -> list[CachedSegment]:
         """The leading pieces that are remembered."""
         found = []
         for name in names:
@@ -89,12 +89,12 @@ class Memo:
             found.append(kept.piece)
         return found
 
-    def remember(self, names: Sequence[Name], pieces: Sequence[Piece]) -> None:
+    def remember(self, names: Sequence[Name], pieces: Sequence[CachedSegment]) -> None:
         """All of a prompt, found and new: it was used now."""
         for name, piece in zip(reversed(names), reversed(pieces), strict=True):
             self._put(name, piece)
 
-    def _put(self, name: Name, piece: Piece) -> None:
+    def _put(self, name: Name, piece: CachedSegment) -> None:
         size = piece.bytes
         if (kept := self._kept.get(name)) is None:
             self._kept[name] = _Kept(piece, size)

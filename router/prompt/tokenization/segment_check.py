@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
-from router.prompt.tokenization.segments import Pieces
+from router.prompt.tokenization.segments import Segmenter
 
 Encode = Callable[[str, bool], list[int]]  # text, whether special tokens are added around it
 
@@ -27,7 +27,7 @@ FRAGMENTS = (
 )
 
 
-def difference(encode: Encode, pieces: Pieces, added: Sequence[str]) -> str | None:
+def difference(encode: Encode, pieces: Segmenter, added: Sequence[str]) -> str | None:
     """A text whose pieces do not give the ids of the whole, or None. `added`: all added tokens, for texts with them."""
     everywhere = pieces._replace(least_bytes=1)
     for text in _texts(pieces.cut.decode(), added):

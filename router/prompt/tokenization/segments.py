@@ -20,7 +20,7 @@ from tokenizers import AddedToken
 LEAST_BYTES = 1024  # shorter ones cost more to look up and to keep than to tokenise; and there may be a million of them
 
 
-class Pieces(NamedTuple):
+class Segmenter(NamedTuple):
     """How one tokenizer's prompts are taken apart."""
 
     cut: bytes  # the token that each piece but the first begins with, in UTF-8

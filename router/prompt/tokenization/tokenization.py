@@ -5,7 +5,7 @@
     else: an engine's /tokenize --------------------+
 
 Short prompts are done on the spot; what is long and new in a thread, since 80,000 tokens take a tenth of a second in
-which no stream may stand still. Trouble is a value: a prompt whose ids cannot be had is `Unknown` and is routed by
+which no stream may stand still. Trouble is a value: a prompt whose ids cannot be had is `UnknownIds` and is routed by
 load. What we believe of our own tokenizing is `trust.py`'s matter, and a mismatch is never silent: a log line, a count,
 and the engine's tokenizer from then on.
 """
@@ -20,19 +20,19 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from router.clock import Clock
-from router.config.schema import Tokens as Settings
+from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
-from router.kvcache.memory_budget import Budget
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.memory_budget import MemoryBudget
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Ids, Prompt, Text, Unknown
-from router.prompt.tokenization.accuracy import Trust
-from router.prompt.tokenization.chat_template import Unrenderable
-from router.prompt.tokenization.incremental import Chain, Remembering
-from router.prompt.tokenization.local_tokenizer import Local
-from router.prompt.tokenization.offload import Threads
-from router.prompt.tokenization.prefix import Line
-from router.prompt.tokenization.prefix_cache import Memo, Piece
+from router.prompt.prompt import Chat, Ids, Prompt, Text, UnknownIds
+from router.prompt.tokenization.accuracy import TokenizerAccuracy
+from router.prompt.tokenization.chat_template import UnrenderableChat
+from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.offload import TokenizerThreads
+from router.prompt.tokenization.prefix import Prefix
+from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache
 from router.prompt.tokenization.probes import bodies
 
 log = logging.getLogger("warmroute.tokens")
@@ -44,7 +44,7 @@ RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy
 """Why an engine gave no token ids."""
 
 
-class Report(NamedTuple):
+class TokenizationReport(NamedTuple):
     """What the admin page and the metrics say of a model with a tokenizer here; all others ask their engines."""
 
     source: Literal["local", "remote"]  # whose ids are used
@@ -74,17 +74,17 @@ class RemoteTokenizer(Protocol):
         """Return the ids from this instance, however many questions are in flight."""
 
 
-class Tokens:
+class Tokenization:
     """The room's one door. `locals_` by base model id; a model that is not in it asks its engines."""
 
     def __init__(
         self,
         settings: Settings,
-        locals_: Mapping[str, Local],
+        locals_: Mapping[str, LocalTokenizer],
         keyring: Keyring,
         remote: RemoteTokenizer,
         clock: Clock,
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """`budget`: shared with others that remember; default: one of its own, of `settings.memory_bytes`."""
         self._settings = settings
@@ -92,13 +92,13 @@ class Tokens:
         self._keyring = keyring
         self._remote = remote
         self._clock = clock
-        self._trust: dict[str, Trust] = {model: Trust() for model in locals_}
-        self._threads = Threads(settings.threads)
-        self.memory = budget or Budget(settings.memory_bytes)
-        memo = Memo(self.memory, secrets.token_bytes(64))
-        self._remembering = Remembering(settings, keyring, memo, self._threads, clock)
+        self._trust: dict[str, TokenizerAccuracy] = {model: TokenizerAccuracy() for model in locals_}
+        self._threads = TokenizerThreads(settings.threads)
+        self.memory = budget or MemoryBudget(settings.memory_bytes)
+        memo = PrefixCache(self.memory, secrets.token_bytes(64))
+        self._remembering = IncrementalTokenizer(settings, keyring, memo, self._threads, clock)
 
-    def local(self, model: str) -> Local | None:
+    def local(self, model: str) -> LocalTokenizer | None:
         """The tokenizer that is here for a base model, believed or not."""
         return self._locals.get(model)
 
@@ -116,15 +116,15 @@ class Tokens:
         instances: Sequence[str],
         *,
         remember: bool = True,
-    ) -> Known | Unknown:
+    ) -> TokenizedPrompt | UnknownIds:
         """Ids and keys of `prompt` for base model `model`; `instances` may be asked. Never raises for trouble. Without
         `remember`, nothing tells later that it was asked.
 
         Takes at most `tokens.budget_ms` (beside the prompts done on the spot).
         """
-        chain = Chain(model, adapter, prompt.salt, frozenset(block_sizes))
+        chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
         source = prompt.source
-        if isinstance(source, Unknown):
+        if isinstance(source, UnknownIds):
             return source
         if isinstance(source, Ids):
             begun_s = self._clock.now()
@@ -133,9 +133,14 @@ class Tokens:
             return await self._asked(prompt, source, chain, instances)
         return await self._remembering.of(self._locals[model], source, chain, len(prompt.body), remember=remember)
 
-    def observed(self, model: str, known: Known | Unknown | None, prompt_tokens: int | None) -> bool:
+    def observed(self, model: str, known: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
         """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
-        if not isinstance(known, Known) or prompt_tokens is None or not known.complete or known.how != "local":
+        if (
+            not isinstance(known, TokenizedPrompt)
+            or prompt_tokens is None
+            or not known.complete
+            or known.how != "local"
+        ):
             return True
         if len(known.ids) == prompt_tokens:
             return True
@@ -173,9 +178,9 @@ class Tokens:
         for trust in self._trust.values():
             trust.refuted.pop(instance, None)
 
-    def report(self) -> dict[str, Report]:
+    def report(self) -> dict[str, TokenizationReport]:
         return {
-            model: Report(
+            model: TokenizationReport(
                 source="local" if trust.local else "remote",
                 proofs=trust.proofs,
                 mismatches=trust.mismatches,
@@ -193,15 +198,15 @@ class Tokens:
         self._threads.close()
 
     async def _asked(
-        self, prompt: Prompt, source: Chat | Text, chain: Chain, instances: Sequence[str]
-    ) -> Known | Unknown:
+        self, prompt: Prompt, source: Chat | Text, chain: KeyInputs, instances: Sequence[str]
+    ) -> TokenizedPrompt | UnknownIds:
         if isinstance(source, Chat) and source.cut:
-            return Unknown("media")  # the engine would load it all, and its placeholders say nothing
+            return UnknownIds("media")  # the engine would load it all, and its placeholders say nothing
         begun_s = self._clock.now()
         budget_s = self._settings.budget_ms / 1000
         ids = await self._remote.ids(prompt.remote_fields, prompt.model or chain.model, instances, budget_s)
         if isinstance(ids, str):
-            return Unknown(ids)
+            return UnknownIds(ids)
         self._compare(chain.model, prompt, ids)
         return await self._chained(ids, "remote", chain, begun_s)
 
@@ -212,19 +217,21 @@ class Tokens:
             trust.compared(_ids_or_refusal(self._locals[model], prompt) == theirs)
 
     async def _chained(
-        self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float
-    ) -> Known | Unknown:
+        self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float
+    ) -> TokenizedPrompt | UnknownIds:
         """Ids from somebody else, and their keys; not remembered: there is no text to name them by."""
         work = partial(self._known, ids, how, chain, begun_s)
         if len(ids) * 4 <= self._settings.inline_chars:  # as much work as so many characters
             return work()
         return await self._threads.run(work, self._settings.budget_ms / 1000)
 
-    def _known(self, ids: Sequence[int], how: Literal["given", "remote"], chain: Chain, begun_s: float) -> Known:
+    def _known(
+        self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float
+    ) -> TokenizedPrompt:
         made_s = self._clock.now()
-        line = Line(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
-        line.add(Piece(array("I", ids)))
-        return Known(
+        line = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        line.add(CachedSegment(array("I", ids)))
+        return TokenizedPrompt(
             ids=line.ids,
             complete=True,
             how=how,
@@ -234,11 +241,11 @@ class Tokens:
         )
 
 
-def _ids_or_refusal(local: Local, prompt: Prompt) -> array[int] | str:
+def _ids_or_refusal(local: LocalTokenizer, prompt: Prompt) -> array[int] | str:
     """Our ids, or the word that stands for an engine's refusal to render: a proof may find both refusing."""
     if not isinstance(prompt.source, Chat | Text):
         return "unreadable"
     try:
         return local.ids(prompt.source)
-    except Unrenderable:
+    except UnrenderableChat:
         return "tokenizer_refused"

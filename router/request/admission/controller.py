@@ -24,8 +24,8 @@ from math import exp
 from typing import Literal, NamedTuple
 
 from router.config.sections import admission
-from router.request.admission.live_sessions import Expected, Live, Session
-from router.request.admission.queue import Lane
+from router.request.admission.live_sessions import ExpectedLoad, LiveSession, LiveSessions
+from router.request.admission.queue import WaitQueue
 
 Line = Literal["parked", "again", "new"]
 LINES: tuple[Line, ...] = ("parked", "again", "new")  # in this order
@@ -36,7 +36,7 @@ REDONE = 0.5  # share of the prompt tokens computed or loaded that had been comp
 REDONE_OVER_S = 20.0  # averaged over as long as `Fleet.busy`
 
 
-class Caller(NamedTuple):
+class Arrival(NamedTuple):
     """A request at the door."""
 
     session: bytes | None  # whose it is; None: nobody's that could be known again
@@ -44,12 +44,12 @@ class Caller(NamedTuple):
     local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
 
 
-class Turn:
+class Admission:
     """One request, from its coming to its end. What is taken for it is given back once."""
 
     __slots__ = ("context_before", "line", "prompt_tokens", "session", "since_s", "state", "waited")
 
-    def __init__(self, session: Session, prompt_tokens: int, line: Line, now: float) -> None:
+    def __init__(self, session: LiveSession, prompt_tokens: int, line: Line, now: float) -> None:
         self.session = session
         self.prompt_tokens = prompt_tokens  # 0: unknown
         self.line: Line = line  # where it stands, if it must wait
@@ -59,43 +59,43 @@ class Turn:
         self.context_before = session.context_tokens
 
 
-class Pass(NamedTuple):
-    turn: Turn
+class Admitted(NamedTuple):
+    turn: Admission
 
 
-class Hold(NamedTuple):
+class Queued(NamedTuple):
     """It waits, or has waited as long as it may."""
 
-    turn: Turn
+    turn: Admission
     position: int  # in front of the door; the first is 1
     expected_s: float | None  # what it still has before it; None: unknown
 
 
-class Called(NamedTuple):
+class Released(NamedTuple):
     """Whose waiting is over."""
 
-    passed: tuple[Turn, ...]
-    refused: tuple[Hold, ...]
+    passed: tuple[Admission, ...]
+    refused: tuple[Queued, ...]
 
 
-NOBODY = Called((), ())
+NOBODY = Released((), ())
 
 
-class State(NamedTuple):
+class AdmissionState(NamedTuple):
     """How things stand, for people and metrics."""
 
     known: int  # sessions, however long they have been silent
-    live: Expected
+    live: ExpectedLoad
     capacity_tokens: int | None  # None: unknown, so nobody waits
-    waiting: tuple[Hold, ...]  # in order
+    waiting: tuple[Queued, ...]  # in order
 
 
-class Door:
-    def __init__(self, told: admission.Door, *, pooled: bool = False) -> None:
+class AdmissionController:
+    def __init__(self, told: admission.AdmissionConfig, *, pooled: bool = False) -> None:
         self._max_wait_s, self._idle_s = told.max_wait_s, told.idle_s
         self._pooled = pooled
-        self._live = Live(told.idle_s)
-        self._lines: dict[Line, Lane[Turn]] = {line: Lane() for line in LINES}
+        self._live = LiveSessions(told.idle_s)
+        self._lines: dict[Line, WaitQueue[Admission]] = {line: WaitQueue() for line in LINES}
         self._refused: OrderedDict[bytes, float] = OrderedDict()  # new sessions, and when
         self._capacity_tokens: int | None = None
         self._busy: float | None = None
@@ -112,15 +112,15 @@ class Door:
             return False
         return bool(self._lines["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected())
 
-    def arrives(self, caller: Caller, now: float) -> Pass | Hold:
+    def arrives(self, caller: Arrival, now: float) -> Admitted | Queued:
         """To be followed by `answered` or `left`, whatever it says."""
         self._live.age(now)
         session = self._live.session(caller.session)
         self._live.comes(session)
-        turn = Turn(session, caller.prompt_tokens or 0, self._line(session, now), now)
+        turn = Admission(session, caller.prompt_tokens or 0, self._line(session, now), now)
         if not self._must_wait(turn, caller.local_tokens):
             self._begin(turn)
-            return Pass(turn)
+            return Admitted(turn)
         if turn.line == "parked":
             session.context_tokens = turn.context_before = 0
         lane = self._lines[turn.line]
@@ -130,7 +130,7 @@ class Door:
         return self._hold(turn, len(lane), now)
 
     def answered(
-        self, turn: Turn, prompt_tokens: int, context_tokens: int, now: float, local_tokens: int | None = None
+        self, turn: Admission, prompt_tokens: int, context_tokens: int, now: float, local_tokens: int | None = None
     ) -> None:
         """It was computed: `context_tokens`, its answer included, are in some cache. `local_tokens` of its prompt were
         in the instance's own before, neither computed nor loaded; None: unknown.
@@ -141,7 +141,7 @@ class Door:
             self._count(turn.session.prompt_tokens or 0, prompt_tokens, local_tokens, now)
         self._live.answered(turn.session, prompt_tokens, context_tokens, now)
 
-    def left(self, turn: Turn, now: float) -> None:
+    def left(self, turn: Admission, now: float) -> None:
         """It is over without an answer, or gives up waiting."""
         waited = turn.state == "waiting"
         if self._is_over(turn):
@@ -161,7 +161,7 @@ class Door:
         """
         self._capacity_tokens, self._busy, self._targets = capacity_tokens, busy, targets
 
-    def room(self, now: float) -> Called:
+    def room(self, now: float) -> Released:
         """Whose waiting is over now. To be called when something has changed, and at `next_s`. Those who pass are
         inside; those who are refused need no more calls.
         """
@@ -170,7 +170,7 @@ class Door:
             return NOBODY
         passed = tuple(self._let_in(now))
         refused = tuple(self._give_up(now))
-        return Called(passed, refused) if passed or refused else NOBODY
+        return Released(passed, refused) if passed or refused else NOBODY
 
     @property
     def next_s(self) -> float | None:
@@ -178,28 +178,28 @@ class Door:
         firsts = [lane.first.since_s for lane in self._lines.values() if lane.first is not None]
         return min(min(firsts) + self._max_wait_s, self._live.next_s) if firsts else None
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> AdmissionState:
         self._live.age(now)
         waiting = (self._hold(turn, place, now) for lane in self._lines.values() for place, turn in enumerate(lane, 1))
-        return State(len(self._live), self._live.expected(), self._capacity_tokens, tuple(waiting))
+        return AdmissionState(len(self._live), self._live.expected(), self._capacity_tokens, tuple(waiting))
 
     # who must wait
 
-    def _line(self, session: Session, now: float) -> Line:
+    def _line(self, session: LiveSession, now: float) -> Line:
         while self._refused and next(iter(self._refused.values())) < now - self._idle_s:
             self._refused.popitem(last=False)
         if session.prompt_tokens is not None:
             return "parked"
         return "again" if session.name is not None and self._refused.pop(session.name, None) is not None else "new"
 
-    def _must_wait(self, turn: Turn, local_tokens: int | None) -> bool:
+    def _must_wait(self, turn: Admission, local_tokens: int | None) -> bool:
         if turn.session.running:
             return False
         if turn.line == "parked" and (self._pooled or not _is_gone(turn, local_tokens)):
             return False
         return any(self._lines[line] for line in _up_to(turn.line)) or not self._may_begin(turn)
 
-    def _may_begin(self, turn: Turn) -> bool:
+    def _may_begin(self, turn: Admission) -> bool:
         if turn.session.running or self._fits(turn.prompt_tokens, self._live.expected()):
             fits = True
         else:
@@ -207,7 +207,7 @@ class Door:
         # Else all who waited would begin in the moment in which the fleet is a little less busy.
         return fits and not (self._pooled and turn.waited and self._starting >= self._targets)
 
-    def _fits(self, prompt_tokens: int, live: Expected) -> bool:
+    def _fits(self, prompt_tokens: int, live: ExpectedLoad) -> bool:
         if self._capacity_tokens is None or live.context_tokens < 1:
             return True
         return live.context_tokens + max(prompt_tokens, live.mean_tokens) <= self._capacity_tokens
@@ -224,13 +224,13 @@ class Door:
 
     # coming and going
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: Admission) -> None:
         turn.state = "inside"
         self._live.begins(turn.session, turn.prompt_tokens)
 
-    def _let_in(self, now: float) -> list[Turn]:
+    def _let_in(self, now: float) -> list[Admission]:
         """Whoever stands first and may begin, as long as there is one."""
-        passed: list[Turn] = []
+        passed: list[Admission] = []
         for lane in self._lines.values():
             while (turn := lane.first) is not None:
                 if not self._may_begin(turn):
@@ -242,9 +242,9 @@ class Door:
                 passed.append(turn)
         return passed
 
-    def _give_up(self, now: float) -> list[Hold]:
+    def _give_up(self, now: float) -> list[Queued]:
         """Whoever has waited too long."""
-        refused: list[Hold] = []
+        refused: list[Queued] = []
         for lane in self._lines.values():
             late = list(takewhile(lambda turn: turn.since_s + self._max_wait_s <= now, lane))
             refused += [self._hold(turn, place, now) for place, turn in enumerate(late, 1)]
@@ -257,17 +257,17 @@ class Door:
                     self._refused[turn.session.name] = now
         return refused
 
-    def _is_over(self, turn: Turn) -> bool:
+    def _is_over(self, turn: Admission) -> bool:
         """False, and over from now on: it was not."""
         before, turn.state = turn.state, "over"
         if before == "inside" and turn.waited and turn.line != "parked":
             self._starting -= 1
         return before == "over"
 
-    def _hold(self, turn: Turn, place: int, now: float) -> Hold:
+    def _hold(self, turn: Admission, place: int, now: float) -> Queued:
         """Of one at that place of its line."""
         ahead = sum(len(self._lines[line]) for line in _up_to(turn.line)[:-1])
-        return Hold(turn, ahead + place, self._lines[turn.line].expected_s(place, now))
+        return Queued(turn, ahead + place, self._lines[turn.line].expected_s(place, now))
 
 
 def _up_to(line: Line) -> tuple[Line, ...]:
@@ -275,7 +275,7 @@ def _up_to(line: Line) -> tuple[Line, ...]:
     return LINES[: LINES.index(line) + 1]
 
 
-def _is_gone(turn: Turn, local_tokens: int | None) -> bool:
+def _is_gone(turn: Admission, local_tokens: int | None) -> bool:
     """Of a later turn. One that was cut down, or has begun anew, needs no more than it has."""
     last = turn.session.prompt_tokens or 0
     return local_tokens is not None and local_tokens < GONE * (min(last, turn.prompt_tokens) or last)

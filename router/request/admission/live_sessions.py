@@ -14,10 +14,10 @@ from collections import OrderedDict
 from math import inf
 from typing import NamedTuple
 
-from router.request.admission.return_probability import STAGES, Silence
+from router.request.admission.return_probability import STAGES, ReturnProbability
 
 
-class Session:
+class LiveSession:
     """`name` None: nobody will know it again, so it is live only while its request is."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Session:
         self.due_s = inf  # when that stage ends
 
 
-class Sums:
+class SessionSums:
     """Of sessions that count alike. Whole numbers, so that what was added can be taken away exactly."""
 
     __slots__ = ("context_tokens", "sessions")
@@ -50,12 +50,12 @@ class Sums:
     def __init__(self) -> None:
         self.sessions = self.context_tokens = 0
 
-    def add(self, session: Session, sign: int = 1) -> None:
+    def add(self, session: LiveSession, sign: int = 1) -> None:
         self.sessions += sign
         self.context_tokens += sign * session.context_tokens
 
 
-class Expected(NamedTuple):
+class ExpectedLoad(NamedTuple):
     """What the sessions come to, each with its chance to come back."""
 
     sessions: float
@@ -67,39 +67,39 @@ class Expected(NamedTuple):
         return round(self.context_tokens / self.sessions) if self.sessions else 0
 
 
-class Stage(OrderedDict[Session, None]):
+class SilenceStage(OrderedDict[LiveSession, None]):
     """The silent sessions of one stage and kind, the one that entered first ahead: it leaves first, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums = Sums()
+        self.sums = SessionSums()
 
     @property
-    def first(self) -> Session:
+    def first(self) -> LiveSession:
         return next(iter(self))
 
 
-class Live:
+class LiveSessions:
     def __init__(self, idle_s: float) -> None:
-        self._known: dict[bytes, Session] = {}
-        self._running = Sums()
-        self._kinds = [(Silence(idle_s), [Stage() for _ in range(STAGES)]) for _ in range(2)]
+        self._known: dict[bytes, LiveSession] = {}
+        self._running = SessionSums()
+        self._kinds = [(ReturnProbability(idle_s), [SilenceStage() for _ in range(STAGES)]) for _ in range(2)]
         self.next_s = inf  # when `age` has something to do, or a little before
 
     def __len__(self) -> int:
         """All that are remembered, however long they have been silent."""
         return len(self._known)
 
-    def session(self, name: bytes | None) -> Session:
+    def session(self, name: bytes | None) -> LiveSession:
         """The one of that name, or a new one."""
         if name is None:
-            return Session(None)
-        return self._known.get(name) or self._known.setdefault(name, Session(name))
+            return LiveSession(None)
+        return self._known.get(name) or self._known.setdefault(name, LiveSession(name))
 
-    def known(self, name: bytes | None) -> Session | None:
+    def known(self, name: bytes | None) -> LiveSession | None:
         return None if name is None else self._known.get(name)
 
-    def expected(self) -> Expected:
+    def expected(self) -> ExpectedLoad:
         running = self._running
         sessions, context = float(running.sessions), float(running.context_tokens)
         for silence, stages in self._kinds:
@@ -107,11 +107,11 @@ class Live:
                 if stage:
                     sessions += chance * stage.sums.sessions
                     context += chance * stage.sums.context_tokens
-        return Expected(sessions, context)
+        return ExpectedLoad(sessions, context)
 
     # what happens to one
 
-    def comes(self, session: Session) -> None:
+    def comes(self, session: LiveSession) -> None:
         """A request of it is here: it is silent no more, and does not count until that `begins`."""
         if session.stage >= 0:
             silence, stages = self._kinds[session.returned]
@@ -119,7 +119,7 @@ class Live:
             _take(session, stages[session.stage])
             session.returned = True
 
-    def begins(self, session: Session, prompt_tokens: int) -> None:
+    def begins(self, session: LiveSession, prompt_tokens: int) -> None:
         """A request of it is let in. `prompt_tokens` 0: unknown."""
         if session.running:
             self._running.add(session, -1)
@@ -128,7 +128,7 @@ class Live:
         session.running += 1
         self._running.add(session)
 
-    def answered(self, session: Session, prompt_tokens: int, context_tokens: int, now: float) -> None:
+    def answered(self, session: LiveSession, prompt_tokens: int, context_tokens: int, now: float) -> None:
         """A request of it is over; with its answer it was `context_tokens` long."""
         self._running.add(session, -1)
         session.running -= 1
@@ -136,7 +136,7 @@ class Live:
         session.context_tokens = max(session.context_tokens, context_tokens) if session.running else context_tokens
         self._ended(session, now)
 
-    def failed(self, session: Session, context_tokens: int, now: float) -> None:
+    def failed(self, session: LiveSession, context_tokens: int, now: float) -> None:
         """A request of it is over without an answer: it is again what it was before, or was never."""
         self._running.add(session, -1)
         session.running -= 1
@@ -144,7 +144,7 @@ class Live:
             session.context_tokens = context_tokens
         self._ended(session, now)
 
-    def rests(self, session: Session, now: float) -> None:
+    def rests(self, session: LiveSession, now: float) -> None:
         """Nobody asks anything for it any more, or only those who still run or wait do. One that never had an answer is
         forgotten at once: there is nothing to come back to.
         """
@@ -172,13 +172,13 @@ class Live:
                 if stage:
                     self.next_s = min(self.next_s, stage.first.due_s)
 
-    def _ended(self, session: Session, now: float) -> None:
+    def _ended(self, session: LiveSession, now: float) -> None:
         if session.running:
             self._running.add(session)
         else:
             self.rests(session, now)
 
-    def _enter(self, session: Session, number: int, at_s: float) -> None:
+    def _enter(self, session: LiveSession, number: int, at_s: float) -> None:
         silence, stages = self._kinds[session.returned]
         stage = stages[number]
         session.stage, session.due_s = number, at_s + silence.lengths_s[number]
@@ -187,7 +187,7 @@ class Live:
         self.next_s = min(self.next_s, session.due_s)
 
 
-def _take(session: Session, stage: Stage) -> None:
+def _take(session: LiveSession, stage: SilenceStage) -> None:
     del stage[session]
     stage.sums.add(session, -1)
     session.stage = -1

@@ -11,19 +11,29 @@ from __future__ import annotations
 from math import inf
 
 from router.clock import Clock
-from router.kvcache.tokenized_prompt import Known
-from router.request.admission.controller import Called, Caller, Door, Hold, Pass, State, Turn
-from router.scheduling.scheduler import Core
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.request.admission.controller import (
+    Admission,
+    AdmissionController,
+    AdmissionState,
+    Admitted,
+    Arrival,
+    Queued,
+    Released,
+)
+from router.scheduling.scheduler import Scheduler
 
 MEASURED_EVERY_S = 1.0  # instances join, leave and tell their sizes far less often
 
 
-class Gate:
+class ModelAdmission:
     """`share`: of the fleet's memory, where several doors lead to it (one per worker)."""
 
     __slots__ = ("_clock", "_core", "_measured_at", "_share", "capacity_tokens", "door", "model", "targets")
 
-    def __init__(self, model: str, door: Door, core: Core, clock: Clock, share: float = 1.0) -> None:
+    def __init__(
+        self, model: str, door: AdmissionController, core: Scheduler, clock: Clock, share: float = 1.0
+    ) -> None:
         self.model = model
         self.door = door
         self.capacity_tokens: int | None = None  # None: no instance has told
@@ -33,22 +43,26 @@ class Gate:
         self._share = share
         self._measured_at = -inf
 
-    def arrives(self, session: bytes | None, prompt_tokens: int | None, known: Known | None) -> Pass | Hold:
+    def arrives(
+        self, session: bytes | None, prompt_tokens: int | None, known: TokenizedPrompt | None
+    ) -> Admitted | Queued:
         """To be followed by `answered` or `left`. `known`: what is known of the prompt, if anything is."""
         now = self._clock.now()
         self._tell(now)
         local_tokens = None
         if known is not None and self.door.looks(session, prompt_tokens):
             local_tokens = self._held_tokens(known, now)
-        return self.door.arrives(Caller(session, prompt_tokens, local_tokens), now)
+        return self.door.arrives(Arrival(session, prompt_tokens, local_tokens), now)
 
-    def answered(self, turn: Turn, prompt_tokens: int, context_tokens: int, local_tokens: int | None = None) -> None:
+    def answered(
+        self, turn: Admission, prompt_tokens: int, context_tokens: int, local_tokens: int | None = None
+    ) -> None:
         self.door.answered(turn, prompt_tokens, context_tokens, self._clock.now(), local_tokens)
 
-    def left(self, turn: Turn) -> None:
+    def left(self, turn: Admission) -> None:
         self.door.left(turn, self._clock.now())
 
-    def look(self) -> Called:
+    def look(self) -> Released:
         """To be called after every arrival and every end, and at `next_s`."""
         now = self._clock.now()
         self._tell(now)
@@ -59,7 +73,7 @@ class Gate:
         """When to look again if nothing happens before; None: nobody waits."""
         return self.door.next_s
 
-    def state(self) -> State:
+    def state(self) -> AdmissionState:
         return self.door.state(self._clock.now())
 
     def _tell(self, now: float) -> None:
@@ -77,7 +91,7 @@ class Gate:
         self.targets = len(answering)
         self.capacity_tokens = int(sum(told) * self._share) if told else None
 
-    def _held_tokens(self, known: Known, now: float) -> int | None:
+    def _held_tokens(self, known: TokenizedPrompt, now: float) -> int | None:
         """The longest beginning of a prompt that any instance holds, in whatever tier of its own, or will soon. None:
         there may be more, some do not tell.
         """

@@ -16,7 +16,7 @@ PACE_OF = 32  # the last ones let in
 T = TypeVar("T")
 
 
-class Lane(Generic[T]):
+class WaitQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: OrderedDict[T, None] = OrderedDict()  # a dict finds its first key slowly after many deletions
         self._let_in_s: deque[float] = deque(maxlen=PACE_OF)

@@ -21,7 +21,7 @@ PRIOR = 10
 REMEMBERED = 1000  # silences that a stage judges by: twice as many are counted as half, so that it follows changes
 
 
-class Silence:
+class ReturnProbability:
     def __init__(self, idle_s: float) -> None:
         ends = [idle_s / 2 ** (STAGES - 1 - stage) for stage in range(STAGES)]
         self.lengths_s: Sequence[float] = [end - begin for begin, end in zip([0.0, *ends], ends, strict=False)]

@@ -3,7 +3,7 @@ have waited too long.
 
 A request that waits is a future and nothing else: whoever leaves (an answer's end, a client that hangs up while it
 waits) makes the door look again, and one timer per model does so where nothing happens. What a request took is given
-back by its `Seat`, once, whatever ends it: `with await waiting.seat(...)`.
+back by its `AdmissionLease`, once, whatever ends it: `with await waiting.seat(...)`.
 
 With `door.admission` off there are no doors, and nothing is read, counted or remembered.
 """
@@ -22,14 +22,14 @@ from typing import Literal
 from router.clock import Clock
 from router.config.sections import admission
 from router.errors import TooBusy
-from router.fleet.instance import Served
-from router.kvcache.tokenized_prompt import Known
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, opening
-from router.prompt.prompt import Endpoint, Prompt, Unknown
-from router.request.admission.controller import Door, Hold, Line, Turn
-from router.request.admission.model_admission import Gate
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.request.admission.controller import Admission, AdmissionController, Line, Queued
+from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.policy.record import Record
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 
 log = logging.getLogger("warmroute.door")
 
@@ -41,13 +41,13 @@ Waited = Callable[[str, Line, End, float], None]
 """Told of every wait that is over: model, line, how it ended, seconds."""
 
 
-class Waiting:
+class AdmissionQueues:
     """`share` of the fleet's memory is this process's. `pooled`: the fleet has a shared pool."""
 
     def __init__(
         self,
-        told: admission.Door,
-        core: Core,
+        told: admission.AdmissionConfig,
+        core: Scheduler,
         clock: Clock,
         waited: Waited,
         *,
@@ -60,50 +60,52 @@ class Waiting:
         self._waited = waited
         self._share = share
         self._pooled = pooled
-        self._rooms: dict[str, WaitingRoom] = {}  # by base model: those that instances serve
+        self._rooms: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
 
-    def __iter__(self) -> Iterator[Gate]:
+    def __iter__(self) -> Iterator[ModelAdmission]:
         """The gates that have been asked for."""
         return (room.gate for room in self._rooms.values())
 
     async def seat(
-        self, prompt: Prompt, served: Served | None, known: Known | Unknown
-    ) -> AbstractContextManager[Seat | None]:
+        self, prompt: Prompt, served: ServedModel | None, known: TokenizedPrompt | UnknownIds
+    ) -> AbstractContextManager[AdmissionLease | None]:
         """Waits as long as it must. None: nobody keeps count. Raises `TooBusy` after `max_wait_s`."""
         if not self._told.admission or served is None or not keeps_context(prompt):
             return NOWHERE
         if (room := self._rooms.get(served.base)) is None:
-            door = Door(self._told, pooled=self._pooled)
-            gate = Gate(served.base, door, self._core, self._clock, self._share)
-            room = self._rooms[served.base] = WaitingRoom(gate, self._told.max_wait_s, self._clock, self._waited)
+            door = AdmissionController(self._told, pooled=self._pooled)
+            gate = ModelAdmission(served.base, door, self._core, self._clock, self._share)
+            room = self._rooms[served.base] = AdmissionQueue(gate, self._told.max_wait_s, self._clock, self._waited)
         return await room.seat(session_of(prompt), known)
 
 
-class WaitingRoom:
+class AdmissionQueue:
     """Of one model."""
 
-    def __init__(self, gate: Gate, max_wait_s: float, clock: Clock, waited: Waited) -> None:
+    def __init__(self, gate: ModelAdmission, max_wait_s: float, clock: Clock, waited: Waited) -> None:
         self.gate = gate
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._waited = waited
-        self._sitting: dict[Turn, asyncio.Future[Hold | None]] = {}
+        self._sitting: dict[Admission, asyncio.Future[Queued | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._open_was_told = False
 
-    async def seat(self, session: bytes | None, known: Known | Unknown) -> Seat:
+    async def seat(self, session: bytes | None, known: TokenizedPrompt | UnknownIds) -> AdmissionLease:
         """Raises `TooBusy`."""
         verdict = (
             self.gate.arrives(session, len(known.ids), known)
-            if isinstance(known, Known)
+            if isinstance(known, TokenizedPrompt)
             else self.gate.arrives(session, None, None)
         )
         if self.gate.capacity_tokens is None and not self._open_was_told:
             self._open_was_told = True
             log.warning("the door is open for %s: no instance has told yet how much its cache holds", self.gate.model)
-        return Seat(self, verdict.turn, await self._wait(verdict.turn) if isinstance(verdict, Hold) else None)
+        return AdmissionLease(
+            self, verdict.turn, await self._wait(verdict.turn) if isinstance(verdict, Queued) else None
+        )
 
-    async def _wait(self, turn: Turn) -> float:
+    async def _wait(self, turn: Admission) -> float:
         """For how many seconds. Whoever goes away while it waits leaves nothing behind, even if it was just let in."""
         future = self._sitting[turn] = asyncio.get_running_loop().create_future()
         self.look()
@@ -131,7 +133,7 @@ class WaitingRoom:
             self._call(hold.turn, hold)
         self._arm()
 
-    def _call(self, turn: Turn, refused: Hold | None) -> None:
+    def _call(self, turn: Admission, refused: Queued | None) -> None:
         future = self._sitting.pop(turn)
         if not future.done():  # else its client has just gone, and its seat gives everything back
             future.set_result(refused)
@@ -144,7 +146,7 @@ class WaitingRoom:
             pause_s = max(SOON_S, next_s - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(pause_s, self.look)
 
-    def _refusal(self, hold: Hold) -> TooBusy:
+    def _refusal(self, hold: Queued) -> TooBusy:
         expected = "an unknown time" if hold.expected_s is None else f"about {ceil(hold.expected_s)} s"
         return TooBusy(
             f"the caches of the fleet are full of live conversations: this request has waited {self._max_wait_s:g} s, "
@@ -154,18 +156,18 @@ class WaitingRoom:
         )
 
 
-class Seat:
+class AdmissionLease:
     """What one request took, from its being let in to its end. `record` tells how that was, once there is one."""
 
     __slots__ = ("_room", "_turn", "record", "waited_s")
 
-    def __init__(self, room: WaitingRoom, turn: Turn, waited_s: float | None) -> None:
+    def __init__(self, room: AdmissionQueue, turn: Admission, waited_s: float | None) -> None:
         self._room = room
         self._turn = turn
         self.waited_s = waited_s  # None: it did not have to
         self.record: Record | None = None
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> AdmissionLease:
         return self
 
     def __exit__(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from router.config.sections.experiment import Metric
 from router.scheduling.experiments.confidence_sequences import mean_bounds, share_bounds
-from router.scheduling.experiments.imbalance import Spread
-from router.scheduling.experiments.latency_histogram import RATIO, Waits
-from router.scheduling.experiments.unit import Unit, failed
+from router.scheduling.experiments.imbalance import Imbalance
+from router.scheduling.experiments.latency_histogram import RATIO, LatencyHistogram
+from router.scheduling.experiments.unit import ExperimentUnit, failed
 from router.scheduling.policy.record import Record
 
 QUANTILES: dict[Metric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9}
@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
     units: int
 
 
-class Mean:
+class UnitMean:
     """Of units' shares."""
 
     __slots__ = ("total", "units")
@@ -43,16 +43,16 @@ class Mean:
             self.units += 1
 
 
-class Tally:
+class ArmMetrics:
     def __init__(self) -> None:
         self.units = 0  # closed
         self.requests = 0  # ended
         self.failed = 0
-        self._spread = Spread()
-        self.first_bytes = Waits()
-        self.last_bytes = Waits()
-        self.hits = Mean()
-        self.errors = Mean()
+        self._spread = Imbalance()
+        self.first_bytes = LatencyHistogram()
+        self.last_bytes = LatencyHistogram()
+        self.hits = UnitMean()
+        self.errors = UnitMean()
 
     def ended(self, record: Record) -> None:
         self.requests += 1
@@ -61,7 +61,7 @@ class Tally:
         if target is not None and (target in self.targets or len(self.targets) < TARGETS):
             self._spread.add(target)
 
-    def closed(self, unit: Unit) -> None:
+    def closed(self, unit: ExperimentUnit) -> None:
         self.units += 1
         if unit.first_bytes:  # and so the other
             self.first_bytes.add(unit.first_bytes)
@@ -92,11 +92,11 @@ class Tally:
         """Requests of the busiest target over the mean of so many targets; None: no requests."""
         return self._spread.uneven(targets)
 
-    def _waits(self, metric: Metric) -> Waits:
+    def _waits(self, metric: Metric) -> LatencyHistogram:
         return self.last_bytes if metric == "duration_p90" else self.first_bytes
 
 
-def _of_quantile(waits: Waits, share: float, alpha: float) -> Estimate:
+def _of_quantile(waits: LatencyHistogram, share: float, alpha: float) -> Estimate:
     if not waits.units:
         return Estimate(None, None, None, 0)
     least, most = share_bounds(1 - share, waits.units, alpha)  # of what may lie above the quantile

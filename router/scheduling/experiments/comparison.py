@@ -15,10 +15,10 @@ from __future__ import annotations
 from math import log
 from typing import NamedTuple, get_args
 
-from router.config.sections.experiment import Guard, Metric
+from router.config.sections.experiment import GuardConfig, Metric
 from router.scheduling.experiments.arm_metrics import QUANTILES
 from router.scheduling.experiments.confidence_sequences import surprise
-from router.scheduling.experiments.e_process import Evidence
+from router.scheduling.experiments.e_process import EProcess
 from router.scheduling.experiments.results import Verdict
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -32,29 +32,29 @@ the hit share, the failed share. None: the unit tells nothing of it.
 """
 
 
-class Bars(NamedTuple):
+class EvidenceBars(NamedTuple):
     """What evidence must reach."""
 
     guard: float
     verdict: float
 
 
-def bars(alpha: float, arms: int) -> Bars:
+def bars(alpha: float, arms: int) -> EvidenceBars:
     """Half of alpha is for the guard's claims, one per arm, the other half for all verdicts, two per arm and metric:
     the guard's is the claim on which something hangs.
     """
     others = max(1, arms - 1)
-    return Bars(2 * others / alpha, 2 * others * 2 * len(METRICS) / alpha)
+    return EvidenceBars(2 * others / alpha, 2 * others * 2 * len(METRICS) / alpha)
 
 
-class Race:
+class MetricComparison:
     """One metric of the arm and the first one."""
 
     __slots__ = ("_higher_is_better", "_mean", "_units", "higher", "lower", "verdict")
 
     def __init__(self, chance: float, higher_is_better: bool) -> None:
-        self.higher = Evidence(chance)  # that the arm's values are
-        self.lower = Evidence(1 - chance)
+        self.higher = EProcess(chance)  # that the arm's values are
+        self.lower = EProcess(1 - chance)
         self.verdict: Verdict = "not yet known"
         self._higher_is_better = higher_is_better
         self._mean = 0.5
@@ -88,11 +88,11 @@ class Race:
         return min((units for units in needed if units is not None), default=None)
 
 
-class Comparison:
+class ArmComparison:
     """`chance` is the arm's share of the units that fall on it or on the first arm."""
 
-    def __init__(self, chance: float, guard: Guard, bars: Bars) -> None:
-        self.races = [Race(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
+    def __init__(self, chance: float, guard: GuardConfig, bars: EvidenceBars) -> None:
+        self.races = [MetricComparison(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
         self.units = 0  # of the arm
         self._both = 0
         self._chance = chance
@@ -102,7 +102,7 @@ class Comparison:
         falls = guard.metric in HIGHER_IS_BETTER  # then what may be too high is the first arm's value
         ratio = 1.0 if guard.metric in QUANTILES else 1 + guard.worse_by
         self._against_arm = not falls
-        self.too_bad = Evidence(1 - chance if falls else chance, ratio)
+        self.too_bad = EProcess(1 - chance if falls else chance, ratio)
 
     def observe(self, on_arm: bool, values: Values, guarded: float | None) -> None:
         """One more unit. `guarded` is its value of the guard's metric; of the arm's, with the margin in its limit."""

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.policy_set import Regime
-from router.scheduling.experiments.regret import Differences
-from router.scheduling.experiments.shadow import Follower
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.experiments.regret import RegretSummary
+from router.scheduling.experiments.shadow import ShadowPolicy
 from router.scheduling.policy.policy import Policy, PolicyFault
 from router.scheduling.policy.record import Record
 from scorers.contract import Needs, View
@@ -27,7 +27,7 @@ from scorers.contract import Needs, View
 NAMED_MOVES = 10
 
 
-class Move(msgspec.Struct, frozen=True):
+class TargetMove(msgspec.Struct, frozen=True):
     """Requests that would go to another target than they went."""
 
     source: str
@@ -35,7 +35,7 @@ class Move(msgspec.Struct, frozen=True):
     requests: int
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DryRunReport(msgspec.Struct, frozen=True):
     """Differences are what the new regime would have had minus what was, per choice: negative ms are a gain."""
 
     records: int  # looked at
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     overlap_tokens: float | None  # of the prompt; None: known of no choice
     uneven_before: float | None  # the busiest target's requests over the mean of all targets
     uneven_after: float | None
-    moves: tuple[Move, ...]  # the most frequent ones, most frequent first
+    moves: tuple[TargetMove, ...]  # the most frequent ones, most frequent first
     other_moves: int  # requests that would move in other ways
     blind: int  # choices for which caches count now, recorded when they did not and nobody looked
     partial: int  # choices where somebody might be taken whom the record of a large fleet leaves out
@@ -87,13 +87,13 @@ class Plan(msgspec.Struct, frozen=True):
         return told + f"; the busiest target gets {self.uneven_after:.2f}x the mean, not {self.uneven_before:.2f}x"
 
 
-class Planner:
+class DryRun:
     """Takes records one by one, oldest first, so that the caller can pause between them: each costs one decision."""
 
-    def __init__(self, regime: Regime) -> None:
+    def __init__(self, regime: PolicySet) -> None:
         self._regime = regime
-        self._follower = Follower()  # one for all arms, as the desk has it
-        self._differences = Differences()
+        self._follower = ShadowPolicy()  # one for all arms, as the desk has it
+        self._differences = RegretSummary()
         self._records = self._blind = self._partial = 0
         self._fault: str | None = None
 
@@ -114,12 +114,12 @@ class Planner:
         self._blind += not looked and blind(policy, view)
         self._partial += policy.might_choose_omitted(view, shown_for)
 
-    def plan(self) -> Plan:
+    def plan(self) -> DryRunReport:
         """Of all that was added so far."""
         found = self._differences.summary()
         ways = sorted(found.moves.items(), key=lambda way: (-way[1], way[0]))
-        moves = tuple(Move(source, target, requests) for (source, target), requests in ways[:NAMED_MOVES])
-        return Plan(
+        moves = tuple(TargetMove(source, target, requests) for (source, target), requests in ways[:NAMED_MOVES])
+        return DryRunReport(
             records=self._records,
             choices=found.decisions,
             changed=found.decisions - found.agreed,
@@ -142,7 +142,7 @@ class _Asked(NamedTuple):
     shown_for: Policy | None  # whose choice the view is whole for; None: nobody's
 
 
-def _asked_now(regime: Regime, record: Record, view: View) -> _Asked:
+def _asked_now(regime: PolicySet, record: Record, view: View) -> _Asked:
     """Who would decide for this request, on which rows."""
     if record.asked_by is not None and record.policy is not None:  # by name, whatever is in force
         return _Asked(regime.policies.get(record.policy.name, record.policy), view, record.policy)
@@ -158,7 +158,7 @@ def _asked_now(regime: Regime, record: Record, view: View) -> _Asked:
     return _Asked(policy, view, record.policy)
 
 
-def _stand_in(experiment: Experiment, record: Record, view: View) -> bytes:
+def _stand_in(experiment: ExperimentConfig, record: Record, view: View) -> bytes:
     """Something that is equal for the requests of one unit."""
     match experiment.unit:
         case "session" | "user":

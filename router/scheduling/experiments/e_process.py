@@ -24,7 +24,7 @@ BETS = tuple(0.9 / 2**k for k in range(7))
 CAP = 1e15  # winnings beyond it are thrown away, which is allowed: so what changes later shows soon
 
 
-class Evidence:
+class EProcess:
     """For: X's mean is above `ratio` times Y's. `chance` is X's share of the units of both; `ratio` is at least 1."""
 
     __slots__ = ("_chance", "_ratio", "_squares", "_stakes", "_sum", "peak", "units", "value")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 
-from router.scheduling.experiments.unit import Unit
+from router.scheduling.experiments.unit import ExperimentUnit
 from router.scheduling.policy.record import Record
 
 OPEN_UNITS = 100_000
@@ -17,7 +17,7 @@ CLOSED_UNITS = 100_000
 UNIT_REQUESTS = 20_000  # that count, per unit
 
 
-class Roll:
+class Enrolment:
     """Units count with their requests of `observe_s` seconds. `returns`: may one come back after that?"""
 
     def __init__(self, observe_s: float, returns: bool) -> None:
@@ -27,14 +27,14 @@ class Roll:
         self.forgotten = 0  # names of closed ones
         self._observe_s = observe_s
         self._returns = returns
-        self._units: dict[bytes, Unit] = {}
+        self._units: dict[bytes, ExperimentUnit] = {}
         self._queue: deque[bytes] = deque()
         self._closed: OrderedDict[bytes, None] = OrderedDict()  # a plain dict takes long to find its first
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def enter(self, arm: int, name: bytes, record: Record) -> Unit | None:
+    def enter(self, arm: int, name: bytes, record: Record) -> ExperimentUnit | None:
         """The unit that the request counts for; None: for none."""
         unit = self._units.get(name)
         if unit is not None:
@@ -47,17 +47,17 @@ class Roll:
             self.crowded += 1
             self._remember(name)
             return None
-        unit = self._units[name] = Unit(arm, record.arrived_s)
+        unit = self._units[name] = ExperimentUnit(arm, record.arrived_s)
         self._queue.append(name)
         self.open[arm] += 1
         self.entered += 1
         return unit
 
     @property
-    def first(self) -> Unit | None:
+    def first(self) -> ExperimentUnit | None:
         return self._units[self._queue[0]] if self._queue else None
 
-    def observed(self, unit: Unit, now_s: float) -> bool:
+    def observed(self, unit: ExperimentUnit, now_s: float) -> bool:
         """Is its time over?"""
         return now_s >= unit.began_s + self._observe_s
 

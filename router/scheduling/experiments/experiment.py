@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from functools import partial
 from math import inf
 
-from router.config.sections.experiment import Experiment, Metric
-from router.scheduling.experiments.arm_metrics import QUANTILES, Tally
-from router.scheduling.experiments.comparison import METRICS, Comparison, Values, bars
-from router.scheduling.experiments.enrolment import OPEN_UNITS, Roll
-from router.scheduling.experiments.limits import Limit, Watched, fails, slow
-from router.scheduling.experiments.results import ArmReport, Finding, Standing, TrialReport
-from router.scheduling.experiments.unit import Unit, failed, slow_share
+from router.config.sections.experiment import ExperimentConfig, Metric
+from router.scheduling.experiments.arm_metrics import QUANTILES, ArmMetrics
+from router.scheduling.experiments.comparison import METRICS, ArmComparison, Values, bars
+from router.scheduling.experiments.enrolment import OPEN_UNITS, Enrolment
+from router.scheduling.experiments.limits import ArmLimit, LimitedRequest, fails, slow
+from router.scheduling.experiments.results import ArmReport, ExperimentReport, Finding, MetricResult
+from router.scheduling.experiments.unit import ExperimentUnit, failed, slow_share
 from router.scheduling.policy.record import Record
 
 CLOSES_AT_ONCE = 200  # units per look: about 10 ms
@@ -36,38 +36,38 @@ LATEST_S = 3600.0
 SLOW_SHARE = 0.1  # that may be slower than a limit on the P90
 
 
-class Arm:
+class ArmState:
     """`comparison` is None for the first one, which the others are compared with."""
 
-    def __init__(self, name: str, share: float, comparison: Comparison | None, limits: dict[str, Limit]) -> None:
+    def __init__(self, name: str, share: float, comparison: ArmComparison | None, limits: dict[str, ArmLimit]) -> None:
         self.name = name
         self.share = share
         self.comparison = comparison
         self.limits = limits  # by their keys in the configuration
-        self.tally = Tally()
+        self.tally = ArmMetrics()
         self.reported = False
         self.out: str | None = None
 
 
-class Trial:
+class RunningExperiment:
     """The arms of `spec`, the first one first. Shares are fixed: other shares are another trial."""
 
-    def __init__(self, spec: Experiment) -> None:
+    def __init__(self, spec: ExperimentConfig) -> None:
         self._spec = spec
         self._bars = bars(spec.guard.alpha, len(spec.arms))
         first_share = next(iter(spec.arms.values()))
         self._arms = [
-            Arm(
+            ArmState(
                 name,
                 share,
-                Comparison(share / (share + first_share), spec.guard, self._bars) if i else None,
+                ArmComparison(share / (share + first_share), spec.guard, self._bars) if i else None,
                 _limits(spec),
             )
             for i, (name, share) in enumerate(spec.arms.items())
         ]
         self._numbers = {arm.name: i for i, arm in enumerate(self._arms)}
-        self._running: dict[int, Watched] = {}  # by the records' numbers
-        self._roll = Roll(_observed_s(spec), returns=spec.unit != "request")
+        self._running: dict[int, LimitedRequest] = {}  # by the records' numbers
+        self._roll = Enrolment(_observed_s(spec), returns=spec.unit != "request")
         self._quantiles: dict[Metric, float] = {}  # of the first arm, ms
         self._refresh_at = float(FIRST_UNITS)
 
@@ -97,7 +97,7 @@ class Trial:
         books = self._arms[number]
         if books.out is not None or self.over or record.number in self._running:
             return
-        watched = Watched(number, self._roll.enter(number, unit, record), record)
+        watched = LimitedRequest(number, self._roll.enter(number, unit, record), record)
         self._running[record.number] = watched
         if watched.unit is not None:
             watched.unit.running[record.number] = record
@@ -135,11 +135,11 @@ class Trial:
                 self._ask_limits(arm, now_s, findings)
         return findings
 
-    def report(self) -> TrialReport:
+    def report(self) -> ExperimentReport:
         targets = set[str]().union(*(arm.tally.targets for arm in self._arms))
         requests = sum(arm.tally.requests for arm in self._arms)
         per_unit = requests / max(1, self._roll.entered)
-        return TrialReport(
+        return ExperimentReport(
             alpha=self._spec.guard.alpha,
             bar=self._bars.verdict,
             guard_bar=self._bars.guard,
@@ -147,7 +147,7 @@ class Trial:
             warnings=tuple(self._warnings()),
         )
 
-    def _is_over(self, unit: Unit, now_s: float) -> bool:
+    def _is_over(self, unit: ExperimentUnit, now_s: float) -> bool:
         if self._arms[unit.arm].out is not None:
             return True
         if not self._roll.observed(unit, now_s):
@@ -158,7 +158,7 @@ class Trial:
         """A request that is so old hangs."""
         return min(LATE * self._quantiles[metric] / 1e3, LATEST_S) if self._quantiles else LATEST_S
 
-    def _close(self, unit: Unit, findings: list[Finding]) -> None:
+    def _close(self, unit: ExperimentUnit, findings: list[Finding]) -> None:
         """The first unit of the queue is over: bets are made on it, then it becomes part of what is known."""
         self._roll.leave()
         arm = self._arms[unit.arm]
@@ -175,10 +175,10 @@ class Trial:
         if arm.comparison is not None and arm.comparison.alarmed and not arm.reported:
             findings.append(self._guards(arm, arm.comparison))
 
-    def _values(self, unit: Unit) -> Values:
+    def _values(self, unit: ExperimentUnit) -> Values:
         return tuple(self._value(metric, unit) for metric in METRICS)
 
-    def _value(self, metric: Metric, unit: Unit, stretch: float = 1.0) -> float | None:
+    def _value(self, metric: Metric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
         """Of times: the share of requests slower than `stretch` times the first arm's quantile."""
         if metric == "hit_share":
             return unit.hit_share
@@ -189,7 +189,7 @@ class Trial:
         waits_ms = unit.last_bytes if metric == "duration_p90" else unit.first_bytes
         return slow_share(waits_ms, stretch * self._quantiles[metric])
 
-    def _guarded(self, unit: Unit, values: Values) -> float | None:
+    def _guarded(self, unit: ExperimentUnit, values: Values) -> float | None:
         metric = self._spec.guard.metric
         if unit.arm and metric in QUANTILES:
             return self._value(metric, unit, 1 + self._spec.guard.worse_by)
@@ -206,7 +206,7 @@ class Trial:
             if quantile is not None:
                 self._quantiles[metric] = quantile
 
-    def _guards(self, arm: Arm, comparison: Comparison) -> Finding:
+    def _guards(self, arm: ArmState, comparison: ArmComparison) -> Finding:
         guard = self._spec.guard
         of_arm, of_first = (each.tally.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
         why = (
@@ -220,7 +220,7 @@ class Trial:
             arm.name, "guard", guard.metric, why, comparison.units, comparison.too_bad.value, of_arm, of_first
         )
 
-    def _ask_limits(self, arm: Arm, now_s: float, findings: list[Finding]) -> None:
+    def _ask_limits(self, arm: ArmState, now_s: float, findings: list[Finding]) -> None:
         for key, limit in arm.limits.items():
             if limit.look(now_s) and arm.out is None:
                 most = (
@@ -230,7 +230,7 @@ class Trial:
                 share = limit.bad / limit.requests
                 findings.append(Finding(arm.name, "limit", key, arm.out, arm.tally.units, limit.evidence, share, None))
 
-    def _report_of(self, arm: Arm, targets: int, per_unit: float) -> ArmReport:
+    def _report_of(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
         return ArmReport(
             arm=arm.name,
             share=arm.share,
@@ -244,14 +244,14 @@ class Trial:
             standings=tuple(self._standing(arm, metric, per_unit) for metric in METRICS),
         )
 
-    def _standing(self, arm: Arm, metric: Metric, per_unit: float) -> Standing:
+    def _standing(self, arm: ArmState, metric: Metric, per_unit: float) -> MetricResult:
         estimate = arm.tally.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
         if arm.comparison is None:
-            return Standing(metric, *estimate, None, None, None, None)
+            return MetricResult(metric, *estimate, None, None, None, None)
         race = arm.comparison.races[METRICS.index(metric)]
         units = race.units_needed(self._bars.verdict) if race.verdict == "not yet known" else 0
         requests = None if units is None else round(units * per_unit)
-        return Standing(metric, *estimate, race.verdict, race.peak, units, requests)
+        return MetricResult(metric, *estimate, race.verdict, race.peak, units, requests)
 
     def _warnings(self) -> Iterator[str]:
         if self._spec.isolate == "none" and len(self._arms) > 1:
@@ -265,19 +265,19 @@ class Trial:
             yield f"{self._roll.forgotten} closed units are forgotten: if they come back, they count twice"
 
 
-def _observed_s(spec: Experiment) -> float:
+def _observed_s(spec: ExperimentConfig) -> float:
     """How long a unit's requests count. A window has its own end; a request is all that there is of it."""
     if spec.unit == "time":
         return spec.window_s
     return 0.0 if spec.unit == "request" else spec.observe_s
 
 
-def _limits(spec: Experiment) -> dict[str, Limit]:
+def _limits(spec: ExperimentConfig) -> dict[str, ArmLimit]:
     limits = {}
     if (most_ms := spec.limits.ttft_p90_max_ms) is not None:
-        limits["ttft_p90_max_ms"] = Limit(SLOW_SHARE, partial(slow, most_ms=most_ms))
+        limits["ttft_p90_max_ms"] = ArmLimit(SLOW_SHARE, partial(slow, most_ms=most_ms))
     if (most := spec.limits.error_rate_max) is not None:
-        limits["error_rate_max"] = Limit(most, fails)
+        limits["error_rate_max"] = ArmLimit(most, fails)
     return limits
 
 

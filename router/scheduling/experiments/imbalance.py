@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import KeysView
 
 
-class Spread:
+class Imbalance:
     """Requests by target."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ BUCKETS = 2048
 _PER_LOG = 1 / log(RATIO)
 
 
-class Waits:
+class LatencyHistogram:
     __slots__ = ("_lowest", "_weights", "units")
 
     def __init__(self) -> None:

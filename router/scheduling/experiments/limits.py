@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from router.scheduling.experiments.e_process import BETS
-from router.scheduling.experiments.unit import Unit, counts, failed, first_byte_ms
+from router.scheduling.experiments.unit import ExperimentUnit, counts, failed, first_byte_ms
 from router.scheduling.policy.record import Record
 
 ALARM = 1e6  # s
@@ -30,12 +30,12 @@ GRACE_S = 10.0  # a request that runs on counts as good until it fails
 Judgement = Literal["bad", "good", "skip", "wait"]
 
 
-class Watched:
+class LimitedRequest:
     """A request on an arm, until everybody who must know has heard how it went."""
 
     __slots__ = ("arm", "over", "passed", "record", "unit")
 
-    def __init__(self, arm: int, unit: Unit | None, record: Record) -> None:
+    def __init__(self, arm: int, unit: ExperimentUnit | None, record: Record) -> None:
         self.arm = arm
         self.unit = unit  # None: its unit does not count (any more)
         self.record = record
@@ -43,7 +43,7 @@ class Watched:
         self.passed = False  # counted as good while it ran
 
 
-def slow(watched: Watched, now_s: float, most_ms: float) -> Judgement:
+def slow(watched: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
     """Did, or does, it wait longer for its first byte?"""
     record = watched.record
     if not counts(record):
@@ -58,7 +58,7 @@ def slow(watched: Watched, now_s: float, most_ms: float) -> Judgement:
     return "bad" if (now_s - record.arrived_s) * 1e3 > most_ms else "wait"
 
 
-def fails(watched: Watched, now_s: float) -> Judgement:
+def fails(watched: LimitedRequest, now_s: float) -> Judgement:
     record = watched.record
     if not watched.over:
         watched.passed = now_s - record.arrived_s > GRACE_S
@@ -68,7 +68,7 @@ def fails(watched: Watched, now_s: float) -> Judgement:
     return "good" if counts(record) and record.status is not None else "skip"
 
 
-class Limit:
+class ArmLimit:
     """Of one arm's requests, at most the share `most` (in (0, 1)) may be bad, as `judge` finds them at a time."""
 
     __slots__ = (
@@ -85,11 +85,11 @@ class Limit:
         "requests",
     )
 
-    def __init__(self, most: float, judge: Callable[[Watched, float], Judgement]) -> None:
+    def __init__(self, most: float, judge: Callable[[LimitedRequest, float], Judgement]) -> None:
         self._most = most
         self._judge = judge
         self._stakes = [0.0] * len(BETS)
-        self._queue: deque[Watched] = deque()
+        self._queue: deque[LimitedRequest] = deque()
         self._arrived = 0  # the second whose requests are being counted
         self._bad = self._good = 0  # of that second
         self.requests = 0
@@ -97,7 +97,7 @@ class Limit:
         self.evidence = 0.0
         self.alarmed = False
 
-    def began(self, watched: Watched) -> None:
+    def began(self, watched: LimitedRequest) -> None:
         self._queue.append(watched)
 
     def broke(self) -> None:

@@ -22,12 +22,12 @@ from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.scheduling.policy.policy import Orders, Policy, both_orders
 from scorers.contract import Needs
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """A unit's place in an experiment."""
 
     arm: str  # by the draw
@@ -35,12 +35,12 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Regime:
+class PolicySet:
     """All policies by name, which of them are in force, and how. Replaced as a whole, never changed."""
 
     policies: Mapping[str, Policy]
     active: str  # decides without an experiment, and whatever stands outside of one
-    experiment: Experiment | None = None
+    experiment: ExperimentConfig | None = None
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
     needs: Needs = field(init=False)
     looks_at_caches: bool = field(init=False)
@@ -82,11 +82,11 @@ class Regime:
     def live_arms(self) -> list[str]:
         return [] if self.experiment is None else [arm for arm in self.experiment.arms if arm not in self.rolled_back]
 
-    def place(self, unit: bytes) -> Place:
+    def place(self, unit: bytes) -> Assignment:
         """Where a unit belongs; only while there is an experiment."""
         assert self.experiment is not None
         arm = drawn(self.experiment.seed, self.experiment.arms, unit)
-        return Place(arm, self.policies[self._heir(arm)])
+        return Assignment(arm, self.policies[self._heir(arm)])
 
     def instances_of(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
         """The slice of the fleet that an isolated arm has; empty where there are fewer instances than arms. What was
@@ -102,7 +102,7 @@ class Regime:
         assert self.experiment is not None
         return next(iter(self.experiment.arms)) if arm in self.rolled_back else arm
 
-    def without(self, arm: str) -> Regime:
+    def without(self, arm: str) -> PolicySet:
         """The same with an arm rolled back."""
         return replace(self, rolled_back=self.rolled_back | {arm})
 

@@ -11,8 +11,8 @@ from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-from router.scheduling.experiments.imbalance import Spread
-from router.scheduling.policy.decision import Difference
+from router.scheduling.experiments.imbalance import Imbalance
+from router.scheduling.policy.decision import Regret
 from scorers.contract import Row, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.ttft import prompt_of, ttfts_ms
@@ -21,10 +21,10 @@ YARDSTICK = ExpectedTtft()
 TARGET = attrgetter("target")
 
 
-SAME = Difference(0.0, 0)
+SAME = Regret(0.0, 0)
 
 
-def difference(view: View, made: Row, other: Row) -> Difference:
+def difference(view: View, made: Row, other: Row) -> Regret:
     """Priced with these two rows alone, which is a tenth of pricing all: what one of them has not told is taken from
     the other, not from the fleet's mean.
     """
@@ -35,17 +35,17 @@ def difference(view: View, made: Row, other: Row) -> Difference:
     found = None
     if made.overlap is not None and other.overlap is not None:
         found = other.overlap.expected_tokens - made.overlap.expected_tokens
-    return Difference(costs[1] - costs[0], found)
+    return Regret(costs[1] - costs[0], found)
 
 
-class Summary(NamedTuple):
+class ChoiceComparison(NamedTuple):
     """A comparison over many decisions. Means are over all of them, equal choices included; None: no decision."""
 
     decisions: int
     agreed: int
     ttft_ms: float | None  # predicted, the other minus what was made, per decision
     overlap_tokens: float | None  # the same, over the decisions where both are known
-    uneven_made: float | None  # load spread, see `Spread.uneven`
+    uneven_made: float | None  # load spread, see `Imbalance.uneven`
     uneven_other: float | None
     moves: dict[tuple[str, str], int]  # from target, to target: where they differ
     failed: int  # views on which the other policy broke
@@ -55,19 +55,19 @@ class Summary(NamedTuple):
         return self.agreed / self.decisions if self.decisions else None
 
 
-class Differences:
+class RegretSummary:
     """Adds differences up, in constant memory but for the pairs of targets. `failed` is the owner's to count."""
 
     def __init__(self) -> None:
         self.failed = 0
         self._decisions = self._agreed = self._known = 0
         self._ttft_ms = self._overlap_tokens = 0.0
-        self._made, self._other = Spread(), Spread()
+        self._made, self._other = Imbalance(), Imbalance()
         self._offered: set[str] = set()
         self._most_offered = 0  # at once: of a large fleet most have no row
         self._moves: Counter[tuple[str, str]] = Counter()
 
-    def add(self, view: View, made: Row, other: Row) -> Difference:
+    def add(self, view: View, made: Row, other: Row) -> Regret:
         found = difference(view, made, other)
         self._decisions += 1
         self._ttft_ms += found.ttft_ms
@@ -84,10 +84,10 @@ class Differences:
         self._other.add(other.target)
         return found
 
-    def summary(self) -> Summary:
+    def summary(self) -> ChoiceComparison:
         n = self._decisions
         offered = max(len(self._offered), self._most_offered)
-        return Summary(
+        return ChoiceComparison(
             decisions=n,
             agreed=self._agreed,
             ttft_ms=self._ttft_ms / n if n else None,

@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     estimate_first: float | None
 
 
-class Standing(NamedTuple):
+class MetricResult(NamedTuple):
     """One arm's metric: ms, or a share. The interval holds together with all others of the report, at every look."""
 
     metric: Metric
@@ -34,7 +34,7 @@ class Standing(NamedTuple):
     high: float | None
     units: int  # that told it
     verdict: Verdict | None  # against the first arm; None: it is the first arm
-    evidence: float | None  # the strongest so far, for better or for worse; a verdict needs `TrialReport.bar`
+    evidence: float | None  # the strongest so far, for better or for worse; a verdict needs `ExperimentReport.bar`
     units_needed: int | None  # about so many more of both arms until a verdict; None: no telling
     requests_needed: int | None
 
@@ -49,10 +49,10 @@ class ArmReport(NamedTuple):
     failed: int
     spread: float | None  # requests of the busiest target / mean over all targets that any arm used
     guard_evidence: float | None  # the strongest so far that it is too bad
-    standings: tuple[Standing, ...]
+    standings: tuple[MetricResult, ...]
 
 
-class TrialReport(NamedTuple):
+class ExperimentReport(NamedTuple):
     alpha: float
     bar: float  # what evidence for a verdict must reach
     guard_bar: float  # and the guard's

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from router.scheduling.experiments.regret import Differences
+from router.scheduling.experiments.regret import RegretSummary
 from router.scheduling.policy.decision import Decision, Part, ShadowChoice
 from router.scheduling.policy.policy import Policy, PolicyFault
-from router.scheduling.policy.session_memory import Sessions
+from router.scheduling.policy.session_memory import SessionMemory
 from scorers.contract import View
 
 log = logging.getLogger("warmroute.decide")
@@ -19,7 +19,7 @@ log = logging.getLogger("warmroute.decide")
 SESSIONS = 20_000
 
 
-class Follower:
+class ShadowPolicy:
     """Decides on views that others decided on, with a session memory of its own. Used by shadows, plans and replays.
 
     It remembers only sessions that it would have sent elsewhere than they went. Where both agree, what happened next
@@ -27,7 +27,7 @@ class Follower:
     """
 
     def __init__(self, sessions: int = SESSIONS) -> None:
-        self._sessions = Sessions(sessions)
+        self._sessions = SessionMemory(sessions)
 
     def decide(self, policy: Policy, view: View, part: Part, made: str) -> Decision:
         """`made`: the target that was chosen. Raises PolicyFault."""
@@ -44,9 +44,9 @@ class Follower:
 class Shadow:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.differences = Differences()
+        self.differences = RegretSummary()
         self.fault: str | None = None  # why it is out; None: it is not
-        self._follower = Follower()
+        self._follower = ShadowPolicy()
 
     def look(self, made: Decision) -> ShadowChoice | None:
         """What it would have done instead; None: it is out."""

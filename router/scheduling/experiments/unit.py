@@ -77,7 +77,7 @@ def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
     return slow / (slow + fast) if slow + fast else None
 
 
-class Unit:
+class ExperimentUnit:
     """Requests of one unit so far, all on one arm (by its number)."""
 
     __slots__ = ("_answered", "_cached", "_failed", "_prompt", "arm", "began_s", "first_bytes", "last_bytes", "running")

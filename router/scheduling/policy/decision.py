@@ -61,7 +61,7 @@ class Decision(NamedTuple):
         return min(others) - self.costs[self.chosen] if others else None
 
 
-class Difference(NamedTuple):
+class Regret(NamedTuple):
     """The other choice minus the one that was made: above 0, the other would have waited longer, or found more."""
 
     ttft_ms: float
@@ -73,4 +73,4 @@ class ShadowChoice(NamedTuple):
 
     policy: str
     target: str
-    difference: Difference
+    difference: Regret

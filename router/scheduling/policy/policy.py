@@ -75,7 +75,7 @@ class Policy:
         prefill: Policy | None = None,
         decode: Policy | None = None,
         prefill_from_tokens: int = 0,
-        spec: schema.Policy | None = None,
+        spec: schema.PolicyConfig | None = None,
     ) -> None:
         self.name = name
         self.spec = spec  # what it was built from
@@ -166,13 +166,13 @@ class Policy:
         return tuple(total)
 
 
-def digest_of(spec: schema.Policy | None) -> str:
+def digest_of(spec: schema.PolicyConfig | None) -> str:
     """A short name of what a policy says: equal for equal files, in every process. Built by hand: `by hand`."""
     return "by hand" if spec is None else blake2b(spec.model_dump_json().encode(), digest_size=6).hexdigest()
 
 
 def build_policy(
-    name: str, spec: schema.Policy, registry: Registry | None = None, *, before: Policy | None = None
+    name: str, spec: schema.PolicyConfig, registry: Registry | None = None, *, before: Policy | None = None
 ) -> Policy:
     """The policy that a file describes. What plug-ins of `before` have learned goes on in those that are the same.
 
@@ -196,7 +196,7 @@ def build_policy(
     return built if before is None else built.after(before)
 
 
-def build_policies(specs: Mapping[str, schema.Policy]) -> dict[str, Policy]:
+def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy]:
     """All of them. Looks through the installed packages once, which takes longer than building. Raises ConfigError."""
     registry = _installed_for(next(iter(specs))) if specs else None
     return {name: build_policy(name, spec, registry) for name, spec in specs.items()}
@@ -218,10 +218,10 @@ class _Parts(NamedTuple):
     picker: NamedPicker
 
 
-def _built(spec: schema.Profile, where: str, registry: Registry, problems: list[str]) -> _Parts | None:
+def _built(spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]) -> _Parts | None:
     """The plug-ins of one profile; what is wrong is added to `problems`. `where`: what its keys begin with."""
 
-    def built(kind: type[K], at: str, given: schema.Plugin) -> K | None:
+    def built(kind: type[K], at: str, given: schema.PluginConfig) -> K | None:
         try:
             return registry.build(kind, given.name, given.model_extra or {})
         except PluginError as refusal:

@@ -14,7 +14,7 @@ DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
 PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
 
 
-class Leg(msgspec.Struct, gc=False):
+class PrefillRecord(msgspec.Struct, gc=False):
     """The prefill half of a pair: another instance computes the prompt and hands its KV over."""
 
     decision: Decision
@@ -38,7 +38,7 @@ class Attempt(msgspec.Struct, gc=False):
     expected_tokens: int | None  # the same, counting what was just sent there
     pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
     end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
-    prefill: Leg | None = None  # where the prompt's KV came from, when not from the target's own work
+    prefill: PrefillRecord | None = None  # where the prompt's KV came from, when not from the target's own work
     handed_ids: bool = False  # the engine got the prompt's token ids from us and needed not make them
 
 

@@ -9,7 +9,7 @@ import msgspec
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.pruning import left_out
 from router.scheduling.policy.rationale import why
-from router.scheduling.policy.record import Attempt, Leg, Record
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
 UNSHOWN = frozenset({"arrived_s", "unit", "blocks"})
 
@@ -35,11 +35,11 @@ def _readable_attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _readable_leg(leg: Leg) -> dict[str, Any]:
+def _readable_leg(leg: PrefillRecord) -> dict[str, Any]:
     return {**_readable_choice(leg), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
 
 
-def _readable_choice(choice: Attempt | Leg) -> dict[str, Any]:
+def _readable_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
     return {
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,

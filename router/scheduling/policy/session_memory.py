@@ -14,7 +14,7 @@ from scorers.contract import View
 Key = tuple[bool, str, str]  # prefill halves have a history of their own: they go to other targets
 
 
-class Sessions:
+class SessionMemory:
     """Bounded: the session that was longest away is forgotten first."""
 
     def __init__(self, size: int) -> None:

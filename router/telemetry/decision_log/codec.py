@@ -16,17 +16,17 @@ from xxhash import xxh3_64_intdigest
 
 from router.scheduling.policy.decision import Part
 from router.scheduling.policy.policy import Policy
-from router.scheduling.policy.record import Attempt, Leg, Record, Stages
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.telemetry.decision_log.format import (
     FIELDS,
     UNPLACED,
     VERSION,
     FileHead,
-    Line,
-    Logged,
     LoggedChoice,
     LoggedPolicy,
+    LoggedRecord,
     LoggedShadow,
+    LogLine,
 )
 from scorers.contract import View
 
@@ -36,7 +36,7 @@ HASH_BITS = 48
 """
 
 
-class Salt:
+class PseudonymSalt:
     """Turns names into digests that say "the same" and nothing else."""
 
     def __init__(self, salt: int) -> None:
@@ -55,38 +55,38 @@ class Salt:
         return [xxh3_64_intdigest(key.to_bytes(8), seed) >> away for key in keys]
 
 
-class Encoder:
+class RecordEncoder:
     """Lines, each with its end, of one file after the other."""
 
     def __init__(self, salt: int) -> None:
-        self._salt = Salt(salt)
+        self._salt = PseudonymSalt(salt)
         self._encode = msgspec.json.Encoder().encode
         self._named: set[tuple[str, str]] = set()  # policies that the file has a line of
 
     def opening(self, run: str, version: str, at_wall_s: float) -> bytes:
         """The first line of a new file."""
         self._named.clear()
-        return self._line(Line(file=FileHead(VERSION, at_wall_s, run, version, FIELDS)))
+        return self._line(LogLine(file=FileHead(VERSION, at_wall_s, run, version, FIELDS)))
 
     def lines(self, record: Record) -> bytes:
         """The record's line, after its policy's where the file has none yet.
 
         Raises TypeError, ValueError or OverflowError for a record that has no JSON, and then nothing has changed.
         """
-        line = self._line(Line(record=self._logged(record)))
+        line = self._line(LogLine(record=self._logged(record)))
         policy = record.policy
         if policy is None or (policy.name, policy.digest) in self._named:
             return line
-        known = self._line(Line(policy=_policy(policy)))
+        known = self._line(LogLine(policy=_policy(policy)))
         self._named.add((policy.name, policy.digest))
         return known + line
 
-    def _line(self, line: Line) -> bytes:
+    def _line(self, line: LogLine) -> bytes:
         return self._encode(line) + b"\n"
 
-    def _logged(self, record: Record) -> Logged:
+    def _logged(self, record: Record) -> LoggedRecord:
         policy, attempts = record.policy, record.attempts
-        return Logged(
+        return LoggedRecord(
             id=record.id,
             number=record.number,
             timestamp=round(record.at_wall_s * 1e3),
@@ -121,11 +121,11 @@ class Encoder:
         prefill = None if attempt.prefill is None else self._leg(attempt.prefill)
         return LoggedChoice(*self._choice(attempt), pool_tokens=attempt.pool_tokens, prefill=prefill)
 
-    def _leg(self, leg: Leg) -> LoggedChoice:
+    def _leg(self, leg: PrefillRecord) -> LoggedChoice:
         duration_ms = _microseconds(leg.duration_ms)
         return LoggedChoice(*self._choice(leg), duration_ms=duration_ms, cached_tokens=leg.cached_tokens)
 
-    def _choice(self, made: Attempt | Leg) -> _Made:
+    def _choice(self, made: Attempt | PrefillRecord) -> _Made:
         decision = made.decision
         view, part = decision.view, decision.part
         return _Made(

@@ -21,7 +21,7 @@ CHUNK_BYTES = 64 * 1024  # a ms of compressing
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large
 
 
-class Packer:
+class FileCompressor:
     """Closed files, one after the other. `sync`: what is compressed is forced to disk before the plain file goes."""
 
     def __init__(self, folder: Path, keep_bytes: int, sync: bool) -> None:

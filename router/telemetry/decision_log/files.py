@@ -22,7 +22,7 @@ from pathlib import Path
 PLAIN, PACKED, UNFINISHED = ".jsonl", ".jsonl.gz", ".jsonl.gz.tmp"
 
 
-class Growing:
+class OpenLogFile:
     """The file that is written to. Opened, locked and empty; what `write` took is with the kernel at once."""
 
     def __init__(self, folder: Path, at_wall_s: float, number: int = 1) -> None:

@@ -2,7 +2,7 @@
 
     {"file":   {version, started_at_wall_s, run, warmroute, fields}}   the first line of every file
     {"policy": {name, digest, spec}}      before the first record that it decided: every file stands alone
-    {"record": {...}}                     a request, once it is over (`Logged`)
+    {"record": {...}}                     a request, once it is over (`LoggedRecord`)
 
 Views are arrays in the order of the contract's fields, which `fields` names; floats have their shortest exact form. A
 view of a large fleet has rows for those who could win, and counts the `others` (`scheduling/policy/pruning.py`).
@@ -47,9 +47,9 @@ class LoggedPolicy(msgspec.Struct, frozen=True):
     spec: dict[str, Any] | None  # as in a policy file; None: it was built by hand
 
     @property
-    def policy(self) -> schema.Policy | None:
+    def policy(self) -> schema.PolicyConfig | None:
         """Raises pydantic's ValidationError where a later version wrote what this one does not know."""
-        return None if self.spec is None else schema.Policy.model_validate(self.spec)
+        return None if self.spec is None else schema.PolicyConfig.model_validate(self.spec)
 
 
 class LoggedChoice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -77,7 +77,7 @@ class LoggedShadow(msgspec.Struct, frozen=True, gc=False):
     overlap_tokens: int | None
 
 
-class Logged(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A record as the ledger keeps it. Times of its outcome are good to the microsecond."""
 
     id: str
@@ -114,13 +114,13 @@ class Logged(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.timestamp / 1e3
 
 
-class Line(msgspec.Struct, gc=False, omit_defaults=True):
+class LogLine(msgspec.Struct, gc=False, omit_defaults=True):
     """One of them is there; none, where a later version wrote something that this one does not know."""
 
     file: FileHead | None = None
     policy: LoggedPolicy | None = None
-    record: Logged | None = None
+    record: LoggedRecord | None = None
 
 
-decode = msgspec.json.Decoder(Line).decode
+decode = msgspec.json.Decoder(LogLine).decode
 """One line, with or without its end. Raises msgspec.ValidationError or msgspec.DecodeError."""

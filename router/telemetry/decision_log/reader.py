@@ -1,8 +1,8 @@
 """Ledger files back into records: streaming, in constant memory, in the order of their names.
 
 Nothing that stands in a file can end a reading. A last line without its end is what a crash leaves; any other line that
-cannot be read is damage; both come out as `Bad`, with the place and the reason. Files may be plain or compressed, and
-may still be written, compressed or removed meanwhile.
+cannot be read is damage; both come out as `UnreadableLine`, with the place and the reason. Files may be plain or
+compressed, and may still be written, compressed or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import msgspec
 
 from router.errors import WarmrouteError
 from router.telemetry.decision_log.files import PACKED, PLAIN, packed_files, plain_files
-from router.telemetry.decision_log.format import FIELDS, VERSION, FileHead, Logged, LoggedPolicy, decode
+from router.telemetry.decision_log.format import FIELDS, VERSION, FileHead, LoggedPolicy, LoggedRecord, decode
 
 BUFFER_BYTES = 256 * 1024
 TELL_EVERY = 256  # lines
 
 
-class LedgerError(WarmrouteError):
+class DecisionLogError(WarmrouteError):
     """There is nothing to read where somebody was told to read. `str()` says what and where."""
 
 
-class Bad(NamedTuple):
+class UnreadableLine(NamedTuple):
     """What could not be read, and was passed over."""
 
     path: Path
@@ -40,7 +40,7 @@ class Bad(NamedTuple):
         return f"{self.path}:{self.line}: {self.why}"
 
 
-Entry = Logged | LoggedPolicy | Bad
+Entry = LoggedRecord | LoggedPolicy | UnreadableLine
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -53,11 +53,11 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             found.update(inside := [*packed_files(path), *plain_files(path)])
             if not inside:
-                raise LedgerError(f"{path}: there are no ledger files (ledger-*{PLAIN} or ledger-*{PACKED}) in it")
+                raise DecisionLogError(f"{path}: there are no ledger files (ledger-*{PLAIN} or ledger-*{PACKED}) in it")
         elif path.exists():
             found.add(path)
         else:
-            raise LedgerError(f"{path}: there is no such file or folder")
+            raise DecisionLogError(f"{path}: there is no such file or folder")
     twice = {path for path in found if path.suffix == PLAIN and path.with_suffix(PACKED) in found}
     return sorted(found - twice, key=lambda path: (path.name, path))  # one compressed, but not yet removed: once
 
@@ -76,7 +76,7 @@ def _entries(files: list[Path], passed: Callable[[int], None]) -> Iterator[Entry
         try:
             file = _opened(path)
         except OSError as error:
-            yield Bad(path, 0, f"cannot be opened: {error.strerror}")
+            yield UnreadableLine(path, 0, f"cannot be opened: {error.strerror}")
             continue
         with file:
             yield from _read(path, file, passed)
@@ -101,7 +101,7 @@ def _read(path: Path, file: BinaryIO, passed: Callable[[int], None]) -> Iterator
                 entry = _entry(path, number, line)
                 if isinstance(entry, FileHead):
                     if (strange := _strange(entry)) is not None:
-                        yield Bad(path, number, strange)
+                        yield UnreadableLine(path, number, strange)
                         break
                 elif entry is not None:
                     yield entry
@@ -109,18 +109,18 @@ def _read(path: Path, file: BinaryIO, passed: Callable[[int], None]) -> Iterator
                     passed((at := file.tell()) - told)
                     told = at
         except (OSError, EOFError, zlib.error) as error:
-            yield Bad(path, number + 1, f"the file breaks off: {error}")
+            yield UnreadableLine(path, number + 1, f"the file breaks off: {error}")
         passed(file.seek(0, SEEK_END) - told)
 
 
 def _entry(path: Path, number: int, line: bytes) -> Entry | FileHead | None:
     """None: a kind of line that a later version wrote."""
     if not line.endswith(b"\n"):
-        return Bad(path, number, "the last line is not finished", torn=True)
+        return UnreadableLine(path, number, "the last line is not finished", torn=True)
     try:
         read = decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Bad(path, number, f"not a line of a ledger: {error}")
+        return UnreadableLine(path, number, f"not a line of a ledger: {error}")
     return read.record or read.policy or read.file
 
 

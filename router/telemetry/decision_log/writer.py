@@ -23,9 +23,9 @@ from typing import NamedTuple
 from router.clock import Clock
 from router.config import schema
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import Encoder
-from router.telemetry.decision_log.compression import Packer
-from router.telemetry.decision_log.files import Growing, plain_files
+from router.telemetry.decision_log.codec import RecordEncoder
+from router.telemetry.decision_log.compression import FileCompressor
+from router.telemetry.decision_log.files import OpenLogFile, plain_files
 
 log = logging.getLogger("warmroute.ledger")
 
@@ -36,7 +36,7 @@ WRITE_AGAIN_S, PACK_AGAIN_S = 1.0, 60.0  # after a failure
 TEND_S = 1.0  # how often the open file is looked at, and forced to disk where that is wanted
 
 
-class Stats(NamedTuple):
+class WriterStats(NamedTuple):
     """Since the start."""
 
     written: int  # records
@@ -48,24 +48,24 @@ class Stats(NamedTuple):
     waiting: int  # records in the queue
 
 
-class JsonLines:
+class DecisionLogWriter:
     """`run` begins the ids of this process's records; digests of names hang on `salt`."""
 
-    def __init__(self, config: schema.Ledger, salt: int, run: str, clock: Clock) -> None:
+    def __init__(self, config: schema.DecisionLogConfig, salt: int, run: str, clock: Clock) -> None:
         folder = Path(config.folder)
         self._config, self._folder, self._run, self._clock = config, folder, run, clock
-        self._encoder = Encoder(salt)
+        self._encoder = RecordEncoder(salt)
         self._queue: deque[Record] = deque()
         self._room = config.queue
         self._overflowed = 0  # the event loop's; all that follow are the thread's
         self._written = self._unencodable = self._bytes = self._files = 0
-        self._file: Growing | None = None
+        self._file: OpenLogFile | None = None
         self._records = 0  # in that file
         self._opened_at = self._tended_at = 0.0
         self._drops_told = 0
-        self._packer = Packer(folder, config.keep_bytes, sync=config.fsync != "never")
-        self._writing = Stubborn(f"writing the ledger in {folder}", self._write, WRITE_AGAIN_S)
-        self._packing = Stubborn(f"compressing the ledger in {folder}", self._packer.step, PACK_AGAIN_S)
+        self._packer = FileCompressor(folder, config.keep_bytes, sync=config.fsync != "never")
+        self._writing = RetriedWork(f"writing the ledger in {folder}", self._write, WRITE_AGAIN_S)
+        self._packing = RetriedWork(f"compressing the ledger in {folder}", self._packer.step, PACK_AGAIN_S)
         self._closing = Event()
         self._close_by = inf
         self._thread = Thread(target=self._work, name="warmroute-ledger", daemon=True)
@@ -95,8 +95,8 @@ class JsonLines:
             log.error("the ledger in %s does not end: its disk does not answer", self._folder)
 
     @property
-    def stats(self) -> Stats:
-        return Stats(
+    def stats(self) -> WriterStats:
+        return WriterStats(
             self._written,
             self._overflowed + self._unencodable,
             self._bytes,
@@ -125,7 +125,7 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
 
-    def _goes_on(self, work: Stubborn) -> bool:
+    def _goes_on(self, work: RetriedWork) -> bool:
         return work.trouble is None and self._clock.now() < self._close_by
 
     def _turn(self) -> float:
@@ -177,19 +177,19 @@ class JsonLines:
                 log.exception("record %s cannot be written (%d such so far)", record.id, self._unencodable)
             return None
 
-    def _open(self, now: float) -> Growing:
+    def _open(self, now: float) -> OpenLogFile:
         at_wall_s = self._clock.wall()
-        self._file = file = Growing(self._folder, at_wall_s, self._files + 1)  # rising: names must sort by time
+        self._file = file = OpenLogFile(self._folder, at_wall_s, self._files + 1)  # rising: names must sort by time
         self._records, self._opened_at, self._tended_at = 0, now, now
         file.write(self._encoder.opening(self._run, version("warmroute"), at_wall_s))
         self._files += 1
         return file
 
-    def _full(self, file: Growing, now: float) -> bool:
+    def _full(self, file: OpenLogFile, now: float) -> bool:
         due = file.bytes >= self._config.rotate_bytes or now - self._opened_at >= self._config.rotate_s
         return due or (self._closing.is_set() and not self._queue)
 
-    def _tend(self, file: Growing, now: float) -> None:
+    def _tend(self, file: OpenLogFile, now: float) -> None:
         """Is it still ours? Then what is due: to disk, or to the packer."""
         self._tended_at = now
         file.check()
@@ -219,7 +219,7 @@ class JsonLines:
             log.error("the ledger falls behind: %d records dropped so far, its queue was full", self._overflowed)
 
 
-class Stubborn:
+class RetriedWork:
     """Work with the disk that is tried again some time after it failed. Its trouble is logged once per change.
 
     `work` does a little, and says whether that proves that all is well.

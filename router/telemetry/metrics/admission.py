@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 
-class GateState(NamedTuple):
+class ModelAdmissionState(NamedTuple):
     """In front of and behind one model's door."""
 
     model: str
@@ -18,7 +18,7 @@ class GateState(NamedTuple):
     capacity_tokens: int | None  # None: unknown, so nobody waits
 
 
-def gate_families(gates: Sequence[GateState]) -> Iterator[Metric]:
+def gate_families(gates: Sequence[ModelAdmissionState]) -> Iterator[Metric]:
     model = ("model",)
     waiting = GaugeMetricFamily(
         "warmroute_door_waiting_requests",

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from router.scheduling.experiments.regret import Summary
+from router.scheduling.experiments.regret import ChoiceComparison
 
 ROLES = ("active", "arm", "shadow")
 
 
-class InForce(NamedTuple):
+class PolicyInForce(NamedTuple):
     role: str  # one of ROLES
     policy: str
     digest: str  # of what it says
@@ -28,26 +28,26 @@ class ArmUnits(NamedTuple):
     rolled_back: bool
 
 
-class LedgerState(NamedTuple):
+class DecisionLogState(NamedTuple):
     written: int
     dropped: int
     bytes: int
     failures: int
 
 
-class Steering(NamedTuple):
+class PolicyState(NamedTuple):
     """What the operator's line did and what it led to."""
 
-    in_force: Sequence[InForce] = ()
+    in_force: Sequence[PolicyInForce] = ()
     switches: Mapping[str, int] = {}  # by source: files, admin, guard
     refusals: Mapping[str, int] = {}  # by where what could not be read or built came from
     arms: Sequence[ArmUnits] = ()
-    shadows: Mapping[str, tuple[Summary, bool]] = {}  # by policy; whether it is out
-    ledger: LedgerState | None = None
+    shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
+    ledger: DecisionLogState | None = None
     audit_failures: int | None = None  # writes of the audit log that failed; None: there is none
 
 
-def steering_families(now: Steering) -> Iterator[Metric]:
+def steering_families(now: PolicyState) -> Iterator[Metric]:
     yield from _policies(now)
     yield from _arms(now.arms)
     yield from _shadows(now.shadows)
@@ -58,7 +58,7 @@ def steering_families(now: Steering) -> Iterator[Metric]:
     yield audit
 
 
-def _policies(now: Steering) -> Iterator[Metric]:
+def _policies(now: PolicyState) -> Iterator[Metric]:
     in_force = GaugeMetricFamily(
         "warmroute_policy_in_force", "1 for each policy that decides or looks on", labels=("role", "policy", "digest")
     )
@@ -86,7 +86,7 @@ def _arms(arms: Sequence[ArmUnits]) -> Iterator[Metric]:
     yield from (units, out)
 
 
-def _shadows(shadows: Mapping[str, tuple[Summary, bool]]) -> Iterator[Metric]:
+def _shadows(shadows: Mapping[str, tuple[ChoiceComparison, bool]]) -> Iterator[Metric]:
     label = ("policy",)
     looked = CounterMetricFamily("warmroute_shadow_decisions_total", "decisions that a shadow looked at", labels=label)
     agreed = CounterMetricFamily(
@@ -119,7 +119,7 @@ def _shadows(shadows: Mapping[str, tuple[Summary, bool]]) -> Iterator[Metric]:
     yield from (looked, agreed, ttft, overlap, spread, out)
 
 
-def _ledger(ledger: LedgerState | None) -> Iterator[Metric]:
+def _ledger(ledger: DecisionLogState | None) -> Iterator[Metric]:
     written = CounterMetricFamily("warmroute_ledger_records_total", "records written to the ledger")
     dropped = CounterMetricFamily("warmroute_ledger_dropped_total", "records dropped because its queue was full")
     size = CounterMetricFamily("warmroute_ledger_bytes_total", "bytes written to it, before compression")

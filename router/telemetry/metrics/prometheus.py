@@ -22,16 +22,16 @@ from router.errors import (
     Forbidden,
     NoTarget,
     NotFound,
-    Refused,
+    RequestRefused,
     TooBusy,
     TooLarge,
     Unauthorized,
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
-from router.telemetry.metrics.series import Buckets, Counts, Spread
-from router.telemetry.metrics.state import TIERS, Snapshot, TargetState, TokenizerState, families
+from router.telemetry.metrics.series import Counter, Histogram, HistogramBuckets
+from router.telemetry.metrics.state import TIERS, RouterSnapshot, TargetState, TokenizerState, families
 
-__all__ = ["Metrics", "Snapshot", "TargetState", "TokenizerState"]
+__all__ = ["Metrics", "RouterSnapshot", "TargetState", "TokenizerState"]
 
 OTHER = "other"
 MODELS_KEPT = 256  # adapters come and go; their counters stay
@@ -39,7 +39,7 @@ ENDPOINTS_KEPT = 64
 TOKEN_SOURCES_KEPT = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
 ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline", "prefill"})
-REASONS: dict[type[Refused], str] = {
+REASONS: dict[type[RequestRefused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
     Forbidden: "forbidden",
@@ -54,10 +54,10 @@ WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.
 ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-Table = TypeVar("Table", Counts, Spread)
+Table = TypeVar("Table", Counter, Histogram)
 
 
-class Closed:
+class LabelValues:
     """Words that may be label values: the first `limit` that `admits` lets in; every other is `other`."""
 
     def __init__(self, limit: int, admits: Callable[[str], bool] = lambda word: True) -> None:
@@ -74,20 +74,20 @@ class Closed:
         return word
 
 
-class Line(NamedTuple):
+class RequestCounters(NamedTuple):
     """Where requests that ended alike are counted: found together, once, instead of table by table."""
 
     requests: tuple[str, str, str]  # labels: endpoint, model, class of the status
     model: tuple[str]
     source: tuple[str]  # of its tokens
-    ttft: Buckets
-    duration: Buckets
+    ttft: HistogramBuckets
+    duration: HistogramBuckets
 
 
-class Page(Collector):
+class MetricsPage(Collector):
     """One scrape: everything it will say, already fixed."""
 
-    def __init__(self, tables: Sequence[Counts | Spread], in_flight: int, now: Snapshot) -> None:
+    def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
         self._tables = [table.frozen() for table in tables]
         self._in_flight = in_flight
         # Other rooms go on counting in the tables that the snapshot refers to.
@@ -112,14 +112,16 @@ class Page(Collector):
 class Metrics:
     """`snapshot` is read at every scrape; `knows_model` says which model names may become labels."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot], knows_model: Callable[[str], bool]) -> None:
+    def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
         self._snapshot = snapshot
-        self._model = Closed(MODELS_KEPT, knows_model)
-        self._endpoint = Closed(ENDPOINTS_KEPT)
-        self._token_source = Closed(TOKEN_SOURCES_KEPT)
+        self._model = LabelValues(MODELS_KEPT, knows_model)
+        self._endpoint = LabelValues(ENDPOINTS_KEPT)
+        self._token_source = LabelValues(TOKEN_SOURCES_KEPT)
         self._in_flight = 0
-        self._tables: list[Counts | Spread] = []
-        self._lines: dict[tuple[str, str, int | None, str], Line] = {}  # by the words of records, while they are labels
+        self._tables: list[Counter | Histogram] = []
+        self._lines: dict[
+            tuple[str, str, int | None, str], RequestCounters
+        ] = {}  # by the words of records, while they are labels
         self._make_requests()
         self._make_tokens()
         self._make_arms()
@@ -155,16 +157,16 @@ class Metrics:
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
 
-    def _line(self, endpoint: str, model: str, status: int | None, source: str) -> Line:
+    def _line(self, endpoint: str, model: str, status: int | None, source: str) -> RequestCounters:
         labels = self._endpoint(endpoint), self._model(model), "none" if status is None else f"{status // 100}xx"
         by_endpoint = labels[:2]
         source_labels = (self._token_source(source),)
-        line = Line(labels, labels[1:2], source_labels, self._ttft[by_endpoint], self._duration[by_endpoint])
+        line = RequestCounters(labels, labels[1:2], source_labels, self._ttft[by_endpoint], self._duration[by_endpoint])
         if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other words come from clients, without end
             self._lines[endpoint, model, status, source] = line
         return line
 
-    def refused(self, endpoint: str, refusal: Refused) -> None:
+    def refused(self, endpoint: str, refusal: RequestRefused) -> None:
         """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, f"{refusal.status // 100}xx"] += 1
@@ -182,9 +184,9 @@ class Metrics:
         if end == "passed":
             self._waited[model, line].observe(seconds)
 
-    def page(self) -> Page:
+    def page(self) -> MetricsPage:
         """What a scrape would say now. To be called on the event loop's thread."""
-        return Page(self._tables, self._in_flight, self._snapshot())
+        return MetricsPage(self._tables, self._in_flight, self._snapshot())
 
     async def scrape(self) -> bytes:
         """Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait."""
@@ -197,38 +199,38 @@ class Metrics:
     def _make_requests(self) -> None:
         by_endpoint = ("endpoint", "model")
         self._requests = self._kept(
-            Counts("warmroute_requests_total", "requests ended, by class of their status", *by_endpoint, "status")
+            Counter("warmroute_requests_total", "requests ended, by class of their status", *by_endpoint, "status")
         )
-        self._errors = self._kept(Counts("warmroute_errors_total", "requests not answered well", "endpoint", "reason"))
+        self._errors = self._kept(Counter("warmroute_errors_total", "requests not answered well", "endpoint", "reason"))
         self._retries = self._kept(
-            Counts("warmroute_retries_total", "second choices, by how the first one ended", "reason")
+            Counter("warmroute_retries_total", "second choices, by how the first one ended", "reason")
         )
         self._halves = self._kept(
-            Counts("warmroute_prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
+            Counter("warmroute_prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
         )
-        self._poisonous = self._kept(Counts("warmroute_poison_requests_total", "requests on which two engines died"))
+        self._poisonous = self._kept(Counter("warmroute_poison_requests_total", "requests on which two engines died"))
         self._ttft = self._kept(
-            Spread("warmroute_ttft_seconds", "arrival to the first byte of the answer", WAIT_BOUNDS_S, *by_endpoint)
+            Histogram("warmroute_ttft_seconds", "arrival to the first byte of the answer", WAIT_BOUNDS_S, *by_endpoint)
         )
         self._duration = self._kept(
-            Spread(
+            Histogram(
                 "warmroute_request_duration_seconds", "arrival to the end of the answer", WAIT_BOUNDS_S, *by_endpoint
             )
         )
         self._added = self._kept(
-            Spread("warmroute_added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
+            Histogram("warmroute_added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
         )
         self._stages = [self._added[(stage,)] for stage in STAGES]
 
     def _make_tokens(self) -> None:
         self._prompt = self._kept(
-            Counts("warmroute_prompt_tokens_total", "prompt tokens, by the engines' count", "model")
+            Counter("warmroute_prompt_tokens_total", "prompt tokens, by the engines' count", "model")
         )
         self._output = self._kept(
-            Counts("warmroute_output_tokens_total", "answer tokens, by the engines' count", "model")
+            Counter("warmroute_output_tokens_total", "answer tokens, by the engines' count", "model")
         )
         self._predicted = self._kept(
-            Counts(
+            Counter(
                 "warmroute_predicted_tokens_total",
                 "prompt tokens that the index promised on the chosen target, of answers that told what they found",
                 "model",
@@ -236,10 +238,10 @@ class Metrics:
             )
         )
         self._delivered = self._kept(
-            Counts("warmroute_delivered_tokens_total", "prompt tokens that engines reported as cached", "model")
+            Counter("warmroute_delivered_tokens_total", "prompt tokens that engines reported as cached", "model")
         )
         self._token_ids = self._kept(
-            Counts(
+            Counter(
                 "warmroute_token_ids_total",
                 "requests by where their token ids came from, or why there are none",
                 "source",
@@ -249,28 +251,30 @@ class Metrics:
     def _make_arms(self) -> None:
         """By the arm that was drawn, a closed set of names. After a rollback the first arm decides for those, too."""
         self._arm_requests = self._kept(
-            Counts("warmroute_arm_requests_total", "requests of an experiment's arm ended, by status", "arm", "status")
+            Counter("warmroute_arm_requests_total", "requests of an experiment's arm ended, by status", "arm", "status")
         )
         self._arm_ttft = self._kept(
-            Spread("warmroute_arm_ttft_seconds", "arrival to the first byte, by arm", WAIT_BOUNDS_S, "arm")
+            Histogram("warmroute_arm_ttft_seconds", "arrival to the first byte, by arm", WAIT_BOUNDS_S, "arm")
         )
         self._arm_duration = self._kept(
-            Spread("warmroute_arm_duration_seconds", "arrival to the end of the answer, by arm", WAIT_BOUNDS_S, "arm")
+            Histogram(
+                "warmroute_arm_duration_seconds", "arrival to the end of the answer, by arm", WAIT_BOUNDS_S, "arm"
+            )
         )
         self._arm_prompt = self._kept(
-            Counts(
+            Counter(
                 "warmroute_arm_prompt_tokens_total",
                 "prompt tokens, by arm, of answers that told what they found",
                 "arm",
             )
         )
         self._arm_delivered = self._kept(
-            Counts("warmroute_arm_delivered_tokens_total", "of those, the ones that engines reported as cached", "arm")
+            Counter("warmroute_arm_delivered_tokens_total", "of those, the ones that engines reported as cached", "arm")
         )
 
     def _make_waits(self) -> None:
         self._waits = self._kept(
-            Counts(
+            Counter(
                 "warmroute_door_waits_total",
                 "requests that waited at the door, by how that ended (passed, refused, client_gone)",
                 "model",
@@ -279,7 +283,9 @@ class Metrics:
             )
         )
         self._waited = self._kept(
-            Spread("warmroute_door_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "line")
+            Histogram(
+                "warmroute_door_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "line"
+            )
         )
 
     def _count_arm(self, record: Record, arm: str, status: str) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 
-class Counts(dict[tuple[str, ...], float]):
+class Counter(dict[tuple[str, ...], float]):
     """A counter with labels: `counts["/v1/score", "2xx"] += 1`."""
 
     def __init__(self, name: str, meaning: str, *labels: str) -> None:
@@ -37,7 +37,7 @@ class Counts(dict[tuple[str, ...], float]):
         return family
 
 
-class Buckets:
+class HistogramBuckets:
     """One series of a histogram: how many values fell under each bound, the last one being infinity."""
 
     __slots__ = ("_bounds", "counts", "total")
@@ -51,21 +51,21 @@ class Buckets:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
-    def frozen(self) -> Buckets:
-        copy = Buckets(self._bounds)
+    def frozen(self) -> HistogramBuckets:
+        copy = HistogramBuckets(self._bounds)
         copy.counts, copy.total = self.counts.copy(), self.total
         return copy
 
 
-class Spread(dict[tuple[str, ...], Buckets]):
+class Histogram(dict[tuple[str, ...], HistogramBuckets]):
     """A histogram with labels: `spread[("match",)].observe(0.002)`."""
 
     def __init__(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> None:
         super().__init__()
         self.name, self.meaning, self.bounds, self.labels = name, meaning, bounds, labels
 
-    def __missing__(self, labels: tuple[str, ...]) -> Buckets:
-        buckets = self[labels] = Buckets(self.bounds)
+    def __missing__(self, labels: tuple[str, ...]) -> HistogramBuckets:
+        buckets = self[labels] = HistogramBuckets(self.bounds)
         return buckets
 
     def frozen(self) -> Self:

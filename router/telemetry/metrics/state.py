@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from router.telemetry.metrics.admission import GateState, gate_families
-from router.telemetry.metrics.policies import Steering, steering_families
-from router.telemetry.metrics.token_ids import HandingState, handing_families
-from router.telemetry.metrics.tokenization import Remembered, remembered_families
+from router.telemetry.metrics.admission import ModelAdmissionState, gate_families
+from router.telemetry.metrics.policies import PolicyState, steering_families
+from router.telemetry.metrics.token_ids import PassthroughState, handing_families
+from router.telemetry.metrics.tokenization import PrefixCacheState, remembered_families
 
 TARGET = ("target", "instance")
 TIERS = ("gpu", "cpu", "disk")
@@ -87,20 +87,20 @@ class PoolState(NamedTuple):
     names: Mapping[str, str]  # by model: one of POOL_NAMES
 
 
-class Snapshot(NamedTuple):
+class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState]
     tokenizers: Sequence[TokenizerState]
     policy_faults: Mapping[tuple[str, str], int]  # by policy and plug-in
     discovery_trouble: Mapping[str, bool]  # by source
     unpaired: Mapping[str, int] = {}  # prefill halves that could not be, by why
     pool: PoolState | None = None  # None: there is none
-    steering: Steering = Steering()
-    handing: HandingState = HandingState()
-    remembered: Remembered | None = None  # None: nothing is told of it
-    gates: Sequence[GateState] = ()  # by model, where sessions are admitted
+    steering: PolicyState = PolicyState()
+    handing: PassthroughState = PassthroughState()
+    remembered: PrefixCacheState | None = None  # None: nothing is told of it
+    gates: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
 
 
-class Reading(NamedTuple):
+class TargetGauge(NamedTuple):
     """One metric with a sample per target."""
 
     family: type[CounterMetricFamily | GaugeMetricFamily]
@@ -110,73 +110,73 @@ class Reading(NamedTuple):
 
 
 READINGS = (
-    Reading(GaugeMetricFamily, "warmroute_target_requests", "our requests in flight there", lambda t: t.requests),
-    Reading(
+    TargetGauge(GaugeMetricFamily, "warmroute_target_requests", "our requests in flight there", lambda t: t.requests),
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_target_prefilling_requests",
         "of those, still without a first byte",
         lambda t: t.prefilling,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_engine_running_requests",
         "requests running, as the engine last said",
         lambda t: t.running,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_engine_waiting_requests",
         "requests waiting, as the engine last said",
         lambda t: t.waiting,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_engine_kv_usage_ratio",
         "share of cache blocks in use by live requests, as the engine last said",
         lambda t: t.kv_usage,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_index_bytes",
         "estimated memory of what the index knows of the target",
         lambda t: t.index_bytes,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_index_orphan_blocks",
         "blocks whose parent is not known (yet)",
         lambda t: t.orphans,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_stream_trusted",
         "1 while the target's events are believed, 0 while approximate knowledge is used instead",
         lambda t: t.trusted,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_stream_lag_seconds",
         "age of the last event batch when it arrived, by both clocks",
         lambda t: t.lag_s,
     ),
-    Reading(CounterMetricFamily, "warmroute_stream_batches_total", "event batches received", lambda t: t.batches),
-    Reading(CounterMetricFamily, "warmroute_stream_events_total", "events applied", lambda t: t.events),
-    Reading(CounterMetricFamily, "warmroute_stream_gaps_total", "holes in the sequence", lambda t: t.gaps),
-    Reading(CounterMetricFamily, "warmroute_stream_replays_total", "replays asked for", lambda t: t.replays),
-    Reading(CounterMetricFamily, "warmroute_stream_restarts_total", "engine restarts seen", lambda t: t.restarts),
-    Reading(
+    TargetGauge(CounterMetricFamily, "warmroute_stream_batches_total", "event batches received", lambda t: t.batches),
+    TargetGauge(CounterMetricFamily, "warmroute_stream_events_total", "events applied", lambda t: t.events),
+    TargetGauge(CounterMetricFamily, "warmroute_stream_gaps_total", "holes in the sequence", lambda t: t.gaps),
+    TargetGauge(CounterMetricFamily, "warmroute_stream_replays_total", "replays asked for", lambda t: t.replays),
+    TargetGauge(CounterMetricFamily, "warmroute_stream_restarts_total", "engine restarts seen", lambda t: t.restarts),
+    TargetGauge(
         CounterMetricFamily,
         "warmroute_stream_decode_errors_total",
         "messages that could not be decoded",
         lambda t: t.malformed,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_prefill_us_per_token",
         "fitted prefill cost of the instance, microseconds per uncached token",
         lambda t: t.speed_us_per_token,
     ),
-    Reading(
+    TargetGauge(
         GaugeMetricFamily,
         "warmroute_prefill_samples",
         "requests behind that fit; 0: the configured prior",
@@ -185,7 +185,7 @@ READINGS = (
 )
 
 
-def families(now: Snapshot) -> Iterator[Metric]:
+def families(now: RouterSnapshot) -> Iterator[Metric]:
     """Every metric of this file, with or without samples."""
     for reading in READINGS:
         family = reading.family(reading.name, reading.meaning, labels=TARGET)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 
-class HandingState(NamedTuple):
+class PassthroughState(NamedTuple):
     takers: Mapping[str, bool] = {}  # by instance
     handed: Mapping[str, int] = {}  # attempts, by base model
     unhanded: Mapping[str, int] = {}  # attempts that had ids to hand, by why they went without
 
 
-def handing_families(now: HandingState) -> Iterator[Metric]:
+def handing_families(now: PassthroughState) -> Iterator[Metric]:
     takes = GaugeMetricFamily(
         "warmroute_takes_token_ids", "1 for an instance that was seen to take token ids", labels=("instance",)
     )

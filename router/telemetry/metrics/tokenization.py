@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 
-class ModelTokens(NamedTuple):
+class ModelTokenCounts(NamedTuple):
     """Prompt tokens of one model with a tokenizer here, since the start."""
 
     remembered: int  # found
@@ -16,16 +16,16 @@ class ModelTokens(NamedTuple):
     incremental: bool  # False: its tokenizer takes prompts only as a whole
 
 
-class Remembered(NamedTuple):
+class PrefixCacheState(NamedTuple):
     """Of all models together, but for `models`."""
 
     bytes: int
     limit_bytes: int
     evicted: int
-    models: Mapping[str, ModelTokens]
+    models: Mapping[str, ModelTokenCounts]
 
 
-def remembered_families(now: Remembered | None) -> Iterator[Metric]:
+def remembered_families(now: PrefixCacheState | None) -> Iterator[Metric]:
     held = GaugeMetricFamily("warmroute_memory_bytes", "estimated memory of all that is remembered of prompts")
     limit = GaugeMetricFamily("warmroute_memory_limit_bytes", "most that it may take (`tokens.memory_bytes`)")
     evicted = CounterMetricFamily("warmroute_memory_evictions_total", "pieces and digests forgotten for want of room")

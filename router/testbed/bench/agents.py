@@ -19,80 +19,85 @@ import httpx
 
 from router.clock import Clock
 from router.testbed.bench.engine_counters import EngineCounts, added, difference, fetch, until
-from router.testbed.bench.environment import BenchFailed, Facts, Site, look, wipe
+from router.testbed.bench.environment import BenchFailed, EngineFacts, Environment, look, wipe
 from router.testbed.bench.router_process import router
-from router.testbed.loadgen.client import Answer, Client, Failed
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.workloads import Session, Workload, token_ids
 
 COUNTED_S = 5.0
 
-Stage = Callable[[bool], AbstractAsyncContextManager[Site]]
+Stage = Callable[[bool], AbstractAsyncContextManager[Environment]]
 """Engines over a pool (True) or without one (False), for the time of a block."""
 
 
-class Arm(NamedTuple):
+class BenchArm(NamedTuple):
     name: str
     policy: str
     pool: bool
 
 
-def arms(cache_aware: str) -> tuple[Arm, ...]:
+def arms(cache_aware: str) -> tuple[BenchArm, ...]:
     """Those without a pool first: a stage is set once for neighbours that share it."""
     return (
-        Arm("round robin, no pool", "round_robin", False),
-        Arm("round robin + pool", "round_robin", True),
-        Arm("cache-aware + pool", cache_aware, True),
+        BenchArm("round robin, no pool", "round_robin", False),
+        BenchArm("round robin + pool", "round_robin", True),
+        BenchArm("cache-aware + pool", cache_aware, True),
     )
 
 
-class Asked(NamedTuple):
+class BenchTurn(NamedTuple):
     """One turn and what came of it."""
 
     session: int
     turn: int
     prompt_tokens: int
-    answer: Answer | Failed
+    answer: ClientAnswer | ClientFailure
 
 
 @dataclass
-class Turns:
+class BenchTurns:
     """What agents asked and got so far."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[BenchTurn] = field(default_factory=list)
     took_s: float = 0.0
 
     @property
-    def answers(self) -> list[Answer]:
-        return [one.answer for one in self.asked if isinstance(one.answer, Answer)]
+    def answers(self) -> list[ClientAnswer]:
+        return [one.answer for one in self.asked if isinstance(one.answer, ClientAnswer)]
 
     @property
-    def failures(self) -> list[Failed]:
-        return [one.answer for one in self.asked if isinstance(one.answer, Failed)]
+    def failures(self) -> list[ClientFailure]:
+        return [one.answer for one in self.asked if isinstance(one.answer, ClientFailure)]
 
 
 @dataclass
-class Outcome(Turns):
+class ArmOutcome(BenchTurns):
     """One arm so far."""
 
-    arm: Arm = field(kw_only=True)
+    arm: BenchArm = field(kw_only=True)
     engines: EngineCounts | None = None  # what they counted meanwhile, all together
     whole: bool = False  # every session came to its end
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Report:
+class AgentsReport:
     """All arms so far."""
 
     workload: Workload
     versions: str
     block_tokens: int = 1  # of the engines, once one is asked
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ArmOutcome] = field(default_factory=list)
     interrupted: bool = False
 
 
 async def compare(
-    report: Report, chosen: Sequence[Arm], stage: Stage, out: Path, clock: Clock, progress: Callable[[Arm, int], None]
+    report: AgentsReport,
+    chosen: Sequence[BenchArm],
+    stage: Stage,
+    out: Path,
+    clock: Clock,
+    progress: Callable[[BenchArm, int], None],
 ) -> None:
     """Fills `report`; what is in it stays when this is cancelled. `progress` is told each arm's finished turns.
 
@@ -107,7 +112,7 @@ async def compare(
                 report.block_tokens = facts.block_tokens
             _fits(report.workload, facts)
             for arm in [arm for arm in chosen if arm.pool is pool]:
-                outcome = Outcome(arm=arm)
+                outcome = ArmOutcome(arm=arm)
                 report.outcomes.append(outcome)
                 if (trouble := await wipe(site, clock)) is not None:
                     outcome.notes.append(f"caches were not emptied: {trouble}")
@@ -116,7 +121,7 @@ async def compare(
                     await _drive(outcome, site, url, report.workload, text_seed, clock, progress)
 
 
-def _fits(workload: Workload, facts: Facts) -> None:
+def _fits(workload: Workload, facts: EngineFacts) -> None:
     longest = max(turn.prompt_tokens + turn.output_tokens for session in workload.sessions for turn in session.turns)
     if longest > facts.context_tokens:
         raise BenchFailed(
@@ -125,19 +130,19 @@ def _fits(workload: Workload, facts: Facts) -> None:
 
 
 async def _drive(
-    outcome: Outcome,
-    site: Site,
+    outcome: ArmOutcome,
+    site: Environment,
     url: str,
     workload: Workload,
     text_seed: int,
     clock: Clock,
-    progress: Callable[[Arm, int], None],
+    progress: Callable[[BenchArm, int], None],
 ) -> None:
-    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http, Client(url, site.model, clock) as client:
+    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http, LoadClient(url, site.model, clock) as client:
         before = await _counts(http, site)
         began_s = clock.now()
 
-        def done(asked: Asked) -> None:
+        def done(asked: BenchTurn) -> None:
             outcome.asked.append(asked)
             outcome.took_s = clock.now() - began_s
             progress(outcome.arm, len(outcome.asked))
@@ -156,11 +161,11 @@ async def _drive(
 
 
 async def converse(
-    client: Client,
+    client: LoadClient,
     session: Session,
     text_seed: int,
     vocabulary: range,
-    done: Callable[[Asked], None],
+    done: Callable[[BenchTurn], None],
     *,
     name: str | None = None,
 ) -> None:
@@ -172,11 +177,11 @@ async def converse(
         fresh = (token for span in turn.fresh for token in token_ids(span, text_seed, vocabulary))
         prompt = [*context[: turn.kept_tokens], *fresh]
         answer = await client.complete(prompt, turn.output_tokens, session=name)
-        done(Asked(session.number, number, len(prompt), answer))
-        if isinstance(answer, Failed):
+        done(BenchTurn(session.number, number, len(prompt), answer))
+        if isinstance(answer, ClientFailure):
             return
         context = [*prompt, *answer.token_ids]
 
 
-async def _counts(http: httpx.AsyncClient, site: Site) -> EngineCounts:
+async def _counts(http: httpx.AsyncClient, site: Environment) -> EngineCounts:
     return added([EngineCounts.read(await fetch(http, engine)) for engine in site.engines])

@@ -22,8 +22,8 @@ import httpx
 
 from router.clock import Clock
 from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, difference, fetch, until
-from router.testbed.bench.environment import BenchFailed, Site
-from router.testbed.loadgen.client import Answer, Client
+from router.testbed.bench.environment import BenchFailed, Environment
+from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.workloads import Span, token_ids
 
 Kind = Literal["cold", "local", "pool", "control"]
@@ -41,12 +41,12 @@ COUNTED_S = 5.0
 SAVED_S = 10.0
 
 
-class Measured(NamedTuple):
+class TierMeasurement(NamedTuple):
     """One request, with what its engine and the master counted meanwhile."""
 
     kind: Kind
     repetition: int
-    answer: Answer
+    answer: ClientAnswer
     engine: EngineCounts
     master: MasterCounts | None
 
@@ -61,18 +61,18 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class Layers:
+class TierReport:
     """What was seen so far."""
 
     tokens: int
     seed: int
     versions: str
     block_tokens: int
-    seen: list[Measured] = field(default_factory=list)
+    seen: list[TierMeasurement] = field(default_factory=list)
     unsaved: int = 0  # prompts whose blocks the master did not show in time
     interrupted: bool = False
 
-    def of(self, kind: Kind) -> list[Measured]:
+    def of(self, kind: Kind) -> list[TierMeasurement]:
         return [one for one in self.seen if one.kind == kind]
 
     def as_expected(self, kind: Kind) -> int:
@@ -88,7 +88,7 @@ class Layers:
 
 
 async def measure(
-    site: Site, seen: Layers, repetitions: int, clock: Clock, step: Callable[[str], None] = lambda kind: None
+    site: Environment, seen: TierReport, repetitions: int, clock: Clock, step: Callable[[str], None] = lambda kind: None
 ) -> None:
     """Fills `seen`; what is in it stays when this is cancelled. `step` is told each request as it begins.
 
@@ -97,7 +97,7 @@ async def measure(
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=10.0, trust_env=False))
         blocks = seen.tokens // seen.block_tokens
-        clients = [await stack.enter_async_context(Client(url, site.model, clock)) for url in site.engines[:2]]
+        clients = [await stack.enter_async_context(LoadClient(url, site.model, clock)) for url in site.engines[:2]]
         a, b = [
             _Bench(url, client, site.master, blocks, http, clock)
             for url, client in zip(site.engines, clients, strict=False)
@@ -111,11 +111,11 @@ async def measure(
                 step(kind)
                 bench = a if kind in ("cold", "local") else b
                 salt = f"control-{seen.seed}-{repetition}" if kind == "control" else None
-                seen.seen.append(Measured(kind, repetition, *await bench.ask(prompt, salt)))
+                seen.seen.append(TierMeasurement(kind, repetition, *await bench.ask(prompt, salt)))
                 seen.unsaved = a.unsaved + b.unsaved
 
 
-def _prompt(site: Site, seen: Layers, number: int) -> list[int]:
+def _prompt(site: Environment, seen: TierReport, number: int) -> list[int]:
     return token_ids(Span(number, seen.tokens), seen.seed, site.vocabulary)
 
 
@@ -123,16 +123,18 @@ class _Bench:
     """One engine under measurement: it serves nobody else meanwhile."""
 
     def __init__(
-        self, url: str, client: Client, master: str | None, blocks: int, http: httpx.AsyncClient, clock: Clock
+        self, url: str, client: LoadClient, master: str | None, blocks: int, http: httpx.AsyncClient, clock: Clock
     ) -> None:
         self._url, self._client, self._master, self._http, self._clock = url, client, master, http, clock
         self._blocks = blocks  # whole ones in a prompt
         self.unsaved = 0  # answers whose blocks did not show in the pool in time
 
-    async def ask(self, prompt: Sequence[int], salt: str | None) -> tuple[Answer, EngineCounts, MasterCounts | None]:
+    async def ask(
+        self, prompt: Sequence[int], salt: str | None
+    ) -> tuple[ClientAnswer, EngineCounts, MasterCounts | None]:
         engine, master = await self._engine(), await self._pool()
         answer = await self._client.complete(prompt, ANSWER_TOKENS, salt)
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, ClientAnswer):
             raise BenchFailed(f"{self._url}: {answer.status or 'no answer'}: {answer.reason}")
         target = (engine.prompt_tokens or 0.0) + len(prompt)
         counted = await until(self._clock, COUNTED_S, self._engine, lambda now: (now.prompt_tokens or 0.0) >= target)

@@ -20,11 +20,11 @@ from router.errors import WarmrouteError
 LOOK_EVERY_S = 0.02
 
 
-class NoCounters(WarmrouteError):
+class CountersUnavailable(WarmrouteError):
     """A server's page could not be had, or is no metrics page."""
 
 
-class Page:
+class CounterPage:
     """The samples of one metrics page."""
 
     def __init__(self, text: str) -> None:
@@ -58,7 +58,7 @@ class EngineCounts(NamedTuple):
     saved_bytes: float | None
 
     @classmethod
-    def read(cls, page: Page) -> Self:
+    def read(cls, page: CounterPage) -> Self:
         def store(what: str, operation: str) -> float | None:
             return page.total(f"vllm:mooncake_store_operation_{what}", operation=operation)
 
@@ -93,7 +93,7 @@ class MasterCounts(NamedTuple):
     evicted_keys: float | None
 
     @classmethod
-    def read(cls, page: Page) -> Self:
+    def read(cls, page: CounterPage) -> Self:
         return cls(
             keys=page.total("master_key_count"),
             bytes=page.total("master_allocated_bytes"),
@@ -124,14 +124,14 @@ def added(counts: Iterable[EngineCounts]) -> EngineCounts:
     )
 
 
-async def fetch(http: httpx.AsyncClient, url: str) -> Page:
+async def fetch(http: httpx.AsyncClient, url: str) -> CounterPage:
     """The page at `url`/metrics. Raises NoCounters."""
     try:
         answer = await http.get(f"{url}/metrics")
         answer.raise_for_status()
-        return Page(answer.text)
+        return CounterPage(answer.text)
     except (httpx.HTTPError, ValueError) as trouble:
-        raise NoCounters(f"{url}/metrics: {trouble or type(trouble).__name__}") from trouble
+        raise CountersUnavailable(f"{url}/metrics: {trouble or type(trouble).__name__}") from trouble
 
 
 async def until(

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import httpx
 
 from router.clock import Clock
-from router.config.schema import Config, Instance
-from router.config.sections.local_stack import Stack
+from router.config.schema import Config, InstanceConfig
+from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
-from router.testbed.bench.engine_counters import MasterCounts, NoCounters, fetch, until
+from router.testbed.bench.engine_counters import CountersUnavailable, MasterCounts, fetch, until
 from router.testbed.loadgen.conversations import VOCABULARY
 
 HOST = "127.0.0.1"
 WIPED_S = 10.0
 
 
-class Site(NamedTuple):
+class Environment(NamedTuple):
     engines: tuple[str, ...]  # base URLs
     master: str | None  # base URL of the Mooncake master's HTTP port; None: there is no pool
     model: str  # as the engines serve it
@@ -33,7 +33,7 @@ class Site(NamedTuple):
         return VOCABULARY
 
 
-class Facts(NamedTuple):
+class EngineFacts(NamedTuple):
     version: str  # "vLLM 0.32.0+cpu"
     block_tokens: int
     context_tokens: int  # longest prompt and answer together
@@ -43,7 +43,7 @@ class BenchFailed(WarmrouteError):
     """A benchmark cannot start or go on; one line."""
 
 
-async def running(settings: Config, stack: Stack) -> Site | None:
+async def running(settings: Config, stack: LocalStackConfig) -> Environment | None:
     """The stack that `stack` describes, if all of it answers; `settings` are those of a router in front of it."""
     engines = tuple(f"http://{HOST}:{stack.first_port + number}" for number in range(stack.engines))
     master = f"http://{HOST}:{stack.master_http_port}" if stack.store else None
@@ -54,14 +54,14 @@ async def running(settings: Config, stack: Stack) -> Site | None:
                     return None
             except httpx.HTTPError:
                 return None
-    instances = [Instance(name=f"engine-{number}", url=url) for number, url in enumerate(engines)]
+    instances = [InstanceConfig(name=f"engine-{number}", url=url) for number, url in enumerate(engines)]
     pool = settings.pool and settings.pool.model_copy(update={"masters": [master]} if master else {})
     fleet = settings.fleet.model_copy(update={"instances": instances, "embedded": None})
     front = settings.model_copy(update={"fleet": fleet, "pool": pool})
-    return Site(engines, master, stack.served_name, front)
+    return Environment(engines, master, stack.served_name, front)
 
 
-async def look(site: Site) -> Facts:
+async def look(site: Environment) -> EngineFacts:
     """What the first engine says of itself. Raises BenchFailed when it does not."""
     url = site.engines[0]
     async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
@@ -73,10 +73,10 @@ async def look(site: Site) -> Facts:
             block = int(page.label("vllm:cache_config_info", "block_size") or "")
         except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration) as trouble:
             raise BenchFailed(f"{url} does not say what it is: {type(trouble).__name__}: {trouble}") from trouble
-    return Facts(f"vLLM {version}", block, context)
+    return EngineFacts(f"vLLM {version}", block, context)
 
 
-async def wipe(site: Site, clock: Clock) -> str | None:
+async def wipe(site: Environment, clock: Clock) -> str | None:
     """Empties every engine's cache and the pool; or says why it could not be shown to have happened."""
     async with httpx.AsyncClient(timeout=30.0, trust_env=False) as http:
         for engine in site.engines:
@@ -92,11 +92,11 @@ async def wipe(site: Site, clock: Clock) -> str | None:
             return None
         try:
             left = await until(clock, WIPED_S, lambda: _held(http, site), lambda keys: not keys)
-        except NoCounters as trouble:
+        except CountersUnavailable as trouble:
             return str(trouble)
         return f"the pool still holds {left:.0f} keys" if left else None
 
 
-async def _held(http: httpx.AsyncClient, site: Site) -> float | None:
+async def _held(http: httpx.AsyncClient, site: Environment) -> float | None:
     assert site.master is not None
     return MasterCounts.read(await fetch(http, site.master)).keys

@@ -26,7 +26,7 @@ READY_S = 30.0
 STOP_S = 10.0
 
 
-class NotStarted(WarmrouteError):
+class RouterNotStarted(WarmrouteError):
     """The router ended, or was not ready in time."""
 
 
@@ -53,7 +53,9 @@ async def router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIt
                 clock, READY_S, lambda: sends(http), lambda ready: ready or process.returncode is not None
             )
         if not ready:
-            raise NotStarted(f"the router with policy {policy} is not ready: {_last_line(log)} (all of it: {log})")
+            raise RouterNotStarted(
+                f"the router with policy {policy} is not ready: {_last_line(log)} (all of it: {log})"
+            )
         yield f"http://{HOST}:{port}"
     finally:
         await _end(process)

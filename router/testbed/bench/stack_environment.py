@@ -1,7 +1,7 @@
 """Engines for a benchmark: those of a stack that runs already, or of one started for the time.
 
-Between the rooms that may not know each other: `drive` measures a `Site` and does not ask where it comes from, `stack`
-starts processes and does not know why.
+Between the rooms that may not know each other: `drive` measures a `Environment` and does not ask where it comes from,
+`stack` starts processes and does not know why.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from router.config.schema import Config
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.errors import ConfigError
 from router.testbed.bench.agents import Stage
-from router.testbed.bench.environment import Site, running
+from router.testbed.bench.environment import Environment, running
 from router.testbed.local_stack.router_config import in_front
 from router.testbed.local_stack.supervisor import RunningStack, Say, StackFailed
 
@@ -30,7 +30,7 @@ def stage(settings: Config, logs: Path, say: Say) -> Stage:
         raise ConfigError("stack: is needed to know which engines to measure")
 
     @asynccontextmanager
-    async def opened(pool: bool) -> AsyncIterator[Site]:
+    async def opened(pool: bool) -> AsyncIterator[Environment]:
         if pool and (found := await running(settings, asked)) is not None:
             say(f"measuring the stack that runs at {found.engines[0]}")
             yield found
@@ -38,13 +38,13 @@ def stage(settings: Config, logs: Path, say: Say) -> Stage:
         own = {"store": pool, "logs_dir": str(logs / ("with-pool" if pool else "no-pool"))} | dict.fromkeys(PORTS, 0)
         async with _started(asked.model_copy(update=own), say) as stack:
             urls = tuple(engine.url for engine in stack.engines)
-            yield Site(urls, stack.master_url, stack.asked.served_name, in_front(settings, stack))
+            yield Environment(urls, stack.master_url, stack.asked.served_name, in_front(settings, stack))
 
     return opened
 
 
 @asynccontextmanager
-async def _started(asked: Stack, say: Say) -> AsyncIterator[RunningStack]:
+async def _started(asked: LocalStackConfig, say: Say) -> AsyncIterator[RunningStack]:
     """A thread starts and ends it, so that a Ctrl-C meanwhile is heard."""
     given_up = threading.Event()
 

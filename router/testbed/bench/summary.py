@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from router.testbed.bench.agents import Outcome, Report
-from router.testbed.bench.cache_tiers import EXPECTED, Layers
-from router.testbed.loadgen.client import Answer, Failed
+from router.testbed.bench.agents import AgentsReport, ArmOutcome
+from router.testbed.bench.cache_tiers import EXPECTED, TierReport
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure
 from router.testbed.simulator.outcome import quantile
 from router.testbed.workloads.statistics import statistics
 
 
-class Shares(NamedTuple):
+class TokenShares(NamedTuple):
     """Parts of the prompt tokens, by where their KV came from; they add up to 1."""
 
     local: float
@@ -19,12 +19,12 @@ class Shares(NamedTuple):
     computed: float
 
 
-class Figures(NamedTuple):
+class ArmSummary(NamedTuple):
     """What an arm comes to. Milliseconds; per second of the arm's whole time. None: nothing was counted."""
 
     turns: int
     failed: int
-    shares: Shares | None
+    shares: TokenShares | None
     ttft_p50_ms: float | None
     ttft_p90_ms: float | None
     requests_per_s: float
@@ -32,11 +32,11 @@ class Figures(NamedTuple):
     took_s: float
 
 
-def figures(outcome: Outcome) -> Figures:
+def figures(outcome: ArmOutcome) -> ArmSummary:
     answers = outcome.answers
     ttft = sorted(answer.ttft_ms for answer in answers)
     took_s = outcome.took_s or float("inf")
-    return Figures(
+    return ArmSummary(
         turns=len(answers),
         failed=len(outcome.failures),
         shares=shares(outcome),
@@ -48,15 +48,15 @@ def figures(outcome: Outcome) -> Figures:
     )
 
 
-def shares(outcome: Outcome) -> Shares | None:
+def shares(outcome: ArmOutcome) -> TokenShares | None:
     counted = outcome.engines
     if counted is None or not counted.prompt_tokens or counted.local_tokens is None:
         return None
     local, pool = counted.local_tokens / counted.prompt_tokens, (counted.pool_tokens or 0.0) / counted.prompt_tokens
-    return Shares(local, pool, 1 - local - pool)
+    return TokenShares(local, pool, 1 - local - pool)
 
 
-def layers_json(seen: Layers, when: str) -> dict[str, Any]:
+def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
     same, whole = seen.identical()
     return {
         "when": when,
@@ -82,7 +82,7 @@ def layers_json(seen: Layers, when: str) -> dict[str, Any]:
     }
 
 
-def agents_json(report: Report, when: str) -> dict[str, Any]:
+def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
     real = statistics(report.workload, report.block_tokens)
     return {
         "when": when,
@@ -103,11 +103,11 @@ def agents_json(report: Report, when: str) -> dict[str, Any]:
     }
 
 
-def _figures_json(mine: Figures) -> dict[str, Any]:
+def _figures_json(mine: ArmSummary) -> dict[str, Any]:
     return mine._asdict() | {"shares": mine.shares and mine.shares._asdict()}
 
 
-def _answer_json(answer: Answer | Failed) -> dict[str, Any]:
+def _answer_json(answer: ClientAnswer | ClientFailure) -> dict[str, Any]:
     told: dict[str, Any] = answer._asdict()
     told.pop("token_ids", None)
     return told

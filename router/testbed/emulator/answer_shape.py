@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from router.testbed.emulator.request_params import Order
+from router.testbed.emulator.request_params import RequestParams
 from router.testbed.simulator.engine_types import Finish
 
 FINGERPRINT = "vllm-0.32.0-emulated"
@@ -26,27 +26,27 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-class Facts(NamedTuple):
+class AnswerFacts(NamedTuple):
     """Of one answer: who, when, to what."""
 
     id: str  # unprefixed
     created: int  # seconds since the epoch
-    order: Order
+    order: RequestParams
     details: bool  # the engine tells cached tokens
 
 
-class Usage(NamedTuple):
+class AnswerUsage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
 
-    def and_token(self, cached_tokens: int) -> Usage:
+    def and_token(self, cached_tokens: int) -> AnswerUsage:
         """One token more, of a choice that found so much in the cache; the best of several counts."""
-        return Usage(self.prompt_tokens, self.completion_tokens + 1, max(self.cached_tokens, cached_tokens))
+        return AnswerUsage(self.prompt_tokens, self.completion_tokens + 1, max(self.cached_tokens, cached_tokens))
 
 
 @dataclass(slots=True)
-class Said:
+class ChoiceText:
     """One choice, so far."""
 
     tokens: list[int] = field(default_factory=list)
@@ -58,22 +58,22 @@ class Said:
         return "".join(self.texts)
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """One token of one choice. An end token has no text."""
 
     choice: int
     token: int
     text: str
     finish: Finish | None
-    usage: Usage  # so far
+    usage: AnswerUsage  # so far
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     def greeting(self) -> bytes: ...
-    def opening(self, usage: Usage) -> bytes: ...
-    def piece(self, piece: Piece) -> bytes: ...
-    def closing(self, said: list[Said], usage: Usage) -> bytes: ...
-    def whole(self, said: list[Said], usage: Usage) -> dict[str, Any]: ...
+    def opening(self, usage: AnswerUsage) -> bytes: ...
+    def piece(self, piece: TokenPiece) -> bytes: ...
+    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes: ...
+    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]: ...
 
 
 def data(value: object) -> bytes:
@@ -85,7 +85,7 @@ def event(name: str, value: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
-def openai_usage(usage: Usage, details: bool) -> dict[str, Any]:
+def openai_usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -96,7 +96,7 @@ def openai_usage(usage: Usage, details: bool) -> dict[str, Any]:
     return told
 
 
-def whole_usage(usage: Usage, details: bool) -> dict[str, Any]:
+def whole_usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     """As a complete answer has it: nothing left out."""
     told = openai_usage(usage, details) | {"completion_tokens_details": None}
     nothing = {"created_cache_tokens": None, "multimodal_tokens": None}

@@ -20,33 +20,33 @@ from urllib.parse import parse_qs
 import msgspec
 
 from router.clock import Clock
-from router.errors import BadRequest, NotFound, Refused
+from router.errors import BadRequest, NotFound, RequestRefused
 from router.tasks import Tasks
-from router.testbed.emulator.engine_cores import Broken, Cores
-from router.testbed.emulator.generate import SHAPES, Generating
-from router.testbed.emulator.http_exchange import Call, Disconnected, Message, Receive, Send
-from router.testbed.emulator.kv_connectors import Outside
+from router.testbed.emulator.engine_cores import EngineCores, EngineFailed
+from router.testbed.emulator.generate import SHAPES, GenerateEndpoints
+from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
+from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.metrics import page
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.other_endpoints import Small
+from router.testbed.emulator.other_endpoints import OtherEndpoints
 from router.testbed.emulator.vocabulary import Vocabulary
 
 log = logging.getLogger("warmroute.engine")
 
 GUARDED = ("/v1", "/v2", "/inference")
 SEEN = 256  # requests remembered for /emulate/last
-Handler = Callable[[Call], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
-class App:
+class EmulatorApp:
     """A plain ASGI callable, raw because the benches measure the router, not its engines."""
 
     def __init__(
         self,
         options: EngineOptions,
         vocabulary: Vocabulary,
-        cores: Cores,
-        outside: Outside,
+        cores: EngineCores,
+        outside: KvConnectors,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
@@ -54,10 +54,10 @@ class App:
         self._cores = cores
         self._outside = outside
         self._clock = clock
-        self.seen: deque[Call] = deque(maxlen=SEEN)
-        self._generating = Generating(options, vocabulary, cores, outside, clock, tasks)
+        self.seen: deque[HttpExchange] = deque(maxlen=SEEN)
+        self._generating = GenerateEndpoints(options, vocabulary, cores, outside, clock, tasks)
         self._key = _digest(options.api_key) if options.api_key else None
-        small = Small(options, vocabulary, self._generating.orders, clock)
+        small = OtherEndpoints(options, vocabulary, self._generating.orders, clock)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generating for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): small.count_tokens,
             ("POST", "/v1/embeddings"): small.embeddings,
@@ -81,7 +81,7 @@ class App:
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
+        call = HttpExchange(scope, receive, send)
         try:
             await call.read()
             ours = call.path.startswith("/emulate/")
@@ -91,25 +91,25 @@ class App:
                 await call.gone()
                 return
             await self._handle(call)
-        except Disconnected:
+        except ClientLeft:
             return
 
-    async def _handle(self, call: Call) -> None:
+    async def _handle(self, call: HttpExchange) -> None:
         if self._key is not None and call.path.startswith(GUARDED) and not self._knows_key(call):
             await call.answer({"error": "Unauthorized"}, 401)
             return
         try:
             await self._route(call)(call)
-        except Refused as refused:
+        except RequestRefused as refused:
             await _tell(call, refused.message, type(refused).__name__ + "Error", refused.param, refused.status)
-        except Broken as broken:
+        except EngineFailed as broken:
             await _tell(call, str(broken), "InternalServerError", None, 500)
         except (AttributeError, KeyError, TypeError, ValueError) as wrong:  # an odd body; vLLM's schema says 400, too
             if call.started:
                 raise
             await _tell(call, f"a field has the wrong type: {wrong}", "BadRequestError", None, 400)
 
-    def _route(self, call: Call) -> Handler:
+    def _route(self, call: HttpExchange) -> Handler:
         handler = self._routes.get((call.method, call.path))
         if handler is not None:
             return handler
@@ -120,33 +120,33 @@ class App:
                 return self._cancel
         raise NotFound("Not Found")
 
-    def _knows_key(self, call: Call) -> bool:
+    def _knows_key(self, call: HttpExchange) -> bool:
         scheme, _, key = call.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key), self._key or b"")
 
     # -- vLLM's
 
-    async def _retrieve(self, call: Call) -> None:
+    async def _retrieve(self, call: HttpExchange) -> None:
         await call.answer(self._generating.kept.get(call.path.rpartition("/")[2]))
 
-    async def _cancel(self, call: Call) -> None:
+    async def _cancel(self, call: HttpExchange) -> None:
         await call.answer(self._generating.cancel(call.path.split("/")[3]))
 
-    async def _health(self, call: Call) -> None:
+    async def _health(self, call: HttpExchange) -> None:
         await call.send(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)
 
-    async def _load(self, call: Call) -> None:
+    async def _load(self, call: HttpExchange) -> None:
         await call.answer({"server_load": self._generating.in_flight})
 
-    async def _metrics(self, call: Call) -> None:
+    async def _metrics(self, call: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
         body = page(self._options, gauges, self._clock.wall())
         await call.send(body, "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _sources(self, call: Call) -> None:
+    async def _sources(self, call: HttpExchange) -> None:
         await call.answer(self._cores.sources())
 
-    async def _reset(self, call: Call) -> None:
+    async def _reset(self, call: HttpExchange) -> None:
         """200 whether it worked or not, as on vLLM."""
         for core in self._cores.all:
             core.engine.reset_prefix_cache()
@@ -154,18 +154,18 @@ class App:
 
     # -- our own
 
-    async def _last(self, call: Call) -> None:
+    async def _last(self, call: HttpExchange) -> None:
         path = parse_qs(call.query).get("path", [None])[0]
         await call.answer([_arrived(one) for one in self.seen if path in (None, one.path)])
 
-    async def _state(self, call: Call) -> None:
+    async def _state(self, call: HttpExchange) -> None:
         ranks = [core.engine.gauges()._asdict() for core in self._cores.all]
         await call.answer({"in_flight": self._generating.in_flight, "ranks": ranks})
 
-    async def _tell_faults(self, call: Call) -> None:
+    async def _tell_faults(self, call: HttpExchange) -> None:
         await call.answer(self._cores.faults)
 
-    async def _change_faults(self, call: Call) -> None:
+    async def _change_faults(self, call: HttpExchange) -> None:
         try:
             faults = self._cores.faults.changed(call.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
@@ -173,19 +173,19 @@ class App:
         self._cores.disturb(faults)
         await call.answer(faults)
 
-    async def _restart(self, call: Call) -> None:
+    async def _restart(self, call: HttpExchange) -> None:
         log.info("%s: the engine core restarts", self._options.name)
         self._cores.restart()
         self._outside.restart()
         await call.answer({})
 
 
-def _arrived(call: Call) -> dict[str, object]:
+def _arrived(call: HttpExchange) -> dict[str, object]:
     body = call.body.decode("utf-8", "replace")
     return {"method": call.method, "path": call.path, "headers": call.headers, "body": body}
 
 
-async def _tell(call: Call, message: str, kind: str, param: str | None, status: int) -> None:
+async def _tell(call: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
     """vLLM's error shape."""
     await call.answer({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 import msgspec
 
-from router.testbed.emulator.http_exchange import Call, Disconnected, Message, Receive, Send
-from router.testbed.emulator.listener import Listener
+from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
+from router.testbed.emulator.listener import EmulatorListener
 
 
 class _Fetch(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,11 +26,11 @@ class _Fetch(msgspec.Struct, forbid_unknown_fields=True):
     wait_s: float
 
 
-class Door:
+class BootstrapServer:
     """Open between enter and exit."""
 
     def __init__(self, host: str, port: int, ranks: int) -> None:
-        self.listener = Listener(self._serve, host, port)
+        self.listener = EmulatorListener(self._serve, host, port)
         self.engine_ids: list[str] = []
         self._ranks = ranks
         self._places: dict[str, asyncio.Future[Callable[[], None]]] = {}
@@ -48,8 +48,8 @@ class Door:
         asyncio.get_running_loop().call_later(for_s, self._let_go, name)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
-        with suppress(Disconnected):
+        call = HttpExchange(scope, receive, send)
+        with suppress(ClientLeft):
             await call.read()
             match call.method, call.path:
                 case "GET", "/query":

@@ -7,10 +7,10 @@ from typing import Any
 from router.testbed.emulator.answer_shape import (
     DONE,
     FINGERPRINT,
-    Facts,
-    Piece,
-    Said,
-    Usage,
+    AnswerFacts,
+    AnswerUsage,
+    ChoiceText,
+    TokenPiece,
     data,
     openai_usage,
     whole_usage,
@@ -19,7 +19,7 @@ from router.testbed.simulator.engine_types import Finish
 
 
 class ChatShape:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AnswerFacts) -> None:
         self._facts = facts
         self._order = facts.order
         self._called: set[int] = set()  # choices whose tool call has begun
@@ -33,7 +33,7 @@ class ChatShape:
     def greeting(self) -> bytes:
         return b""
 
-    def opening(self, usage: Usage) -> bytes:
+    def opening(self, usage: AnswerUsage) -> bytes:
         """A chunk with the role, and no text yet, for every choice."""
         delta = {"role": "assistant", "content": ""}
         ids = {"prompt_token_ids": self._prompt_ids(), "prompt_text": None}
@@ -43,7 +43,7 @@ class ChatShape:
             for choice in range(len(self._order.requests))
         )
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TokenPiece) -> bytes:
         choice: dict[str, Any] = {
             "index": piece.choice,
             "delta": self._delta(piece),
@@ -58,13 +58,13 @@ class ChatShape:
         choice["token_ids"] = [piece.token] if self._order.body.get("return_token_ids") else None
         return self._chunk(choice, piece.usage, last)
 
-    def closing(self, said: list[Said], usage: Usage) -> bytes:
+    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         if not self._order.usage:
             return DONE
         told = {"choices": [], "usage": openai_usage(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
         return data(self._head | told) + DONE
 
-    def whole(self, said: list[Said], usage: Usage) -> dict[str, Any]:
+    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         return self._head | {
             "object": "chat.completion",
             "choices": [self._choice(number, one) for number, one in enumerate(said)],
@@ -79,13 +79,13 @@ class ChatShape:
             "metrics": None,
         }
 
-    def _chunk(self, choice: dict[str, Any], usage: Usage, more: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: dict[str, Any], usage: AnswerUsage, more: dict[str, Any]) -> bytes:
         chunk = self._head | {"choices": [choice]} | more
         if self._order.every_usage:
             chunk["usage"] = openai_usage(usage, False)
         return data(chunk)
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _delta(self, piece: TokenPiece) -> dict[str, Any]:
         tool = self._order.tool
         if tool is None:
             return {"content": piece.text}
@@ -98,7 +98,7 @@ class ChatShape:
             call["function"] = {"name": tool.name, "arguments": piece.text}
         return {"tool_calls": [call]}
 
-    def _choice(self, number: int, said: Said) -> dict[str, Any]:
+    def _choice(self, number: int, said: ChoiceText) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None, "annotations": None}
         message |= {"audio": None, "function_call": None}
         tool = self._order.tool

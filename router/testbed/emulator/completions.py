@@ -7,10 +7,10 @@ from typing import Any
 from router.testbed.emulator.answer_shape import (
     DONE,
     FINGERPRINT,
-    Facts,
-    Piece,
-    Said,
-    Usage,
+    AnswerFacts,
+    AnswerUsage,
+    ChoiceText,
+    TokenPiece,
     data,
     openai_usage,
     whole_usage,
@@ -18,7 +18,7 @@ from router.testbed.emulator.answer_shape import (
 
 
 class CompletionShape:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AnswerFacts) -> None:
         self._facts = facts
         self._order = facts.order
         self._ids = bool(self._order.body.get("return_token_ids"))
@@ -33,10 +33,10 @@ class CompletionShape:
     def greeting(self) -> bytes:
         return b""
 
-    def opening(self, usage: Usage) -> bytes:
+    def opening(self, usage: AnswerUsage) -> bytes:
         return b""
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TokenPiece) -> bytes:
         choice = {
             "index": piece.choice,
             "text": piece.text,
@@ -54,13 +54,13 @@ class CompletionShape:
             chunk["usage"] = openai_usage(piece.usage, False)
         return data(chunk)
 
-    def closing(self, said: list[Said], usage: Usage) -> bytes:
+    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         if not self._order.usage:
             return DONE
         told = {"choices": [], "usage": openai_usage(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
         return data(self._head | told) + DONE
 
-    def whole(self, said: list[Said], usage: Usage) -> dict[str, Any]:
+    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         choices = [
             {
                 "index": number,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from router.testbed.emulator.engine_cores import Broken
+from router.testbed.emulator.engine_cores import EngineFailed
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.simulator.engine_types import Finish
 
@@ -21,14 +21,14 @@ REMOTE_KEYS = {
 KEPT_AFTER: dict[str, tuple[Finish, ...]] = {"mooncake": ("length",), "nixl": ("length", "stop")}
 
 
-class Prefill(NamedTuple):
+class PrefillParams(NamedTuple):
     """This engine computes the prompt, and keeps its blocks under `name` for another to fetch."""
 
     name: str
     keeps_after: tuple[Finish, ...]
 
 
-class Decode(NamedTuple):
+class DecodeParams(NamedTuple):
     """This engine fetches what another has computed."""
 
     address: str  # base URL of that one's side door
@@ -37,7 +37,7 @@ class Decode(NamedTuple):
     cached_tokens: int | None  # what P found in its caches, where it told (nixl)
 
 
-def read_half(options: EngineOptions, params: object, request_id: str) -> Prefill | Decode | None:
+def read_half(options: EngineOptions, params: object, request_id: str) -> PrefillParams | DecodeParams | None:
     """None: the request concerns this engine alone, also where what it names is not enough to go by.
 
     Raises Broken where the scheduler of a real engine asserts its role, and dies.
@@ -47,17 +47,17 @@ def read_half(options: EngineOptions, params: object, request_id: str) -> Prefil
     strict = options.transfer == "mooncake"
     if params.get("do_remote_prefill"):
         if strict and options.role == "prefill":
-            raise Broken("EngineCore encountered an issue: assert not self.is_kv_producer")
+            raise EngineFailed("EngineCore encountered an issue: assert not self.is_kv_producer")
         return _decode(options, params)
     if params.get("do_remote_decode"):
         if strict and options.role == "decode":
-            raise Broken("EngineCore encountered an issue: assert not self.is_kv_consumer")
+            raise EngineFailed("EngineCore encountered an issue: assert not self.is_kv_consumer")
         name = params.get("transfer_id") if strict else request_id
-        return Prefill(str(name), KEPT_AFTER[options.transfer]) if name else None
+        return PrefillParams(str(name), KEPT_AFTER[options.transfer]) if name else None
     return None
 
 
-def _decode(options: EngineOptions, params: dict[str, Any]) -> Decode | None:
+def _decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams | None:
     assert options.transfer is not None
     if any(not params.get(key) for key in REMOTE_KEYS[options.transfer]):
         return None
@@ -66,7 +66,7 @@ def _decode(options: EngineOptions, params: dict[str, Any]) -> Decode | None:
     else:
         address = f"http://{params['remote_host']}:{int(params['remote_port'])}"
         name, cached = params["remote_request_id"], params.get("remote_prefill_cached_tokens")
-    return Decode(str(address), str(params["remote_engine_id"]), str(name), cached)
+    return DecodeParams(str(address), str(params["remote_engine_id"]), str(name), cached)
 
 
 def nixl_params(

@@ -1,7 +1,8 @@
 """The engine cores of one emulated server, driven in real time: each rank's simulated engine steps when it is due.
 
-An `Answer` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the order in
-which they were made. Whoever holds one closes it; closing cancels what is still running, as vLLM's abort does.
+An `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the
+order in which they were made. Whoever holds one closes it; closing cancels what is still running, as vLLM's abort
+does.
 """
 
 from __future__ import annotations
@@ -15,35 +16,43 @@ import zmq
 from router.clock import Clock
 from router.errors import WarmrouteError
 from router.tasks import Tasks
-from router.testbed.emulator.kv_publisher import Publisher
-from router.testbed.emulator.options import EngineOptions, Faults
-from router.testbed.emulator.store_client import Store
-from router.testbed.simulator.engine_types import EngineShape, Finish, Output, Refusal, Request, RequestId, Save
-from router.testbed.simulator.step_engine import Engine
+from router.testbed.emulator.kv_publisher import KvPublisher
+from router.testbed.emulator.options import EngineFaults, EngineOptions
+from router.testbed.emulator.store_client import EmulatedStoreClient
+from router.testbed.simulator.engine_types import (
+    BlockSave,
+    EngineShape,
+    Finish,
+    Refusal,
+    RequestId,
+    SequenceOutput,
+    SequenceRequest,
+)
+from router.testbed.simulator.step_engine import StepEngine
 
 
-class Gone(Exception):
+class RequestGone(Exception):
     """There is no use in going on: the client left, or the engine core died."""
 
 
-class Broken(WarmrouteError):
+class EngineFailed(WarmrouteError):
     """The engine failed at a request: 500."""
 
 
-class Answer:
+class TokenStream:
     """Tokens as they come, tagged with the number of their sequence."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.ids: list[RequestId] = []  # by sequence
         self.finishes: dict[int, Finish] = {}  # by sequence
         self._open: dict[RequestId, int] = {}
-        self._new: list[tuple[int, Output]] = []
+        self._new: list[tuple[int, SequenceOutput]] = []
         self._wake = asyncio.Event()
-        self._end: Gone | Broken | None = None
+        self._end: RequestGone | EngineFailed | None = None
         self._bringing: asyncio.Task[None] | None = None
 
-    async def tokens(self) -> list[tuple[int, Output]]:
+    async def tokens(self) -> list[tuple[int, SequenceOutput]]:
         """At least one new token; an empty list when every sequence has ended. Raises Gone, Broken."""
         while not self._new and self._open and self._end is None:
             self._wake.clear()
@@ -55,11 +64,11 @@ class Answer:
 
     def abandon(self) -> None:
         """Nobody wants it any more."""
-        self._stop(Gone())
+        self._stop(RequestGone())
 
     def fail(self) -> None:
         """The engine gives it up."""
-        self._stop(Broken("Internal server error"))
+        self._stop(EngineFailed("Internal server error"))
 
     def bring(self, task: asyncio.Task[None]) -> None:
         """This task gets its prompt's KV, and is of no use without it."""
@@ -76,18 +85,18 @@ class Answer:
         self.ids.append(id)
         self._open[id] = sequence
 
-    def take(self, id: RequestId, output: Output) -> None:
+    def take(self, id: RequestId, output: SequenceOutput) -> None:
         self._new.append((self._open[id], output))
         if output.finish is not None:
             self.finishes[self._open.pop(id)] = output.finish
         self._wake.set()
 
-    def _stop(self, end: Gone | Broken) -> None:
+    def _stop(self, end: RequestGone | EngineFailed) -> None:
         self._end = end
         self._wake.set()
 
 
-class Core:
+class EngineCore:
     """One rank: a simulated engine, its publisher, and who waits for what."""
 
     def __init__(
@@ -95,12 +104,12 @@ class Core:
         rank: int,
         shape: EngineShape,
         clock: Clock,
-        publisher: Publisher | None,
-        store: Store | None,
+        publisher: KvPublisher | None,
+        store: EmulatedStoreClient | None,
         tasks: Tasks,
     ) -> None:
         self.rank = rank
-        self.engine = Engine(shape)
+        self.engine = StepEngine(shape)
         self.publisher = publisher
         self.saving = 0  # prompts on their way into the pool
         self.may_run = asyncio.Event()  # not set: frozen
@@ -109,12 +118,12 @@ class Core:
         self._clock = clock
         self._store = store
         self._tasks = tasks
-        self._answers: dict[RequestId, Answer] = {}
+        self._answers: dict[RequestId, TokenStream] = {}
         self._work = asyncio.Event()
 
-    def submit(self, requests: Sequence[Request]) -> Answer | Refusal:
+    def submit(self, requests: Sequence[SequenceRequest]) -> TokenStream | Refusal:
         """Queue all sequences of one HTTP request, or none of them."""
-        answer = Answer(self)
+        answer = TokenStream(self)
         for number, request in enumerate(requests):
             id = self.engine.submit(request, self._clock.now())
             if isinstance(id, str):
@@ -125,26 +134,26 @@ class Core:
         self._work.set()
         return answer
 
-    def cancel(self, id: RequestId, answer: Answer) -> None:
+    def cancel(self, id: RequestId, answer: TokenStream) -> None:
         """Nothing happens when the id is no longer this answer's: a restarted engine counts from 0 again."""
         if self._answers.get(id) is answer:
             del self._answers[id]
             self.engine.cancel(id, self._clock.now())
             self._work.set()
 
-    def arrived(self, answer: Answer) -> None:
+    def arrived(self, answer: TokenStream) -> None:
         """The KV that it waits for can be had."""
         for id in self._mine(answer):
             self.engine.arrived(id, self._clock.now())
         self._work.set()
 
-    def lost(self, answer: Answer) -> None:
+    def lost(self, answer: TokenStream) -> None:
         """The KV that it waits for will not come."""
         for id in self._mine(answer):
             self.engine.lost(id)
         self._work.set()
 
-    def free(self, id: RequestId, engine: Engine) -> None:
+    def free(self, id: RequestId, engine: StepEngine) -> None:
         """Nobody needs the blocks any more that `engine`, ours or one before a restart, kept of a finished request."""
         engine.free(id)
         self._work.set()
@@ -174,14 +183,14 @@ class Core:
         lost = set(self._answers.values())
         self._answers.clear()
         slowdown = self.engine.slowdown
-        self.engine = Engine(self._shape)
+        self.engine = StepEngine(self._shape)
         self.engine.slowdown = slowdown
         if self.publisher is not None:
             self.publisher.restart()
         for answer in lost:
             answer.abandon()
 
-    def _mine(self, answer: Answer) -> list[RequestId]:
+    def _mine(self, answer: TokenStream) -> list[RequestId]:
         return [id for id in answer.ids if self._answers.get(id) is answer]
 
     async def _idle(self, pause_s: float | None) -> None:
@@ -191,7 +200,7 @@ class Core:
             async with asyncio.timeout(pause_s):
                 await self._work.wait()
 
-    async def _save(self, save: Save) -> None:
+    async def _save(self, save: BlockSave) -> None:
         """Puts a computed prompt into the pool, and announces what is new there: a batch of its own."""
         assert self._store is not None
         pooled = save.pooled(await self._store.put(save.digests))
@@ -201,15 +210,17 @@ class Core:
         self.saving -= 1
 
 
-class Cores:
+class EngineCores:
     """All ranks of a server, and vLLM's way of choosing one when the request does not."""
 
-    def __init__(self, options: EngineOptions, shape: EngineShape, clock: Clock, store: Store | None) -> None:
+    def __init__(
+        self, options: EngineOptions, shape: EngineShape, clock: Clock, store: EmulatedStoreClient | None
+    ) -> None:
         self.faults = options.faults
         self._tasks = Tasks(f"engine {options.name}")
         self._context = zmq.Context()
         self.all = [
-            Core(
+            EngineCore(
                 rank,
                 shape,
                 clock,
@@ -236,7 +247,7 @@ class Cores:
         publishers = [core.publisher for core in self.all]
         return {str(publisher.rank): publisher.source() for publisher in publishers if publisher is not None}
 
-    def disturb(self, faults: Faults) -> None:
+    def disturb(self, faults: EngineFaults) -> None:
         """These faults are in force from now on."""
         self.faults = faults
         for core in self.all:
@@ -251,8 +262,8 @@ class Cores:
         for core in self.all:
             core.restart()
 
-    def _publisher(self, options: EngineOptions, rank: int, clock: Clock) -> Publisher:
-        return Publisher(self._context, options, rank, clock, lambda: self.faults)
+    def _publisher(self, options: EngineOptions, rank: int, clock: Clock) -> KvPublisher:
+        return KvPublisher(self._context, options, rank, clock, lambda: self.faults)
 
     async def close(self) -> None:
         await self._tasks.close()

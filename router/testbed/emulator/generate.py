@@ -15,22 +15,37 @@ import msgspec
 from router.clock import Clock
 from router.errors import BadRequest, NoTarget
 from router.tasks import Tasks
-from router.testbed.emulator.answer_shape import DONE, Facts, Piece, Said, Shape, Usage, data
+from router.testbed.emulator.answer_shape import (
+    DONE,
+    AnswerFacts,
+    AnswerShape,
+    AnswerUsage,
+    ChoiceText,
+    TokenPiece,
+    data,
+)
 from router.testbed.emulator.chat import ChatShape
 from router.testbed.emulator.completions import CompletionShape
-from router.testbed.emulator.disaggregation import Decode
-from router.testbed.emulator.engine_cores import Answer, Broken, Cores, Gone
-from router.testbed.emulator.http_exchange import Call
-from router.testbed.emulator.kv_connectors import Outside
+from router.testbed.emulator.disaggregation import DecodeParams
+from router.testbed.emulator.engine_cores import EngineCores, EngineFailed, RequestGone, TokenStream
+from router.testbed.emulator.http_exchange import HttpExchange
+from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.messages import MessageShape
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.request_params import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Order, Orders
-from router.testbed.emulator.responses import Kept, ResponseShape, items_of
+from router.testbed.emulator.request_params import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    RequestParams,
+    RequestParamsReader,
+)
+from router.testbed.emulator.responses import ResponseShape, StoredResponses, items_of
 from router.testbed.emulator.vocabulary import Vocabulary
-from router.testbed.rng import Dice
-from router.testbed.simulator.engine_types import Output
+from router.testbed.rng import Rng
+from router.testbed.simulator.engine_types import SequenceOutput
 
-SHAPES: dict[str, Callable[[Facts], Shape]] = {
+SHAPES: dict[str, Callable[[AnswerFacts], AnswerShape]] = {
     CHAT: ChatShape,
     COMPLETIONS: CompletionShape,
     MESSAGES: MessageShape,
@@ -39,20 +54,20 @@ SHAPES: dict[str, Callable[[Facts], Shape]] = {
 CUT_AFTER_TOKENS = 3  # where `die_mid_stream` ends an answer
 
 
-class Generating:
+class GenerateEndpoints:
     """Serves all four; `in_flight` is what `/load` tells."""
 
     def __init__(
         self,
         options: EngineOptions,
         vocabulary: Vocabulary,
-        cores: Cores,
-        outside: Outside,
+        cores: EngineCores,
+        outside: KvConnectors,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self.orders = Orders(options, vocabulary, clock, lambda: cores.faults)
-        self.kept = Kept()
+        self.orders = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults)
+        self.kept = StoredResponses()
         self.in_flight = 0
         self._options = options
         self._vocabulary = vocabulary
@@ -60,10 +75,10 @@ class Generating:
         self._outside = outside
         self._clock = clock
         self._tasks = tasks
-        self._dice = Dice(options.seed)
-        self._background: dict[str, Answer] = {}
+        self._dice = Rng(options.seed)
+        self._background: dict[str, TokenStream] = {}
 
-    async def __call__(self, call: Call) -> None:
+    async def __call__(self, call: HttpExchange) -> None:
         """Answers, or raises what is to be told as an error: Refused, Broken."""
         self._fail_by_chance()
         raw, body = call.body, read_json(call)
@@ -76,7 +91,7 @@ class Generating:
         order = await self._outside.find(order, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
         answer = self._submit(order, rank)
         self._outside.begin(order, answer)
-        facts = Facts(id, int(self._clock.wall()), order, self._options.cached_tokens)
+        facts = AnswerFacts(id, int(self._clock.wall()), order, self._options.cached_tokens)
         shape = SHAPES[call.path](facts)
         if isinstance(shape, ResponseShape) and body.get("background"):
             await call.answer(self._start_background(shape, order, answer))
@@ -85,9 +100,9 @@ class Generating:
         self.in_flight += 1
         try:
             await self._speak(call, order, answer, shape)
-        except Gone:
+        except RequestGone:
             await call.cut()
-        except Broken as broken:
+        except EngineFailed as broken:
             if not call.started:
                 raise
             error = {"message": str(broken), "type": "InternalServerError", "param": None, "code": 500}
@@ -108,11 +123,11 @@ class Generating:
         response["status"] = "cancelled"
         return response
 
-    async def _speak(self, call: Call, order: Order, answer: Answer, shape: Shape) -> None:
+    async def _speak(self, call: HttpExchange, order: RequestParams, answer: TokenStream, shape: AnswerShape) -> None:
         if self._dice.happens(self._cores.faults.die_before_first_byte):
-            raise Gone
+            raise RequestGone
         dies = self._dice.happens(self._cores.faults.die_mid_stream)
-        said, usage = [Said() for _ in order.requests], Usage(order.prompt_tokens, 0, 0)
+        said, usage = [ChoiceText() for _ in order.requests], AnswerUsage(order.prompt_tokens, 0, 0)
         if order.stream:
             await call.stream()
             if greeting := shape.greeting():
@@ -123,9 +138,9 @@ class Generating:
                 await call.write(opening + b"".join(map(shape.piece, pieces)))
             usage = pieces[-1].usage
             if dies and usage.completion_tokens >= CUT_AFTER_TOKENS:
-                raise Gone
+                raise RequestGone
         if dies:
-            raise Gone
+            raise RequestGone
         whole = shape.whole(said, usage)
         if (params := self._outside.end(order, answer, usage.cached_tokens)) is not None:
             whole["kv_transfer_params"] = params
@@ -137,10 +152,12 @@ class Generating:
         else:
             await call.answer(whole)
 
-    def _pieces(self, order: Order, tokens: list[tuple[int, Output]], said: list[Said], usage: Usage) -> list[Piece]:
+    def _pieces(
+        self, order: RequestParams, tokens: list[tuple[int, SequenceOutput]], said: list[ChoiceText], usage: AnswerUsage
+    ) -> list[TokenPiece]:
         """Writes new tokens down, and makes pieces of them."""
         pieces = []
-        told = order.half.cached_tokens if isinstance(order.half, Decode) else None
+        told = order.half.cached_tokens if isinstance(order.half, DecodeParams) else None
         for choice, output in tokens:
             usage = usage.and_token(output.cached_tokens if told is None else told)
             text = "" if output.finish == "stop" else self._vocabulary.text(output.token)
@@ -148,22 +165,22 @@ class Generating:
             one.tokens.append(output.token)
             one.texts.append(text)
             one.finish = output.finish
-            pieces.append(Piece(choice, output.token, text, output.finish, usage))
+            pieces.append(TokenPiece(choice, output.token, text, output.finish, usage))
         return pieces
 
-    def _start_background(self, shape: ResponseShape, order: Order, answer: Answer) -> dict[str, Any]:
+    def _start_background(self, shape: ResponseShape, order: RequestParams, answer: TokenStream) -> dict[str, Any]:
         response = shape.unfinished("queued")
         self.kept.keep(response, items_of(order.body))
         self._background[response["id"]] = answer
         self._tasks.spawn("background response", self._finish_background(shape, order, answer))
         return response
 
-    async def _finish_background(self, shape: ResponseShape, order: Order, answer: Answer) -> None:
-        said, usage = [Said()], Usage(order.prompt_tokens, 0, 0)
+    async def _finish_background(self, shape: ResponseShape, order: RequestParams, answer: TokenStream) -> None:
+        said, usage = [ChoiceText()], AnswerUsage(order.prompt_tokens, 0, 0)
         try:
             while pieces := self._pieces(order, await answer.tokens(), said, usage):
                 usage = pieces[-1].usage
-        except Gone:
+        except RequestGone:
             return
         finally:
             answer.close()
@@ -171,7 +188,7 @@ class Generating:
         self._background.pop(whole["id"], None)
         self.kept.keep(whole, items_of(order.body))
 
-    def _submit(self, order: Order, rank: int) -> Answer:
+    def _submit(self, order: RequestParams, rank: int) -> TokenStream:
         answer = self._cores.all[rank].submit(order.requests)
         if answer == "queue full":
             raise NoTarget("The engine's queue is full.")
@@ -179,7 +196,7 @@ class Generating:
             raise BadRequest(f"The engine refuses the request: {answer}.")
         return answer
 
-    def _rank(self, call: Call) -> int:
+    def _rank(self, call: HttpExchange) -> int:
         """As vLLM reads the header: what is no number is ignored, a rank that is not there is refused."""
         try:
             rank = int(call.headers.get("x-data-parallel-rank", ""))
@@ -194,10 +211,10 @@ class Generating:
         if faults.refuse:
             raise NoTarget("The engine takes no requests.")
         if self._dice.happens(faults.error_rate):
-            raise Broken("The engine failed, as it was told to.")
+            raise EngineFailed("The engine failed, as it was told to.")
 
 
-def read_json(call: Call) -> dict[str, Any]:
+def read_json(call: HttpExchange) -> dict[str, Any]:
     """The body as an object. Raises BadRequest."""
     if not call.headers.get("content-type", "").startswith("application/json"):
         raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
@@ -207,6 +224,6 @@ def read_json(call: Call) -> dict[str, Any]:
         raise BadRequest(f"The body is not a JSON object: {wrong}") from None
 
 
-async def _abandon(call: Call, answer: Answer) -> None:
+async def _abandon(call: HttpExchange, answer: TokenStream) -> None:
     await call.gone()
     answer.abandon()

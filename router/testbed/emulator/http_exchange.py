@@ -18,11 +18,11 @@ CUT = "warmroute.cut"  # the ASGI extension under which the listener offers to c
 _encode = msgspec.json.Encoder().encode
 
 
-class Disconnected(Exception):
+class ClientLeft(Exception):
     """The client went away before its request was read."""
 
 
-class Call:
+class HttpExchange:
     """`headers` have lower-case names; of a repeated header the last value counts."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ class Call:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise ClientLeft
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         self.body = b"".join(parts)

@@ -17,20 +17,20 @@ import msgspec
 
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
-from router.testbed.emulator.bootstrap_server import Door
-from router.testbed.emulator.disaggregation import Decode, Prefill, nixl_params, read_half
-from router.testbed.emulator.engine_cores import Answer, Core
+from router.testbed.emulator.bootstrap_server import BootstrapServer
+from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, nixl_params, read_half
+from router.testbed.emulator.engine_cores import EngineCore, TokenStream
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.request_params import Order
-from router.testbed.emulator.store_client import POOL, Store
-from router.testbed.simulator.engine_types import Request
+from router.testbed.emulator.request_params import RequestParams
+from router.testbed.emulator.store_client import POOL, EmulatedStoreClient
+from router.testbed.simulator.engine_types import SequenceRequest
 
 CONNECT_TIMEOUT_S = 1.0
 KEEPALIVE_S = 4.0
 REPLY_S = 1.0  # on top of the time that a peer was asked to wait
 
 
-class Outside:
+class KvConnectors:
     """Its side door is open between enter and exit, if it has one. Entering raises OSError when a port is taken."""
 
     def __init__(self, options: EngineOptions, tasks: Tasks) -> None:
@@ -38,12 +38,12 @@ class Outside:
         self._tasks = tasks
         self._upstreams = Upstreams(connect_timeout_s=CONNECT_TIMEOUT_S, keepalive_s=KEEPALIVE_S)
         self._peers: set[str] = set()
-        self.store: Store | None = None
+        self.store: EmulatedStoreClient | None = None
         if options.pool_url is not None:
             self._upstreams.add(POOL, options.pool_url)
-            self.store = Store(options.store_model, self._upstreams.fetch, options.pool_timeout_s)
+            self.store = EmulatedStoreClient(options.store_model, self._upstreams.fetch, options.pool_timeout_s)
         prefills = options.transfer is not None and options.role != "decode"
-        self.door = Door(options.host, options.bootstrap_port, options.ranks) if prefills else None
+        self.door = BootstrapServer(options.host, options.bootstrap_port, options.ranks) if prefills else None
 
     async def __aenter__(self) -> Self:
         if self.door is not None:
@@ -66,27 +66,27 @@ class Outside:
         if self.door is not None:
             self.door.restart()
 
-    async def find(self, order: Order, id: str, core: Core) -> Order:
+    async def find(self, order: RequestParams, id: str, core: EngineCore) -> RequestParams:
         """The order, with what is to be had outside. Raises Broken."""
         half = read_half(self._options, order.body.get("kv_transfer_params"), id)
         match half:
-            case Decode():
+            case DecodeParams():
                 self._know(half.address)
                 requests = [r._replace(external_tokens=len(r.token_ids), source="peer") for r in order.requests]
             case _:
                 requests = [await self._pooled(request, core) for request in order.requests]
-        if isinstance(half, Prefill):
+        if isinstance(half, PrefillParams):
             requests[0] = requests[0]._replace(keeps_after=half.keeps_after)
         return order._replace(requests=requests, half=half)
 
-    def begin(self, order: Order, answer: Answer) -> None:
-        if isinstance(order.half, Decode):
+    def begin(self, order: RequestParams, answer: TokenStream) -> None:
+        if isinstance(order.half, DecodeParams):
             answer.bring(self._tasks.spawn("fetch", self._fetch(order.half, answer)))
 
-    def end(self, order: Order, answer: Answer, cached_tokens: int) -> dict[str, Any] | None:
+    def end(self, order: RequestParams, answer: TokenStream, cached_tokens: int) -> dict[str, Any] | None:
         """`kv_transfer_params` of its answer."""
         half, door, options = order.half, self.door, self._options
-        if not isinstance(half, Prefill) or door is None or answer.finishes[0] not in half.keeps_after:
+        if not isinstance(half, PrefillParams) or door is None or answer.finishes[0] not in half.keeps_after:
             return None
         door.keep(half.name, partial(answer.core.free, answer.ids[0], answer.core.engine), options.lease_s)
         if options.transfer == "mooncake":
@@ -97,7 +97,7 @@ class Outside:
             half.name, engine_id, listener.host, listener.port, tokens, options.block_tokens, cached_tokens
         )
 
-    async def _pooled(self, request: Request, core: Core) -> Request:
+    async def _pooled(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:
         """Of a prompt that the pool holds to the end, the last block is computed all the same."""
         if self.store is None:
             return request
@@ -111,7 +111,7 @@ class Outside:
             self._upstreams.add(address, address)
             self._peers.add(address)
 
-    async def _fetch(self, half: Decode, answer: Answer) -> None:
+    async def _fetch(self, half: DecodeParams, answer: TokenStream) -> None:
         wait_s = self._options.transfer_timeout_s if self._options.transfer == "mooncake" else 0.0
         asked = msgspec.json.encode({"engine_id": half.engine_id, "name": half.name, "wait_s": wait_s})
         told = await self._upstreams.fetch(half.address, "POST", "/emulate/fetch", asked, timeout_s=wait_s + REPLY_S)

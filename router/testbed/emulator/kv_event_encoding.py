@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.kvcache.events import Cleared, Event, Pooled, Removed, Stored
+from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, Event
 
 Format = Literal["map", "array"]
 Fields = dict[str, Any]
@@ -38,7 +38,7 @@ def payload(
 def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
     """An event's tag and its fields in the order of the array format of 0.23."""
     match event:
-        case Stored():
+        case BlocksStored():
             return "BlockStored", {
                 "block_hashes": event.hashes,
                 "parent_block_hash": event.parent,
@@ -52,9 +52,9 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
                 "kv_cache_spec_kind": KIND,
                 "kv_cache_spec_sliding_window": None,
             }
-        case Removed():
+        case BlocksRemoved():
             return "BlockRemoved", {"block_hashes": event.hashes, "medium": MEDIUM, "group_idx": event.group}
-        case Pooled():  # as MooncakeStoreConnector has it: no extra keys, no kind
+        case BlocksPooled():  # as MooncakeStoreConnector has it: no extra keys, no kind
             return "BlockStored", {
                 "block_hashes": event.hashes,
                 "parent_block_hash": event.parent,
@@ -66,11 +66,11 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
                 "extra_keys": None,
                 "group_idx": 0,
             }
-        case Cleared():
+        case BlocksCleared():
             return "AllBlocksCleared", {}
 
 
-def _extra_keys(event: Stored) -> list[list[str] | None]:
+def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
     """Per block, untagged: the adapter's name on each, the salt on the first of the chain."""
     each = [event.adapter] if event.adapter is not None else []
     keys: list[list[str] | None] = [each or None for _ in event.hashes]

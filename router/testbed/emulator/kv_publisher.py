@@ -18,14 +18,14 @@ import zmq.asyncio
 from router.clock import Clock
 from router.kvcache.events import Event
 from router.testbed.emulator import kv_event_encoding
-from router.testbed.emulator.options import EngineOptions, Faults
-from router.testbed.rng import Dice
+from router.testbed.emulator.options import EngineFaults, EngineOptions
+from router.testbed.rng import Rng
 
 END = (-1).to_bytes(8, "big", signed=True)
 Frames = list[bytes]
 
 
-class Publisher:
+class KvPublisher:
     """Binds at once. `publish` never blocks; `serve_replays` runs until cancelled; `close` gives the ports back."""
 
     def __init__(
@@ -34,13 +34,13 @@ class Publisher:
         options: EngineOptions,
         rank: int,
         clock: Clock,
-        faults: Callable[[], Faults],
+        faults: Callable[[], EngineFaults],
     ) -> None:
         self.rank = rank
         self._options = options
         self._clock = clock
         self._faults = faults
-        self._dice = Dice(options.seed * 1_000_003 + rank)
+        self._dice = Rng(options.seed * 1_000_003 + rank)
         self._topic = options.topic.encode()
         self._adapter_ids = {name: number for number, name in enumerate(options.adapters(), start=1)}
         self._sequence = 0

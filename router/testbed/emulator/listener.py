@@ -22,7 +22,7 @@ END_TIMEOUT_S = 1.0
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Listener:
+class EmulatorListener:
     """`port` 0: the system chooses, and `port` tells once entered. Entering raises OSError when a port is taken.
 
     `headers` go with every answer.

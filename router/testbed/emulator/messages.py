@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.testbed.emulator.answer_shape import Facts, Piece, Said, Usage, event
+from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, event
 
 
 class MessageShape:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AnswerFacts) -> None:
         self._facts = facts
         self._order = facts.order
         self._open = False  # a content block is
@@ -30,11 +30,11 @@ class MessageShape:
     def greeting(self) -> bytes:
         return b""
 
-    def opening(self, usage: Usage) -> bytes:
+    def opening(self, usage: AnswerUsage) -> bytes:
         told = {"input_tokens": usage.prompt_tokens, "output_tokens": 0}
         return event("message_start", {"type": "message_start", "message": self._message | {"usage": told}})
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TokenPiece) -> bytes:
         if not piece.text:
             return b""
         tool = self._order.tool
@@ -50,13 +50,13 @@ class MessageShape:
         )
         return begun + event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta})
 
-    def closing(self, said: list[Said], usage: Usage) -> bytes:
+    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         stop = event("content_block_stop", {"type": "content_block_stop", "index": 0}) if self._open else b""
         delta = {"stop_reason": self._stop_reason(said[0]), "stop_sequence": None}
         told = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}
         return stop + event("message_delta", told) + event("message_stop", {"type": "message_stop"})
 
-    def whole(self, said: list[Said], usage: Usage) -> dict[str, Any]:
+    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         block = {"type": "text", "text": said[0].text}
         if self._order.tool is not None:
             block = self._tool_use(_read(said[0].text))
@@ -69,12 +69,12 @@ class MessageShape:
         assert tool is not None
         return {"type": "tool_use", "id": f"chatcmpl-tool-{self._facts.id}", "name": tool.name, "input": arguments}
 
-    def _stop_reason(self, said: Said) -> str:
+    def _stop_reason(self, said: ChoiceText) -> str:
         if said.finish == "length":
             return "max_tokens"
         return "end_turn" if self._order.tool is None else "tool_use"
 
-    def _usage(self, usage: Usage) -> dict[str, int]:
+    def _usage(self, usage: AnswerUsage) -> dict[str, int]:
         told = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
         if self._facts.details:
             told["input_tokens"] -= usage.cached_tokens

@@ -9,60 +9,60 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.simulator.engine_types import Gauges
+from router.testbed.simulator.engine_types import EngineGauges
 
 
-class Line(NamedTuple):
+class MetricLine(NamedTuple):
     name: str
     kind: str
-    value: Callable[[Gauges], float]
+    value: Callable[[EngineGauges], float]
     labels: str = ""  # beside engine and model_name
     part: str = ""  # of a histogram
 
 
-def _cached(gauges: Gauges) -> int:
+def _cached(gauges: EngineGauges) -> int:
     return gauges.hit_tokens + gauges.external_hit_tokens
 
 
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 LINES = (
-    Line("vllm:num_requests_running", "gauge", lambda g: g.running),
-    Line("vllm:num_requests_waiting", "gauge", lambda g: g.waiting),
-    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting - g.loading, 'reason="capacity"'),
-    Line("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.loading, 'reason="deferred"'),
-    Line("vllm:num_requests_kv_fetch_by_stage", "gauge", lambda g: g.loading, 'stage="in_progress"'),
-    Line("vllm:kv_cache_usage_perc", "gauge", lambda g: g.kv_usage),
-    Line("vllm:prefix_cache_queries_total", "counter", lambda g: g.queried_tokens),
-    Line("vllm:prefix_cache_hits_total", "counter", lambda g: g.hit_tokens),
-    Line("vllm:external_prefix_cache_queries_total", "counter", lambda g: g.external_queried_tokens),
-    Line("vllm:external_prefix_cache_hits_total", "counter", lambda g: g.external_hit_tokens),
-    Line("vllm:num_preemptions_total", "counter", lambda g: g.preemptions),
-    Line("vllm:prompt_tokens_total", "counter", lambda g: g.prompt_tokens),
-    Line(
+    MetricLine("vllm:num_requests_running", "gauge", lambda g: g.running),
+    MetricLine("vllm:num_requests_waiting", "gauge", lambda g: g.waiting),
+    MetricLine("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting - g.loading, 'reason="capacity"'),
+    MetricLine("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.loading, 'reason="deferred"'),
+    MetricLine("vllm:num_requests_kv_fetch_by_stage", "gauge", lambda g: g.loading, 'stage="in_progress"'),
+    MetricLine("vllm:kv_cache_usage_perc", "gauge", lambda g: g.kv_usage),
+    MetricLine("vllm:prefix_cache_queries_total", "counter", lambda g: g.queried_tokens),
+    MetricLine("vllm:prefix_cache_hits_total", "counter", lambda g: g.hit_tokens),
+    MetricLine("vllm:external_prefix_cache_queries_total", "counter", lambda g: g.external_queried_tokens),
+    MetricLine("vllm:external_prefix_cache_hits_total", "counter", lambda g: g.external_hit_tokens),
+    MetricLine("vllm:num_preemptions_total", "counter", lambda g: g.preemptions),
+    MetricLine("vllm:prompt_tokens_total", "counter", lambda g: g.prompt_tokens),
+    MetricLine(
         BY_SOURCE, "counter", lambda g: g.prompt_tokens - g.hit_tokens - g.external_hit_tokens, 'source="local_compute"'
     ),
-    Line(BY_SOURCE, "counter", lambda g: g.hit_tokens, 'source="local_cache_hit"'),
-    Line(BY_SOURCE, "counter", lambda g: g.external_hit_tokens, 'source="external_kv_transfer"'),
-    Line("vllm:prompt_tokens_cached_total", "counter", _cached),
-    Line("vllm:generation_tokens_total", "counter", lambda g: g.generated_tokens),
-    Line("vllm:request_success_total", "counter", lambda g: g.stopped, 'finished_reason="stop"'),
-    Line("vllm:request_success_total", "counter", lambda g: g.truncated, 'finished_reason="length"'),
-    Line("vllm:request_success_total", "counter", lambda g: g.cancelled, 'finished_reason="abort"'),
+    MetricLine(BY_SOURCE, "counter", lambda g: g.hit_tokens, 'source="local_cache_hit"'),
+    MetricLine(BY_SOURCE, "counter", lambda g: g.external_hit_tokens, 'source="external_kv_transfer"'),
+    MetricLine("vllm:prompt_tokens_cached_total", "counter", _cached),
+    MetricLine("vllm:generation_tokens_total", "counter", lambda g: g.generated_tokens),
+    MetricLine("vllm:request_success_total", "counter", lambda g: g.stopped, 'finished_reason="stop"'),
+    MetricLine("vllm:request_success_total", "counter", lambda g: g.truncated, 'finished_reason="length"'),
+    MetricLine("vllm:request_success_total", "counter", lambda g: g.cancelled, 'finished_reason="abort"'),
 )
 
 
 STORE = "vllm:mooncake_store_operation"
 LOADED = 'operation="load_get",status="ok"'
 LOADS = (  # vLLM writes none of them before the first load
-    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOADED},le="+Inf"', "_bucket"),
-    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, LOADED, "_count"),
-    Line(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_load_s, LOADED, "_sum"),
-    Line(f"{STORE}_total", "counter", lambda g: g.pool_loads, LOADED),
-    Line(f"{STORE}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOADED),
+    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOADED},le="+Inf"', "_bucket"),
+    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, LOADED, "_count"),
+    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_load_s, LOADED, "_sum"),
+    MetricLine(f"{STORE}_total", "counter", lambda g: g.pool_loads, LOADED),
+    MetricLine(f"{STORE}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOADED),
 )
 
 
-def page(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> bytes:
+def page(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> bytes:
     """`gauges` by rank."""
     lines = [*_counts(options, LINES, gauges), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
@@ -72,7 +72,7 @@ def page(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> byt
     return "\n".join(lines).encode() + b"\n"
 
 
-def _counts(options: EngineOptions, lines: Sequence[Line], gauges: Sequence[Gauges]) -> Iterator[str]:
+def _counts(options: EngineOptions, lines: Sequence[MetricLine], gauges: Sequence[EngineGauges]) -> Iterator[str]:
     typed = ""
     for line in lines:
         if line.name != typed:
@@ -101,7 +101,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
         yield f"vllm:cache_config_info{{{_labels(labels)}}} 1.0"
 
 
-def _adapters(options: EngineOptions, gauges: Sequence[Gauges], wall_s: float) -> Iterator[str]:
+def _adapters(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> Iterator[str]:
     """One line for the server; its value is when it was written."""
     running = {name for each in gauges for name in each.running_adapters}
     waiting = {name for each in gauges for name in each.waiting_adapters}

@@ -27,12 +27,12 @@ from urllib.parse import parse_qs
 import msgspec
 import uvloop
 
-from router.testbed.emulator.http_exchange import Call, Disconnected, Message, Receive, Send
-from router.testbed.emulator.listener import Listener
+from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
+from router.testbed.emulator.listener import EmulatorListener
 from router.testbed.emulator.parent_watch import end_with
 
 Tier = Literal["memory", "disk"]
-Handler = Callable[[Call], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 INACTIVE = {"success": False, "error": "service plane is not active"}
 NO_KEYS = {"success": False, "error": "No keys provided. Use ?keys=key1,key2,..."}
@@ -66,7 +66,7 @@ class _Keys(msgspec.Struct, forbid_unknown_fields=True):
     tier: Tier = "memory"
 
 
-class Master:
+class MooncakeMaster:
     """Listens between enter and exit. `keys` and `faults` may be changed directly by who shares the process."""
 
     def __init__(self, options: MasterOptions) -> None:
@@ -74,7 +74,7 @@ class Master:
         self.faults = MasterFaults()
         self.asked: list[list[str]] = []  # the keys of every question, oldest first
         self._options = options
-        self._listener = Listener(self._serve, options.host, options.port)
+        self._listener = EmulatorListener(self._serve, options.host, options.port)
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._health,
             ("GET", "/role"): self._role,
@@ -105,7 +105,7 @@ class Master:
         await self._listener.__aexit__(kind, error, trace)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
+        call = HttpExchange(scope, receive, send)
         try:
             await call.read()
             if not call.path.startswith("/emulate/"):
@@ -120,24 +120,24 @@ class Master:
             await self._routes.get((call.method, call.path), _not_found)(call)
         except msgspec.DecodeError as wrong:
             await call.answer({"error": str(wrong)}, 400)
-        except Disconnected:
+        except ClientLeft:
             return
 
     # -- the real one's
 
-    async def _health(self, call: Call) -> None:
+    async def _health(self, call: HttpExchange) -> None:
         standby = self.faults.standby
         state = {"role": "standby", "ha_state": "standby"} if standby else {"role": "leader", "ha_state": "serving"}
         place = {"leader_address": None, "view_version": None}
         await call.answer({"status": "ok", **state, "service_ready": not standby, **place})
 
-    async def _role(self, call: Call) -> None:
+    async def _role(self, call: HttpExchange) -> None:
         await call.send(b"standby" if self.faults.standby else b"leader", "text/plain; charset=utf-8")
 
-    async def _leader(self, call: Call) -> None:
+    async def _leader(self, call: HttpExchange) -> None:
         await call.answer({"present": False, "leader_address": None, "view_version": None})
 
-    async def _batch_query_keys(self, call: Call) -> None:
+    async def _batch_query_keys(self, call: HttpExchange) -> None:
         if self.faults.standby:
             await call.answer(INACTIVE, 503)
             return
@@ -157,13 +157,13 @@ class Master:
         none = {"disk_values": None, "nof_values": None}
         return {"ok": True, "error": None, "values": memory, "local_disk_values": disk, **none}
 
-    async def _get_all_keys(self, call: Call) -> None:
+    async def _get_all_keys(self, call: HttpExchange) -> None:
         if self.faults.standby:
             await call.answer(INACTIVE, 503)
             return
         await call.send("".join(f"{key}\n" for key in self.keys).encode(), "text/plain; version=0.0.4")
 
-    async def _metrics(self, call: Call) -> None:
+    async def _metrics(self, call: HttpExchange) -> None:
         page = (
             "# HELP master_key_count Total number of keys managed by the master\n"
             f"# TYPE master_key_count gauge\nmaster_key_count {len(self.keys)}\n"
@@ -174,25 +174,25 @@ class Master:
 
     # -- our own
 
-    async def _put(self, call: Call) -> None:
+    async def _put(self, call: HttpExchange) -> None:
         asked = msgspec.json.decode(call.body, type=_Keys)
         for key in asked.keys or []:
             self.keys.setdefault(key, set()).add(asked.tier)
         await call.answer({})
 
-    async def _remove(self, call: Call) -> None:
+    async def _remove(self, call: HttpExchange) -> None:
         asked = msgspec.json.decode(call.body, type=_Keys)
         for key in list(self.keys) if asked.keys is None else asked.keys:
             self.keys.pop(key, None)
         await call.answer({})
 
-    async def _change_faults(self, call: Call) -> None:
+    async def _change_faults(self, call: HttpExchange) -> None:
         change = msgspec.json.decode(call.body, type=dict[str, Any])
         self.faults = msgspec.convert(msgspec.to_builtins(self.faults) | change, MasterFaults)
         await call.answer(self.faults)
 
 
-async def _not_found(call: Call) -> None:
+async def _not_found(call: HttpExchange) -> None:
     await call.send(b"404 Not Found", "text/plain", 404)
 
 
@@ -202,7 +202,7 @@ async def serve_master(options: MasterOptions, announce: Callable[[dict[str, Any
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    async with Master(options) as master:
+    async with MooncakeMaster(options) as master:
         announce({"url": master.url, "pid": os.getpid()})
         await stopped.wait()
 

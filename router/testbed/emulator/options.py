@@ -17,7 +17,7 @@ Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What goes wrong. Everything left to chance follows from the engine's seed."""
 
     drop_events: Probability = 0.0  # of event messages never sent; a replay still has them
@@ -34,10 +34,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
 
-    def changed(self, body: bytes) -> Faults:
+    def changed(self, body: bytes) -> EngineFaults:
         """These faults with the fields of a JSON object replaced. Raises msgspec.ValidationError naming the field."""
         change: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-        return msgspec.convert(msgspec.to_builtins(self) | change, Faults)
+        return msgspec.convert(msgspec.to_builtins(self) | change, EngineFaults)
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cert_file: str | None = None
     key_file: str | None = None
     seed: int = 0
-    faults: Faults = Faults()
+    faults: EngineFaults = EngineFaults()
     parent_pid: int | None = None  # end when this process, our parent, does
 
     @property

@@ -14,23 +14,25 @@ import xxhash
 from router.clock import Clock
 from router.errors import BadRequest
 from router.testbed.emulator.generate import read_json
-from router.testbed.emulator.http_exchange import Call
+from router.testbed.emulator.http_exchange import HttpExchange
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.request_params import CHAT, MESSAGES, Orders
+from router.testbed.emulator.request_params import CHAT, MESSAGES, RequestParamsReader
 from router.testbed.emulator.vocabulary import Vocabulary
 
 DIMENSIONS = 8
 
 
-class Small:
-    def __init__(self, options: EngineOptions, vocabulary: Vocabulary, orders: Orders, clock: Clock) -> None:
+class OtherEndpoints:
+    def __init__(
+        self, options: EngineOptions, vocabulary: Vocabulary, orders: RequestParamsReader, clock: Clock
+    ) -> None:
         self._options = options
         self._vocabulary = vocabulary
         self._orders = orders
         self._clock = clock
         self._started = int(clock.wall())
 
-    async def tokenize(self, call: Call) -> None:
+    async def tokenize(self, call: HttpExchange) -> None:
         body = read_json(call)
         model = body.get("model") or self._options.model
         self._orders.adapter(model)
@@ -42,27 +44,27 @@ class Small:
         counted = {"count": len(tokens), "max_model_len": self._options.context_tokens}
         await call.answer(counted | {"tokens": tokens, "token_strs": names})
 
-    async def detokenize(self, call: Call) -> None:
+    async def detokenize(self, call: HttpExchange) -> None:
         body = read_json(call)
         await call.answer({"prompt": self._vocabulary.decode(msgspec.convert(body["tokens"], list[int]))})
 
-    async def count_tokens(self, call: Call) -> None:
+    async def count_tokens(self, call: HttpExchange) -> None:
         body = read_json(call)
         self._orders.adapter(body.get("model"))
         (tokens,) = self._orders.prompts(MESSAGES, call.body, body)
         told = {"original_input_tokens": len(tokens)}
         await call.answer({"input_tokens": len(tokens), "context_management": told})
 
-    async def models(self, call: Call) -> None:
+    async def models(self, call: HttpExchange) -> None:
         base = self._card(self._options.model, self._options.tokenizer or self._options.model, None)
         base["max_model_len"] = self._options.context_tokens
         adapters = [self._card(name, path, self._options.model) for name, path in self._options.adapters().items()]
         await call.answer({"object": "list", "data": [base, *adapters]})
 
-    async def version(self, call: Call) -> None:
+    async def version(self, call: HttpExchange) -> None:
         await call.answer({"version": self._options.version})
 
-    async def embeddings(self, call: Call) -> None:
+    async def embeddings(self, call: HttpExchange) -> None:
         body = read_json(call)
         self._orders.adapter(body.get("model"))
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
@@ -72,7 +74,7 @@ class Small:
         ]
         await call.answer(self._listing("embd", body, data) | {"usage": self._usage(texts)})
 
-    async def rerank(self, call: Call) -> None:
+    async def rerank(self, call: HttpExchange) -> None:
         body = read_json(call)
         self._orders.adapter(body.get("model"))
         documents, query = body["documents"], str(body["query"])
@@ -90,7 +92,7 @@ class Small:
         told["usage"] = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
         await call.answer(told | {"results": results[: body.get("top_n")]})
 
-    async def score(self, call: Call) -> None:
+    async def score(self, call: HttpExchange) -> None:
         body = read_json(call)
         self._orders.adapter(body.get("model"))
         left = _listed(body, "text_1", "data_1", "queries")

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from router.clock import Clock
 from router.errors import BadRequest, NotFound
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Ids, Source, Text, Unknown
-from router.prompt.tokenization.chat_template import Template, Unrenderable
-from router.testbed.emulator.disaggregation import Decode, Prefill
-from router.testbed.emulator.options import EngineOptions, Faults
+from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
+from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
+from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams
+from router.testbed.emulator.options import EngineFaults, EngineOptions
 from router.testbed.emulator.prompt_token_ids import given_ids
 from router.testbed.emulator.schema_example import specimen
 from router.testbed.emulator.vocabulary import Vocabulary
-from router.testbed.simulator.engine_types import Request
+from router.testbed.simulator.engine_types import SequenceRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -31,7 +31,7 @@ MAX_CHOICES = 64
 Body = dict[str, Any]
 
 
-class Tool(NamedTuple):
+class ForcedTool(NamedTuple):
     """The call that the answer has to be."""
 
     name: str
@@ -39,33 +39,33 @@ class Tool(NamedTuple):
     named: bool  # the client named it, rather than asking for any
 
 
-class Order(NamedTuple):
+class RequestParams(NamedTuple):
     model: str  # as asked for: the base model or an adapter
     body: Body
-    requests: list[Request]  # one per choice; several prompts: prompt by prompt
+    requests: list[SequenceRequest]  # one per choice; several prompts: prompt by prompt
     prompt_tokens: int  # of all prompts, each counted once
-    tool: Tool | None
+    tool: ForcedTool | None
     stream: bool
     usage: bool  # a last chunk with usage
     every_usage: bool  # usage on every chunk
-    half: Prefill | Decode | None = None  # of a pair
+    half: PrefillParams | DecodeParams | None = None  # of a pair
 
 
-class Orders:
+class RequestParamsReader:
     """Reads orders for one engine."""
 
     def __init__(
-        self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock, faults: Callable[[], Faults]
+        self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock, faults: Callable[[], EngineFaults]
     ) -> None:
         self._options = options
         self._faults = faults
         self._vocabulary = vocabulary
         self._adapters = options.adapters()
-        self._template = Template(vocabulary.config["chat_template"], clock.wall)
+        self._template = ChatTemplate(vocabulary.config["chat_template"], clock.wall)
         tokens = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._variables = {name: vocabulary.config[name] for name in tokens if name in vocabulary.config}
 
-    def read(self, path: str, raw: bytes, body: Body) -> Order:
+    def read(self, path: str, raw: bytes, body: Body) -> RequestParams:
         """`body` is `raw`, decoded. Raises BadRequest or NotFound, as the engine would refuse."""
         adapter = self.adapter(body.get("model"))
         prompts = self.prompts(path, raw, body)
@@ -79,7 +79,7 @@ class Orders:
         requests = [self._request(prompt, body, adapter, script, copy) for prompt in prompts for copy in range(copies)]
         stream = bool(body.get("stream"))
         wanted = body.get("stream_options") or {}
-        return Order(
+        return RequestParams(
             model=body["model"],
             body=body,
             requests=requests,
@@ -119,7 +119,7 @@ class Orders:
                 return self._vocabulary.encode(text, special=special)
             case Chat():
                 return self._chat_ids(source)
-            case Unknown(reason):
+            case UnknownIds(reason):
                 raise BadRequest(f"the emulated engine takes no such prompt: {reason}")
 
     def _chat_ids(self, chat: Chat) -> list[int]:
@@ -127,13 +127,13 @@ class Orders:
             raise BadRequest(f"{self._options.model} is not a multimodal model", param="messages")
         try:
             text = self._template.render(chat, self._variables)
-        except Unrenderable as refusal:
+        except UnrenderableChat as refusal:
             raise BadRequest(str(refusal), param="messages") from None
         return self._vocabulary.encode(text, special=chat.add_special_tokens)
 
     def _request(
         self, prompt: list[int], body: Body, adapter: str | None, script: list[int] | None, copy: int
-    ) -> Request:
+    ) -> SequenceRequest:
         context, room = self._options.context_tokens, self._options.context_tokens - len(prompt)
         given = [body[name] for name in MAX_TOKENS if body.get(name) is not None]
         asked: int = given[0] if given else max(1, room)
@@ -146,7 +146,7 @@ class Orders:
                 param="input_tokens",
             )
         natural = max(self._options.answer_tokens, body.get("min_tokens") or 0)
-        return Request(
+        return SequenceRequest(
             token_ids=prompt,
             max_tokens=asked,
             natural_tokens=None if body.get("ignore_eos") else natural,
@@ -157,7 +157,7 @@ class Orders:
         )
 
 
-def _forced_tool(body: Body) -> Tool | None:
+def _forced_tool(body: Body) -> ForcedTool | None:
     """The call that `tool_choice` demands, in any of the three dialects; its arguments are a specimen of the schema."""
     choice, tools = body.get("tool_choice"), body.get("tools") or []
     named = _chosen_name(choice)
@@ -168,7 +168,7 @@ def _forced_tool(body: Body) -> Tool | None:
     if function is None:
         raise BadRequest(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
     schema = function.get("parameters") or function.get("input_schema") or {}
-    return Tool(function["name"], json.dumps(specimen(schema)), named is not None)
+    return ForcedTool(function["name"], json.dumps(specimen(schema)), named is not None)
 
 
 def _chosen_name(choice: object) -> str | None:

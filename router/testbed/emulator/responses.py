@@ -10,13 +10,13 @@ from collections import OrderedDict
 from typing import Any
 
 from router.errors import NotFound
-from router.testbed.emulator.answer_shape import Facts, Piece, Said, Usage, event
+from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, event
 
 KEPT = 1000
 
 
 class ResponseShape:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AnswerFacts) -> None:
         self._facts = facts
         self._order = facts.order
         self._sequence = 0
@@ -29,10 +29,10 @@ class ResponseShape:
         begun = self._response("in_progress", [], None)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def opening(self, usage: Usage) -> bytes:
+    def opening(self, usage: AnswerUsage) -> bytes:
         return b""
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TokenPiece) -> bytes:
         if not piece.text:
             return b""
         self._text += piece.text
@@ -43,11 +43,11 @@ class ResponseShape:
             )
         return begun + self._in_text("response.output_text.delta", delta=piece.text, logprobs=[])
 
-    def closing(self, said: list[Said], usage: Usage) -> bytes:
+    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         whole = self.whole(said, usage)
         return (self._finish() if self._open else b"") + self._event("response.completed", response=whole)
 
-    def whole(self, said: list[Said], usage: Usage) -> dict[str, Any]:
+    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         status = "incomplete" if said[0].finish == "length" else "completed"
         return self._response(status, [self._item("completed", said[0].text)], usage)
 
@@ -94,7 +94,7 @@ class ResponseShape:
         call = {"arguments": text, "call_id": f"call_{self._facts.id}", "name": tool.name, "type": "function_call"}
         return call | {"id": self._item_id, "status": status}
 
-    def _response(self, status: str, output: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+    def _response(self, status: str, output: list[dict[str, Any]], usage: AnswerUsage | None) -> dict[str, Any]:
         body = self._order.body
         head = {"id": response_id(self._facts), "created_at": self._facts.created}  # first, as vLLM has them
         told = {name: body[name] if body.get(name) is not None else default for name, default in _DEFAULTS.items()}
@@ -137,7 +137,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def response_id(facts: Facts) -> str:
+def response_id(facts: AnswerFacts) -> str:
     return f"resp_{facts.id}"
 
 
@@ -145,7 +145,7 @@ def _part(text: str) -> dict[str, Any]:
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
 
 
-def _usage(usage: Usage, details: bool) -> dict[str, Any]:
+def _usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     cached = usage.cached_tokens if details else 0
     per_turn: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
     of_output = {"reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": []}
@@ -158,7 +158,7 @@ def _usage(usage: Usage, details: bool) -> dict[str, Any]:
     }
 
 
-class Kept:
+class StoredResponses:
     """Responses by id, the newest `KEPT` of them, each with the input items it was made from."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Sockets around simulated engine cores: one emulated vLLM server, in this process.
 
-`Server` is an async context manager for tests and for whoever runs several in one loop; `serve_engine` is one server's
-whole life in a process of its own.
+`EmulatedServer` is an async context manager for tests and for whoever runs several in one loop; `serve_engine` is one
+server's whole life in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any, Self
 
 from router.clock import Clock, SystemClock
 from router.tasks import Tasks
-from router.testbed.emulator.app import App
-from router.testbed.emulator.engine_cores import Cores
-from router.testbed.emulator.kv_connectors import Outside
-from router.testbed.emulator.listener import Listener
+from router.testbed.emulator.app import EmulatorApp
+from router.testbed.emulator.engine_cores import EngineCores
+from router.testbed.emulator.kv_connectors import KvConnectors
+from router.testbed.emulator.listener import EmulatorListener
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.vocabulary import DATA, Vocabulary
 from router.testbed.simulator.engine_types import EngineShape
 
 
-class Server:
+class EmulatedServer:
     """Listens between enter and exit. Raises OSError when a given port is taken."""
 
     def __init__(self, options: EngineOptions, clock: Clock) -> None:
         vocabulary = Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
-        self.outside = Outside(options, self._tasks)
-        self.cores = Cores(options, _shape(options, vocabulary), clock, self.outside.store)
-        self.app = App(options, vocabulary, self.cores, self.outside, clock, self._tasks)
+        self.outside = KvConnectors(options, self._tasks)
+        self.cores = EngineCores(options, _shape(options, vocabulary), clock, self.outside.store)
+        self.app = EmulatorApp(options, vocabulary, self.cores, self.outside, clock, self._tasks)
         headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
-        self._listener = Listener(self.app, options.host, options.port, tls=_tls(options), headers=headers)
+        self._listener = EmulatorListener(self.app, options.host, options.port, tls=_tls(options), headers=headers)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -85,7 +85,7 @@ async def serve_engine(options: EngineOptions, announce: Callable[[dict[str, Any
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    async with Server(options, SystemClock()) as server:
+    async with EmulatedServer(options, SystemClock()) as server:
         announce(server.announcement)
         await stopped.wait()
 

@@ -28,7 +28,7 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-class Store:
+class EmulatedStoreClient:
     """`model`: the model's part of every key. `timeout_s`: the longest wait for one answer."""
 
     def __init__(self, model: str, fetch: Fetch, timeout_s: float) -> None:

@@ -29,11 +29,11 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 
 
-class NotStarted(WarmrouteError):
+class EngineNotStarted(WarmrouteError):
     """An engine ended, or stayed silent, before it announced itself. It has told why on standard error."""
 
 
-class Member(NamedTuple):
+class EmulatedEngine(NamedTuple):
     name: str
     url: str
     pid: int
@@ -63,7 +63,7 @@ class _Child:
             line = b""
         if not line:
             await self.stop()
-            raise NotStarted(f"engine {self.options.name} did not start")
+            raise EngineNotStarted(f"engine {self.options.name} did not start")
         self.announced = msgspec.json.decode(line)
         self.options = _pinned(self.options, self.announced)
 
@@ -108,10 +108,10 @@ class EmbeddedFleet:
         await self._stop()
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[EmulatedEngine]:
         """As announced last; between a death and the new start it is the dead one's pid."""
         facts = [child.announced for child in self._children]
-        return [Member(fact["name"], fact["url"], fact["pid"], fact["bootstrap_url"]) for fact in facts]
+        return [EmulatedEngine(fact["name"], fact["url"], fact["pid"], fact["bootstrap_url"]) for fact in facts]
 
     async def _start(self) -> None:
         """All at the same time; the first that fails ends the waiting for the others."""
@@ -119,7 +119,7 @@ class EmbeddedFleet:
             async with asyncio.TaskGroup() as starting:
                 for child in self._children:
                     starting.create_task(child.start(), name=f"start {child.options.name}")
-        except* NotStarted as failed:
+        except* EngineNotStarted as failed:
             raise failed.exceptions[0] from None
 
     async def _stop(self) -> None:
@@ -135,7 +135,7 @@ async def _keep(child: _Child) -> None:
         await asyncio.sleep(pause_s)
         try:
             await child.start()
-        except NotStarted as why:
+        except EngineNotStarted as why:
             log.warning("%s", why)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 

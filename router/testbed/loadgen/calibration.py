@@ -9,14 +9,14 @@ from __future__ import annotations
 import httpx
 
 from router.errors import WarmrouteError
-from router.testbed.loadgen.client import Client, Failed, bearer
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.client import ClientFailure, LoadClient, bearer
+from router.testbed.loadgen.text import TextGenerator
 
 SHORT_WORDS, LONG_WORDS = 16, 272
 SOURCE = 0  # of the text that is asked
 
 
-class NoEndpoint(WarmrouteError):
+class EndpointUnavailable(WarmrouteError):
     """Nobody there, or somebody who does not speak as expected; one line."""
 
 
@@ -29,25 +29,25 @@ async def first_model(url: str, api_key: str | None) -> str:
         return str(answer["data"][0]["id"])
     except httpx.HTTPStatusError as refused:
         status, said = refused.response.status_code, refused.response.text[:200]
-        raise NoEndpoint(f"{url}/v1/models: status {status}: {said}") from None
+        raise EndpointUnavailable(f"{url}/v1/models: status {status}: {said}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as trouble:
-        raise NoEndpoint(f"{url}: {type(trouble).__name__}: {trouble}; does it run there? (--url)") from None
+        raise EndpointUnavailable(f"{url}: {type(trouble).__name__}: {trouble}; does it run there? (--url)") from None
     except (ValueError, LookupError, TypeError):
-        raise NoEndpoint(f"{url}/v1/models names no model: say which one to ask for (--model)") from None
+        raise EndpointUnavailable(f"{url}/v1/models names no model: say which one to ask for (--model)") from None
 
 
-async def tokens_per_word(client: Client, text_seed: int) -> float:
+async def tokens_per_word(client: LoadClient, text_seed: int) -> float:
     """Raises NoEndpoint."""
     short, long = [await _prompt_tokens(client, text_seed, words) for words in (SHORT_WORDS, LONG_WORDS)]
     if long <= short:
         counted = f"{SHORT_WORDS} words as {short} prompt tokens and {LONG_WORDS} as {long}"
-        raise NoEndpoint(f"the endpoint counts {counted}: its usage cannot be relied on (--prompts ids)")
+        raise EndpointUnavailable(f"the endpoint counts {counted}: its usage cannot be relied on (--prompts ids)")
     return (long - short) / (LONG_WORDS - SHORT_WORDS)
 
 
-async def _prompt_tokens(client: Client, text_seed: int, words: int) -> int:
-    text = "".join(Texts(text_seed).first(SOURCE, words))
+async def _prompt_tokens(client: LoadClient, text_seed: int, words: int) -> int:
+    text = "".join(TextGenerator(text_seed).first(SOURCE, words))
     answer = await client.chat([{"role": "user", "content": text}], 1)
-    if isinstance(answer, Failed):
-        raise NoEndpoint(f"the first request failed: {answer.status or 'no answer'}: {answer.reason}")
+    if isinstance(answer, ClientFailure):
+        raise EndpointUnavailable(f"the first request failed: {answer.status or 'no answer'}: {answer.reason}")
     return answer.prompt_tokens

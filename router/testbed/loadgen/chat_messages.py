@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import Span, Turn
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     role: Literal["system", "user", "assistant"]
     text: str
     tokens: int  # as the workload counts
 
 
-def asked(context: Sequence[Message], turn: Turn, texts: Texts) -> list[Message]:
+def asked(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
     """The messages of the turn's request. `context`: those of the request before it, and the answer to that."""
     if turn.kept_tokens == 0:
         return _opening(turn.fresh, texts)
@@ -40,19 +40,19 @@ def asked(context: Sequence[Message], turn: Turn, texts: Texts) -> list[Message]
         return _and_user(messages, fresh, tokens)
     anew = texts.count(changed.tokens - inside)
     text = _cut(changed, inside).text + "".join(fresh[:anew])
-    messages += [Message(changed.role, text, changed.tokens), *context[at + 1 :]]
+    messages += [ChatMessage(changed.role, text, changed.tokens), *context[at + 1 :]]
     more = max(1, texts.count(tokens - behind))
     return _and_user(messages, fresh[anew : anew + more], tokens - behind)
 
 
-def _opening(spans: Sequence[Span], texts: Texts) -> list[Message]:
+def _opening(spans: Sequence[Span], texts: TextGenerator) -> list[ChatMessage]:
     """Of several spans the first one is the system prompt: it is what sessions have in common."""
-    system = [Message("system", "".join(texts.words(span)), span.tokens) for span in spans[: len(spans) > 1]]
+    system = [ChatMessage("system", "".join(texts.words(span)), span.tokens) for span in spans[: len(spans) > 1]]
     own = spans[len(system) :]
-    return [*system, Message("user", "".join(texts.of(own)), sum(span.tokens for span in own))]
+    return [*system, ChatMessage("user", "".join(texts.of(own)), sum(span.tokens for span in own))]
 
 
-def _end_of(context: Sequence[Message], kept: int) -> tuple[int, int]:
+def _end_of(context: Sequence[ChatMessage], kept: int) -> tuple[int, int]:
     """The number of the message in which the first `kept` tokens end, and how many of its own are among them."""
     for number, message in enumerate(context):
         if kept < message.tokens:
@@ -61,16 +61,16 @@ def _end_of(context: Sequence[Message], kept: int) -> tuple[int, int]:
     return len(context), 0
 
 
-def _cut(message: Message, tokens: int) -> Message:
+def _cut(message: ChatMessage, tokens: int) -> ChatMessage:
     """Its beginning, at a word's end."""
     words = message.text.split(" ")
-    return Message(message.role, " ".join(words[: round(len(words) * tokens / message.tokens)]), tokens)
+    return ChatMessage(message.role, " ".join(words[: round(len(words) * tokens / message.tokens)]), tokens)
 
 
-def _and_user(messages: list[Message], words: Sequence[str], tokens: int) -> list[Message]:
+def _and_user(messages: list[ChatMessage], words: Sequence[str], tokens: int) -> list[ChatMessage]:
     """Two messages of one role in a row become one: some templates take no others."""
     text = "".join(words)
     if messages and messages[-1].role == "user":
         last = messages.pop()
         text, tokens = last.text + text, last.tokens + tokens
-    return [*messages, Message("user", text, tokens)]
+    return [*messages, ChatMessage("user", text, tokens)]

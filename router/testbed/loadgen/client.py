@@ -25,7 +25,7 @@ DATA, DONE = b"data: ", b"[DONE]"
 EXACTLY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
-class Answer(NamedTuple):
+class ClientAnswer(NamedTuple):
     """Times are milliseconds from sending the request; `cached_tokens` None: the engine does not tell."""
 
     ttft_ms: float
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     record: str | None  # `x-warmroute-record`
 
 
-class Failed(NamedTuple):
+class ClientFailure(NamedTuple):
     """No answer, or half of one. `status` None: none came."""
 
     status: int | None
@@ -85,7 +85,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
-class Client:
+class LoadClient:
     """Many requests at once to one server. Used as `async with`. `url` with or without the `/v1` that SDKs want."""
 
     def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
@@ -107,18 +107,20 @@ class Client:
 
     async def complete(
         self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: str | None = None
-    ) -> Answer | Failed:
+    ) -> ClientAnswer | ClientFailure:
         """`salt` sets the prompt's cache apart from all others, `session` names the conversation to a router."""
         asked = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
         return await self._ask("/v1/completions", asked, max_tokens, session)
 
     async def chat(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: str | None = None
-    ) -> Answer | Failed:
+    ) -> ClientAnswer | ClientFailure:
         """Messages of `role` and `content`; `session` as above. The answer has text and no ids."""
         return await self._ask("/v1/chat/completions", {"messages": messages}, max_tokens, session)
 
-    async def _ask(self, path: str, asked: Mapping[str, Any], max_tokens: int, session: str | None) -> Answer | Failed:
+    async def _ask(
+        self, path: str, asked: Mapping[str, Any], max_tokens: int, session: str | None
+    ) -> ClientAnswer | ClientFailure:
         content = msgspec.json.encode({"model": self._model, **asked, "max_tokens": max_tokens} | EXACTLY)
         headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
         began_s = self._clock.now()
@@ -128,16 +130,16 @@ class Client:
                 self._http.stream("POST", path, content=content, headers=headers) as response,
             ):
                 if response.status_code != 200:
-                    return Failed(response.status_code, (await response.aread())[:200].decode(errors="replace"))
+                    return ClientFailure(response.status_code, (await response.aread())[:200].decode(errors="replace"))
                 return await self._read(response, began_s)
         except TimeoutError:
-            return Failed(None, f"no whole answer within {WHOLE_S:.0f} s")
+            return ClientFailure(None, f"no whole answer within {WHOLE_S:.0f} s")
         except httpx.HTTPError as trouble:
-            return Failed(None, f"{type(trouble).__name__}: {trouble}")
+            return ClientFailure(None, f"{type(trouble).__name__}: {trouble}")
         except msgspec.DecodeError as trouble:
-            return Failed(200, f"a chunk that cannot be read: {trouble}")
+            return ClientFailure(200, f"a chunk that cannot be read: {trouble}")
 
-    async def _read(self, response: httpx.Response, began_s: float) -> Answer | Failed:
+    async def _read(self, response: httpx.Response, began_s: float) -> ClientAnswer | ClientFailure:
         first_s = opened_s = usage = None
         text: list[str] = []
         ids: list[int] = []
@@ -146,7 +148,7 @@ class Client:
                 continue
             chunk = _decode(line[len(DATA) :])
             if chunk.error is not None:
-                return Failed(200, f"the stream broke off: {chunk.error}")
+                return ClientFailure(200, f"the stream broke off: {chunk.error}")
             for choice in chunk.choices:
                 now_s = self._clock.now()
                 opened_s = now_s if opened_s is None else opened_s
@@ -157,8 +159,8 @@ class Client:
             usage = chunk.usage or usage
         first_s = opened_s if first_s is None else first_s  # an answer of tokens that spell nothing
         if first_s is None or usage is None:
-            return Failed(200, "the stream ended without a token or without usage")
-        return Answer(
+            return ClientFailure(200, "the stream ended without a token or without usage")
+        return ClientAnswer(
             ttft_ms=(first_s - began_s) * 1e3,
             total_ms=(self._clock.now() - began_s) * 1e3,
             text="".join(text),

@@ -1,8 +1,8 @@
 """`python -m router.testbed.loadgen.client_process`: one process of a load, led over its pipes by the one that started
 it.
 
-    in   a `Job`; the common beginning, in seconds of the wall clock; then nothing: where the input ends, the load ends
-    out  an empty frame when it is ready; then a `Sent` for each request that has ended
+    in   a `LoadJob`; the common beginning, in seconds of the wall clock; then nothing: where the input ends, the load
+    ends out  an empty frame when it is ready; then a `SentRequest` for each request that has ended
 
 So a process whose leader is gone, however that ended, ends too.
 """
@@ -19,7 +19,7 @@ import uvloop
 from router.clock import SystemClock
 from router.tasks import Tasks
 from router.testbed.loadgen.framing import framed, unframed
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.load import load
 
 
@@ -29,13 +29,13 @@ async def serve() -> None:
     clock, encode = SystemClock(), msgspec.msgpack.Encoder().encode
     if (told := await unframed(leader)) is None:
         return
-    job = msgspec.msgpack.decode(told, type=Job)
+    job = msgspec.msgpack.decode(told, type=LoadJob)
     _say(b"")
     if (told := await unframed(leader)) is None:
         return
     began_s = clock.now() + msgspec.msgpack.decode(told, type=float) - clock.wall()
 
-    def tell(sent: Sent) -> None:
+    def tell(sent: SentRequest) -> None:
         _say(encode(sent))
 
     tasks = Tasks("load")

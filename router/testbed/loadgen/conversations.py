@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from router.testbed.loadgen.chat_messages import Message, asked
-from router.testbed.loadgen.client import Answer, Client, Failed
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.chat_messages import ChatMessage, asked
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import Turn, token_ids
 
 Prompts = Literal["text", "ids"]
@@ -19,33 +19,33 @@ VOCABULARY = range(100, 4000)
 """Token ids that every model has and that no chat template gives a meaning to."""
 
 
-class Talk(Protocol):
+class Conversation(Protocol):
     def prepare(self, turn: Turn) -> None: ...
 
-    async def ask(self, client: Client, session: str) -> Answer | Failed:
+    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
         """The prepared turn; once, and no other turn after a failure."""
 
 
-class TextTalk:
-    def __init__(self, texts: Texts) -> None:
+class TextConversation:
+    def __init__(self, texts: TextGenerator) -> None:
         self._texts = texts
-        self._context: list[Message] = []
+        self._context: list[ChatMessage] = []
         self._turn: Turn | None = None
 
     def prepare(self, turn: Turn) -> None:
         self._turn = turn
         self._context = asked(self._context, turn, self._texts)
 
-    async def ask(self, client: Client, session: str) -> Answer | Failed:
+    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "nothing was prepared"
         messages = [{"role": message.role, "content": message.text} for message in self._context]
         answer = await client.chat(messages, self._turn.output_tokens, session)
-        if isinstance(answer, Answer):
-            self._context.append(Message("assistant", answer.text, self._turn.output_tokens))
+        if isinstance(answer, ClientAnswer):
+            self._context.append(ChatMessage("assistant", answer.text, self._turn.output_tokens))
         return answer
 
 
-class TokenTalk:
+class TokenConversation:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._context: list[int] = []
@@ -56,9 +56,9 @@ class TokenTalk:
         fresh = (token for span in turn.fresh for token in token_ids(span, self._seed, VOCABULARY))
         self._context = [*self._context[: turn.kept_tokens], *fresh]
 
-    async def ask(self, client: Client, session: str) -> Answer | Failed:
+    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "nothing was prepared"
         answer = await client.complete(self._context, self._turn.output_tokens, session=session)
-        if isinstance(answer, Answer):
+        if isinstance(answer, ClientAnswer):
             self._context += answer.token_ids
         return answer

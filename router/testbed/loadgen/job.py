@@ -12,7 +12,7 @@ from router.testbed.loadgen.conversations import Prompts
 from router.testbed.workloads import Session
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     """A share of the sessions. `at_once` None: an open loop, each session begins at its `start_s`."""
 
     url: str
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sessions: tuple[Session, ...] = ()
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class SentRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One request and what came of it. `late_s`: after it was due, because the client itself was busy."""
 
     session: int

@@ -16,33 +16,33 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from router.clock import Clock
-from router.testbed.loadgen.client import Answer, Client, Failed
-from router.testbed.loadgen.conversations import Talk, TextTalk, TokenTalk
-from router.testbed.loadgen.job import Job, Sent
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.conversations import Conversation, TextConversation, TokenConversation
+from router.testbed.loadgen.job import LoadJob, SentRequest
+from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import Session, Turn
 
-Tell = Callable[[Sent], None]
+Tell = Callable[[SentRequest], None]
 
 
-async def load(job: Job, clock: Clock, began_s: float, tell: Tell) -> None:
+async def load(job: LoadJob, clock: Clock, began_s: float, tell: Tell) -> None:
     """Returns when every session has ended, or `until_s` is over and what was sent is answered.
 
     `began_s` is the common beginning by `clock`; `tell` hears of each request at its end.
     """
-    async with Client(job.url, job.model, clock, job.api_key) as client:
+    async with LoadClient(job.url, job.model, clock, job.api_key) as client:
         one = _Load(job, client, clock, began_s, tell)
         await (one.open() if job.at_once is None else one.closed(job.at_once))
 
 
 class _Load:
-    def __init__(self, job: Job, client: Client, clock: Clock, began_s: float, tell: Tell) -> None:
+    def __init__(self, job: LoadJob, client: LoadClient, clock: Clock, began_s: float, tell: Tell) -> None:
         self._job = job
         self._client = client
         self._clock = clock
         self._began_s = began_s
         self._tell = tell
-        self._texts = Texts(job.text_seed, job.tokens_per_word)
+        self._texts = TextGenerator(job.text_seed, job.tokens_per_word)
 
     async def closed(self, at_once: int) -> None:
         waiting = iter(self._job.sessions)
@@ -67,7 +67,7 @@ class _Load:
             if not await self._converse(session, talk, self._now()):
                 return
 
-    async def _converse(self, session: Session, talk: Talk, since_s: float) -> bool:
+    async def _converse(self, session: Session, talk: Conversation, since_s: float) -> bool:
         """From its first turn, which is prepared, to its end or first failure. False: the load is over."""
         for number, (turn, following) in enumerate(zip(session.turns, [*session.turns[1:], None], strict=True)):
             due_s = since_s + turn.think_s
@@ -77,14 +77,14 @@ class _Load:
             answer = await talk.ask(self._client, f"{self._job.name}-{session.number}")
             since_s = self._now()
             self._tell(_sent(session.number, number, turn, sent_s, sent_s - due_s, since_s - sent_s, answer))
-            if isinstance(answer, Failed):
+            if isinstance(answer, ClientFailure):
                 break
             if following is not None:
                 talk.prepare(following)
         return True
 
-    def _talk(self) -> Talk:
-        return TextTalk(self._texts) if self._job.prompts == "text" else TokenTalk(self._job.text_seed)
+    def _talk(self) -> Conversation:
+        return TextConversation(self._texts) if self._job.prompts == "text" else TokenConversation(self._job.text_seed)
 
     def _now(self) -> float:
         return self._clock.now() - self._began_s
@@ -104,9 +104,15 @@ def _first_due_s(session: Session) -> float:
 
 
 def _sent(
-    session: int, number: int, turn: Turn, sent_s: float, late_s: float, duration_s: float, answer: Answer | Failed
-) -> Sent:
-    asked = Sent(
+    session: int,
+    number: int,
+    turn: Turn,
+    sent_s: float,
+    late_s: float,
+    duration_s: float,
+    answer: ClientAnswer | ClientFailure,
+) -> SentRequest:
+    asked = SentRequest(
         session=session,
         turn=number,
         sent_s=sent_s,
@@ -115,7 +121,7 @@ def _sent(
         planned_tokens=turn.prompt_tokens,
         planned_output_tokens=turn.output_tokens,
     )
-    if isinstance(answer, Failed):
+    if isinstance(answer, ClientFailure):
         return msgspec.structs.replace(asked, status=answer.status, failure=answer.reason)
     return msgspec.structs.replace(
         asked,

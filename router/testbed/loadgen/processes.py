@@ -17,20 +17,20 @@ from router.clock import Clock
 from router.errors import WarmrouteError
 from router.tasks import Tasks
 from router.testbed.loadgen.framing import framed, unframed
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 
 READY_S = 60.0
 AHEAD_S = 0.1  # of the common beginning, so that all have heard of it by then
 LEFT_S = 5.0  # for what is told after the end of the input
 
-Tell = Callable[[Sent], None]
+Tell = Callable[[SentRequest], None]
 
 
 class NoClients(WarmrouteError):
     """Client processes did not start. They have told why on standard error."""
 
 
-async def together(jobs: Sequence[Job], clock: Clock, tell: Tell) -> list[str]:
+async def together(jobs: Sequence[LoadJob], clock: Clock, tell: Tell) -> list[str]:
     """Runs each job in a process of its own and returns what went wrong with processes, one line each.
 
     `tell` hears of every request. On cancellation it hears of those that ended by then. Raises NoClients.
@@ -75,7 +75,7 @@ class _Client:
         self._stdin, self._stdout = process.stdin, process.stdout
 
     @classmethod
-    async def start(cls, number: int, job: Job) -> _Client:
+    async def start(cls, number: int, job: LoadJob) -> _Client:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "router.testbed.loadgen.client_process"),
             stdin=asyncio.subprocess.PIPE,
@@ -97,7 +97,7 @@ class _Client:
     async def run(self, begin: bytes, tell: Tell) -> None:
         """Until it ends."""
         self._stdin.write(framed(begin))
-        decode = msgspec.msgpack.Decoder(Sent).decode
+        decode = msgspec.msgpack.Decoder(SentRequest).decode
         while (message := await unframed(self._stdout)) is not None:
             tell(decode(message))
         await self._process.wait()

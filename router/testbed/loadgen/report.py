@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.testbed.loadgen.conversations import Prompts
-from router.testbed.loadgen.job import Sent
-from router.testbed.simulator.outcome import End, Figures, Outcome, figures, quantile
+from router.testbed.loadgen.job import SentRequest
+from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, figures, quantile
 from router.testbed.workloads import Workload
 
 NOBODY = "?"  # the target where no router names one
 
 
 @dataclass
-class Loaded:
+class LoadReport:
     """A load so far."""
 
     url: str
@@ -34,7 +34,7 @@ class Loaded:
     at_once: int | None  # None: an open loop
     processes: int
     tokens_per_word: float | None  # as calibrated; None: prompts were token ids
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[SentRequest] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)  # client processes that failed
     interrupted: bool = False
 
@@ -43,7 +43,7 @@ class Loaded:
         return "open loop" if self.at_once is None else f"closed loop, {self.at_once} at once"
 
     @property
-    def answered(self) -> list[Sent]:
+    def answered(self) -> list[SentRequest]:
         return [one for one in self.sent if one.failure is None]
 
     @property
@@ -51,7 +51,7 @@ class Loaded:
         return Counter(f"{one.status or 'no answer'}: {one.failure}" for one in self.sent if one.failure is not None)
 
 
-class Client(NamedTuple):
+class ClientReport(NamedTuple):
     """How well the client did what the workload says. Shares are real tokens over asked ones, of answered requests."""
 
     late_p50_s: float | None
@@ -61,16 +61,16 @@ class Client(NamedTuple):
     output_tokens_share: float | None
 
 
-class AtTarget(NamedTuple):
+class TargetReport(NamedTuple):
     requests: int
     hit_share: float | None
     ttft_p50_s: float | None
 
 
-def figures_of(loaded: Loaded) -> Figures:
+def figures_of(loaded: LoadReport) -> SimulationFigures:
     """Over the whole time. Refusals with 429 are `shed`, other failures `failed`."""
     places = {target: number for number, target in enumerate(sorted({target_of(one) for one in loaded.answered}))}
-    outcome = Outcome(len(places) or 1)
+    outcome = SimulationOutcome(len(places) or 1)
     for one in loaded.sent:
         _add(outcome, one, places)
     outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.sent), default=0.0)
@@ -78,7 +78,7 @@ def figures_of(loaded: Loaded) -> Figures:
     return found if len(places) > 1 else found._replace(imbalance=None)
 
 
-def _add(outcome: Outcome, one: Sent, places: dict[str, int]) -> None:
+def _add(outcome: SimulationOutcome, one: SentRequest, places: dict[str, int]) -> None:
     ok = one.failure is None
     outcome.arrived_s.append(one.sent_s)
     outcome.waited_s.append(0.0)
@@ -91,17 +91,17 @@ def _add(outcome: Outcome, one: Sent, places: dict[str, int]) -> None:
     outcome.host_tokens.append(0)
     outcome.pool_tokens.append(0)
     outcome.output_tokens.append(one.output_tokens or 0)
-    outcome.end.append(End.OK if ok else End.SHED if one.status == 429 else End.FAILED)
+    outcome.end.append(RequestEnd.OK if ok else RequestEnd.SHED if one.status == 429 else RequestEnd.FAILED)
 
 
-def hit_share(some: list[Sent]) -> float | None:
+def hit_share(some: list[SentRequest]) -> float | None:
     """Of the prompt tokens of those answers that tell; None: none does."""
     return _share((one.cached_tokens, one.prompt_tokens or 0) for one in some if one.cached_tokens is not None)
 
 
-def client_of(loaded: Loaded) -> Client:
+def client_of(loaded: LoadReport) -> ClientReport:
     late, answered = sorted(one.late_s for one in loaded.sent), loaded.answered
-    return Client(
+    return ClientReport(
         late_p50_s=quantile(late, 0.5),
         late_p99_s=quantile(late, 0.99),
         late_max_s=late[-1] if late else None,
@@ -118,22 +118,22 @@ def _share(pairs: Iterable[tuple[int, int]]) -> float | None:
     return part / whole if whole else None
 
 
-def by_target(loaded: Loaded) -> dict[str, AtTarget]:
-    rows: defaultdict[str, list[Sent]] = defaultdict(list)
+def by_target(loaded: LoadReport) -> dict[str, TargetReport]:
+    rows: defaultdict[str, list[SentRequest]] = defaultdict(list)
     for one in loaded.answered:
         rows[target_of(one)].append(one)
     return {target: _at_target(some) for target, some in sorted(rows.items())}
 
 
-def _at_target(some: list[Sent]) -> AtTarget:
-    return AtTarget(len(some), hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
+def _at_target(some: list[SentRequest]) -> TargetReport:
+    return TargetReport(len(some), hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
 
 
-def target_of(one: Sent) -> str:
+def target_of(one: SentRequest) -> str:
     return one.target or NOBODY
 
 
-def loaded_json(loaded: Loaded, versions: str, when: str) -> dict[str, Any]:
+def loaded_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
     workload = loaded.workload
     return {
         "when": when,

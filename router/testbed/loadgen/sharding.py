@@ -12,7 +12,7 @@ from router.errors import ConfigError
 from router.testbed.workloads import Session, Workload
 
 
-class Share(NamedTuple):
+class ClientShare(NamedTuple):
     """One process's."""
 
     sessions: tuple[Session, ...]
@@ -41,14 +41,14 @@ def paced(workload: Workload, rate: float) -> Workload:
     )
 
 
-def shares(sessions: Sequence[Session], at_once: int | None, processes: int) -> list[Share]:
+def shares(sessions: Sequence[Session], at_once: int | None, processes: int) -> list[ClientShare]:
     """At most `processes`, none of them without a session. Agents of a closed loop take sessions in turns."""
     agents = min(len(sessions), at_once or len(sessions))
     if not agents:
         raise ConfigError("the workload has no session: nothing to send")
     processes = min(processes, agents)
     return [
-        Share(
+        ClientShare(
             tuple(session for place, session in enumerate(sessions) if place % agents % processes == number),
             None if at_once is None else len(range(number, agents, processes)),
         )

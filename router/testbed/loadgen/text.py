@@ -22,7 +22,7 @@ can only other time new two
 WORDS = tuple(f" {word}" for word in VOCABULARY.split())
 
 
-class Texts:
+class TextGenerator:
     """The spans of one text seed, for a model of so many tokens per word."""
 
     def __init__(self, seed: int, tokens_per_word: float = 1.0) -> None:

@@ -1,8 +1,8 @@
 """What the stack runs: the command lines and environments of Mooncake's master and client and of vLLM's engines.
 
-Pure: a `Stack` section and paths in, `Program` values out. Everything is reached on loopback, and engines publish their
-KV events at ports that the system chooses, which `GET /kv_event_sources` tells. The flags are those that vLLM 0.32.0 on
-a CPU and Mooncake 0.3.13 were seen to need.
+Pure: a `LocalStackConfig` section and paths in, `Program` values out. Everything is reached on loopback, and engines
+publish their KV events at ports that the system chooses, which `GET /kv_event_sources` tells. The flags are those that
+vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were seen to need.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from router.config.sections.local_stack import Stack
-from router.testbed.local_stack.kv_transfer_config import INSIDE, STORE, Extra, with_own_lookups
+from router.config.sections.local_stack import LocalStackConfig
+from router.testbed.local_stack.kv_transfer_config import INSIDE, STORE, EngineExtras, with_own_lookups
 
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
@@ -46,7 +46,7 @@ class Program(NamedTuple):
     ready: str
 
 
-def master(asked: Stack, venv: Path) -> Program:
+def master(asked: LocalStackConfig, venv: Path) -> Program:
     flags = {
         "rpc_address": HOST,
         "rpc_port": asked.master_port,
@@ -59,7 +59,7 @@ def master(asked: Stack, venv: Path) -> Program:
     return Program(MASTER, _mooncake(venv, "mooncake_master", flags), {}, f"{master_url(asked)}/health")
 
 
-def client(asked: Stack, venv: Path) -> Program:
+def client(asked: LocalStackConfig, venv: Path) -> Program:
     """The owner of the pool's memory: what is in the pool outlives every engine, but not this process."""
     flags = {
         "host": HOST,
@@ -73,12 +73,12 @@ def client(asked: Stack, venv: Path) -> Program:
     return Program(CLIENT, _mooncake(venv, "mooncake_client", flags), {}, f"tcp://{HOST}:{asked.client_port}")
 
 
-def master_url(asked: Stack) -> str:
+def master_url(asked: LocalStackConfig) -> str:
     """Where the master's HTTP interface is: metrics, and what the router asks."""
     return f"http://{HOST}:{asked.master_http_port}"
 
 
-def mooncake_config(asked: Stack) -> dict[str, object]:
+def mooncake_config(asked: LocalStackConfig) -> dict[str, object]:
     """What MOONCAKE_CONFIG_PATH names for the engines: they bring no memory of their own into the pool."""
     return {
         "mode": "standalone-store",
@@ -91,7 +91,7 @@ def mooncake_config(asked: Stack) -> dict[str, object]:
     }
 
 
-class Place(NamedTuple):
+class EnginePlace(NamedTuple):
     """Where one engine runs, and with what."""
 
     name: str
@@ -102,7 +102,7 @@ class Place(NamedTuple):
     preload: Path | None = None  # a memory allocator to take instead of the C library's
 
 
-def engine(asked: Stack, place: Place, extra: Extra) -> Program:
+def engine(asked: LocalStackConfig, place: EnginePlace, extra: EngineExtras) -> Program:
     """One vLLM server."""
     command = [str(place.venv / "bin" / "vllm"), "serve", str(asked.model), "--served-model-name", asked.served_name]
     command += ["--host", HOST, "--port", str(place.port), "--enforce-eager", "--dtype", "bfloat16"]

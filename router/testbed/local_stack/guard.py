@@ -19,7 +19,7 @@ from typing import IO
 ANNOUNCE = 'echo "+$$" >&0; exec "$@" </dev/null'
 
 
-class Guard:
+class ProcessGuard:
     """Our end of the pipe."""
 
     def __init__(self) -> None:

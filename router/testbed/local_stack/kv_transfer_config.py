@@ -22,7 +22,7 @@ STORE: Mapping[str, Any] = {
 }
 
 
-class Extra(NamedTuple):
+class EngineExtras(NamedTuple):
     """How one engine differs from the others."""
 
     arguments: tuple[str, ...] = ()
@@ -32,16 +32,16 @@ class Extra(NamedTuple):
     bootstrap_url: str | None = None  # of a prefill engine
 
 
-def prefill(bootstrap_port: int, store: bool) -> Extra:
+def prefill(bootstrap_port: int, store: bool) -> EngineExtras:
     """An engine that computes prompts for others. It tells them its address at the bootstrap port (all interfaces)."""
     environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port), **ABORT}
     transfer = _peer("kv_producer", store)
-    return Extra((), environment, transfer, "prefill", f"http://127.0.0.1:{bootstrap_port}")
+    return EngineExtras((), environment, transfer, "prefill", f"http://127.0.0.1:{bootstrap_port}")
 
 
-def decode(store: bool) -> Extra:
+def decode(store: bool) -> EngineExtras:
     """An engine that gets computed prompts from prefill engines, and computes what it does not get."""
-    return Extra(environment=ABORT, transfer=_peer("kv_consumer", store), role="decode")
+    return EngineExtras(environment=ABORT, transfer=_peer("kv_consumer", store), role="decode")
 
 
 def with_own_lookups(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:

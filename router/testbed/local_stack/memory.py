@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
 
 GIB = 1024**3
@@ -16,7 +16,7 @@ class TooLittleMemory(WarmrouteError):
     """The stack would not fit. Says what to make smaller."""
 
 
-def needed(asked: Stack, model: Path) -> int:
+def needed(asked: LocalStackConfig, model: Path) -> int:
     """An estimate, in bytes, of what everything takes when caches and pool are full."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     engine = ENGINE_BYTES + weights + asked.kv_cache_bytes + (asked.buffer_bytes if asked.store else 0)
@@ -29,7 +29,7 @@ def available(meminfo: Path = Path("/proc/meminfo")) -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def demand(asked: Stack, model: Path) -> None:
+def demand(asked: LocalStackConfig, model: Path) -> None:
     """Raises TooLittleMemory."""
     want, have = needed(asked, model), available()
     if want > have:

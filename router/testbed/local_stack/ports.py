@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
 
 
@@ -20,7 +20,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def choose(asked: Stack) -> tuple[Stack, list[int]]:
+def choose(asked: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:
     """The section with every 0 replaced, and the engines' ports. Those of engines follow the first, or are all free."""
     names = ("master_port", "master_http_port", "client_port")
     chosen = asked.model_copy(update={name: free_port() for name in names if getattr(asked, name) == 0})

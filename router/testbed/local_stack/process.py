@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from router.testbed.local_stack.commands import Program
-from router.testbed.local_stack.guard import Guard
+from router.testbed.local_stack.guard import ProcessGuard
 
 CAUSES = (re.compile(r"\b\w+(?:Error|Exception): .+"), re.compile(r"^F\d{4} .+"), re.compile(r"^E\d{4} .+"))
 NOT_THE_CAUSE = (" INFO ", " WARNING ", "Engine core initialization failed", "EngineDeadError")
 TAIL_BYTES = 200_000
 
 
-class Child:
+class ChildProcess:
     """A program that may be started again after it has ended; its log goes on then."""
 
-    def __init__(self, program: Program, log: Path, guard: Guard, http: httpx.Client) -> None:
+    def __init__(self, program: Program, log: Path, guard: ProcessGuard, http: httpx.Client) -> None:
         self.program = program
         self.log = log
         self._guard = guard

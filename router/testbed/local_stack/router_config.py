@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config.schema import Config, TokenizerSource
-from router.config.sections.kv_store import Pool
+from router.config.sections.kv_store import PoolConfig
 from router.testbed.local_stack.supervisor import RunningStack
 
 
@@ -14,8 +14,8 @@ def in_front(settings: Config, stack: RunningStack) -> Config:
     return settings.model_copy(update={"fleet": fleet, "tokenizers": tokenizers, "pool": _pool(settings.pool, stack)})
 
 
-def _pool(asked: Pool | None, stack: RunningStack) -> Pool | None:
+def _pool(asked: PoolConfig | None, stack: RunningStack) -> PoolConfig | None:
     if stack.master_url is None:
         return None
     masters = [stack.master_url]
-    return Pool(masters=masters) if asked is None else asked.model_copy(update={"masters": masters})
+    return PoolConfig(masters=masters) if asked is None else asked.model_copy(update={"masters": masters})

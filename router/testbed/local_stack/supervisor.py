@@ -22,14 +22,14 @@ from typing import NamedTuple, NoReturn, Self
 import httpx
 
 from router.clock import Clock, SystemClock
-from router.config.schema import Instance, Transfer
-from router.config.sections.local_stack import Stack
+from router.config.schema import InstanceConfig, TransferProtocol
+from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
 from router.testbed.local_stack import commands, memory, ports
-from router.testbed.local_stack.guard import Guard
+from router.testbed.local_stack.guard import ProcessGuard
 from router.testbed.local_stack.install import allocator, stack_models, stack_venv
-from router.testbed.local_stack.kv_transfer_config import Extra
-from router.testbed.local_stack.process import Child
+from router.testbed.local_stack.kv_transfer_config import EngineExtras
+from router.testbed.local_stack.process import ChildProcess
 
 LOOK_EVERY_S = 0.1
 STOP_S = 10.0
@@ -41,7 +41,7 @@ class StackFailed(WarmrouteError):
     """One line: what did not start or has ended, and where to read more."""
 
 
-class Server(NamedTuple):
+class StackServer(NamedTuple):
     name: str  # "master", "client", "engine-0", "engine-1", ...
     url: str  # an engine's API; the master's HTTP interface
     pid: int
@@ -56,18 +56,18 @@ class RunningStack:
 
     def __init__(
         self,
-        asked: Stack,
-        extras: Sequence[Extra] = (),
+        asked: LocalStackConfig,
+        extras: Sequence[EngineExtras] = (),
         say: Say = lambda line: None,
         waiting: Say = lambda line: None,
         venv: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.asked, self._engine_ports = ports.choose(asked)
-        self._extras = [*extras, *[Extra()] * (asked.engines - len(extras))]
+        self._extras = [*extras, *[EngineExtras()] * (asked.engines - len(extras))]
         self._say, self._waiting, self._venv = say, waiting, venv
         self._clock = clock or SystemClock()
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, ChildProcess] = {}
         self._open = ExitStack()
         self._left_to_die: set[str] = set()
 
@@ -87,7 +87,7 @@ class RunningStack:
     # what it is
 
     @property
-    def engines(self) -> list[Server]:
+    def engines(self) -> list[StackServer]:
         return [self.server(name) for name in self._engine_names]
 
     @property
@@ -100,11 +100,11 @@ class RunningStack:
         """Folder of the model and its tokenizer."""
         return Path(str(self.asked.model))
 
-    def server(self, name: str) -> Server:
+    def server(self, name: str) -> StackServer:
         child = self._children[name]
-        return Server(name, child.program.ready.removesuffix("/health"), child.pid, child.log)
+        return StackServer(name, child.program.ready.removesuffix("/health"), child.pid, child.log)
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[InstanceConfig]:
         """For `fleet.instances` of a router in front."""
         return [_instance(server, extra) for server, extra in zip(self.engines, self._extras, strict=True)]
 
@@ -145,11 +145,11 @@ class RunningStack:
         memory.demand(self.asked, self.model)
         folder = _logs_folder(self.asked)
         self._say(f"starting {self.asked.engines} engines{' over a store' * self.asked.store}; logs in {folder}")
-        guard = Guard()
+        guard = ProcessGuard()
         self._open.callback(guard.close)
         http = self._open.enter_context(httpx.Client(timeout=1.0, trust_env=False))
         for program in self._programs(venv, folder):
-            self._children[program.name] = child = Child(program, folder / f"{program.name}.log", guard, http)
+            self._children[program.name] = child = ChildProcess(program, folder / f"{program.name}.log", guard, http)
             child.start()
             if child.name == commands.MASTER:  # the others do not wait for it
                 self._wait([child])
@@ -164,7 +164,9 @@ class RunningStack:
             yield commands.client(self.asked, venv)
         threads = max(1, len(os.sched_getaffinity(0)) // self.asked.engines)
         for name, port, extra in zip(self._engine_names, self._engine_ports, self._extras, strict=True):
-            yield commands.engine(self.asked, commands.Place(name, port, venv, config, threads, allocator()), extra)
+            yield commands.engine(
+                self.asked, commands.EnginePlace(name, port, venv, config, threads, allocator()), extra
+            )
 
     @property
     def _engine_names(self) -> list[str]:
@@ -178,7 +180,7 @@ class RunningStack:
             wanted |= {f"stack.{name}": getattr(self.asked, name) for name in mooncake}
         return wanted
 
-    def _wait(self, children: Iterable[Child]) -> None:
+    def _wait(self, children: Iterable[ChildProcess]) -> None:
         began = self._clock.now()
         left = list(children)
         while left:
@@ -205,7 +207,7 @@ class RunningStack:
             self._end(group)
         self._open.close()
 
-    def _end(self, children: Sequence[Child]) -> None:
+    def _end(self, children: Sequence[ChildProcess]) -> None:
         """All at the same time; those that do not listen are killed, and so are workers that were left behind."""
         deadline = self._clock.now() + STOP_S
         for child in children:
@@ -215,7 +217,7 @@ class RunningStack:
             child.kill()
 
 
-def _logs_folder(asked: Stack) -> Path:
+def _logs_folder(asked: LocalStackConfig) -> Path:
     folder = Path(asked.logs_dir or "stack-logs").resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,8 +226,8 @@ def _logs_folder(asked: Stack) -> Path:
     return folder
 
 
-def _instance(server: Server, extra: Extra) -> Instance:
+def _instance(server: StackServer, extra: EngineExtras) -> InstanceConfig:
     if extra.role == "both":
-        return Instance(name=server.name, url=server.url)
-    transfer = Transfer(protocol="mooncake", bootstrap_url=extra.bootstrap_url)
-    return Instance(name=server.name, url=server.url, role=extra.role, transfer=transfer)
+        return InstanceConfig(name=server.name, url=server.url)
+    transfer = TransferProtocol(protocol="mooncake", bootstrap_url=extra.bootstrap_url)
+    return InstanceConfig(name=server.name, url=server.url, role=extra.role, transfer=transfer)

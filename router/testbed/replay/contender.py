@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import msgspec
 
-from router.scheduling.experiments.dry_run import Move, blind
-from router.scheduling.experiments.regret import Differences
-from router.scheduling.experiments.shadow import Follower
+from router.scheduling.experiments.dry_run import TargetMove, blind
+from router.scheduling.experiments.regret import RegretSummary
+from router.scheduling.experiments.shadow import ShadowPolicy
 from router.scheduling.policy.decision import Part
 from router.scheduling.policy.policy import Policy, PolicyFault
-from router.testbed.replay.quantile_sketch import Quantiles
+from router.testbed.replay.quantile_sketch import QuantileSketch
 from scorers.contract import Row, View
 
 SESSIONS = 100_000  # as many as the desk remembers
 NAMED_MOVES = 10
 
 
-class Contended(msgspec.Struct, frozen=True):
+class ContenderResult(msgspec.Struct, frozen=True):
     """Differences are its choices minus those that were made: negative ms are a gain. None: there is no such choice."""
 
     policy: str
@@ -31,7 +31,7 @@ class Contended(msgspec.Struct, frozen=True):
     overlap_tokens: float | None  # of the prompt, mean over the choices where it is known of both targets
     uneven_made: float | None  # the busiest target's requests over the mean of all targets
     uneven: float | None
-    moves: tuple[Move, ...]  # most frequent first
+    moves: tuple[TargetMove, ...]  # most frequent first
     blind: int  # choices without the knowledge of caches that it counts on: nobody had looked
     partial: int  # choices where it might have taken a candidate that the log leaves out
     failed: int
@@ -45,9 +45,9 @@ class Contended(msgspec.Struct, frozen=True):
 class Contender:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._follower = Follower(SESSIONS)
-        self._differences = Differences()
-        self._where_other = Quantiles()
+        self._follower = ShadowPolicy(SESSIONS)
+        self._differences = RegretSummary()
+        self._where_other = QuantileSketch()
         self._blind = self._partial = 0
         self._fault: str | None = None
 
@@ -65,10 +65,10 @@ class Contender:
         if own.target != made.target:
             self._where_other.add(difference.ttft_ms)
 
-    def contended(self) -> Contended:
+    def contended(self) -> ContenderResult:
         found = self._differences.summary()
         ways = sorted(found.moves.items(), key=lambda way: (-way[1], way[0]))[:NAMED_MOVES]
-        return Contended(
+        return ContenderResult(
             policy=self.policy.name,
             digest=self.policy.digest,
             choices=found.decisions,
@@ -79,7 +79,7 @@ class Contender:
             overlap_tokens=found.overlap_tokens,
             uneven_made=found.uneven_made,
             uneven=found.uneven_other,
-            moves=tuple(Move(source, target, requests) for (source, target), requests in ways),
+            moves=tuple(TargetMove(source, target, requests) for (source, target), requests in ways),
             blind=self._blind,
             partial=self._partial,
             failed=found.failed,

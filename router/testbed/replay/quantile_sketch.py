@@ -15,7 +15,7 @@ RATIO = 1.02
 _PER_LOG = 1 / log(RATIO)
 
 
-class Quantiles:
+class QuantileSketch:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._many = 0

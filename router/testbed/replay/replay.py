@@ -18,9 +18,9 @@ from router.errors import ConfigError
 from router.scheduling.experiments.regret import YARDSTICK
 from router.scheduling.policy.decision import FALLBACK
 from router.scheduling.policy.policy import Policy, build_policy, fallback
-from router.telemetry.decision_log.format import Logged, LoggedChoice, LoggedPolicy
-from router.testbed.replay.contender import Contended, Contender
-from router.testbed.replay.reproduction import Reproduced, Reproduction
+from router.telemetry.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
+from router.testbed.replay.contender import Contender, ContenderResult
+from router.testbed.replay.reproduction import Reproduction, ReproductionResult
 from scorers.contract import Row, View
 from scorers.registry import Registry, installed
 
@@ -28,13 +28,13 @@ NO_SPEC = "it was built by hand: the log says nothing of what it is"
 NO_LINE = "the log has no line that says what it is"
 
 
-class Report(msgspec.Struct, frozen=True):
+class ReplayReport(msgspec.Struct, frozen=True):
     records: int
     unplaced: int  # of those, without a choice
     first_wall_s: float | None
     last_wall_s: float | None
-    reproduced: tuple[Reproduced, ...]  # in the order in which they came up
-    contended: tuple[Contended, ...]
+    reproduced: tuple[ReproductionResult, ...]  # in the order in which they came up
+    contended: tuple[ContenderResult, ...]
     predicted_ms: float | None  # mean time to first token of what was chosen, over streams answered at the first try
     measured_ms: float | None  # the same, as it was
 
@@ -63,7 +63,7 @@ class Replay:
         if key not in self._live:
             self._live[key] = _rebuilt(known, self._registry)
 
-    def add(self, logged: Logged) -> None:
+    def add(self, logged: LoggedRecord) -> None:
         self._records += 1
         self._first_wall_s = logged.at_wall_s if self._first_wall_s is None else self._first_wall_s
         self._last_wall_s = logged.at_wall_s
@@ -75,10 +75,10 @@ class Replay:
         if self._contenders:
             self._contend(logged, logged.attempts[0])
 
-    def report(self) -> Report:
+    def report(self) -> ReplayReport:
         """Of all that was added so far."""
         predicted, measured = self._forecasts.means()
-        return Report(
+        return ReplayReport(
             records=self._records,
             unplaced=self._unplaced,
             first_wall_s=self._first_wall_s,
@@ -89,7 +89,7 @@ class Replay:
             measured_ms=measured,
         )
 
-    def _of(self, logged: Logged, choice: LoggedChoice) -> Reproduction:
+    def _of(self, logged: LoggedRecord, choice: LoggedChoice) -> Reproduction:
         """Who made this choice."""
         stood_in = choice.policy == FALLBACK
         key = (FALLBACK, "") if stood_in else (logged.policy or choice.policy, logged.digest or "")
@@ -98,7 +98,7 @@ class Replay:
             self._live[key] = found
         return found
 
-    def _contend(self, logged: Logged, choice: LoggedChoice) -> None:
+    def _contend(self, logged: LoggedRecord, choice: LoggedChoice) -> None:
         made = next((row for row in choice.view.rows if row.target == choice.target), None)
         if made is None:  # no router writes that; the reproduction names it
             return
@@ -126,7 +126,7 @@ class Forecasts:
         return (self._predicted_ms / many, self._measured_ms / many) if many else (None, None)
 
 
-def _choices(logged: Logged) -> Iterator[LoggedChoice]:
+def _choices(logged: LoggedRecord) -> Iterator[LoggedChoice]:
     """Each once: a prefill half whose KV a second try could still fetch stands with both tries."""
     before = None
     for attempt in logged.attempts:

@@ -16,7 +16,7 @@ from scorers.contract import View
 NAMED = 5
 
 
-class Differing(msgspec.Struct, frozen=True):
+class DifferentChoice(msgspec.Struct, frozen=True):
     """A choice that came out otherwise."""
 
     record: str
@@ -25,7 +25,7 @@ class Differing(msgspec.Struct, frozen=True):
     replayed: str  # target, or why there is none
 
 
-class Reproduced(msgspec.Struct, frozen=True):
+class ReproductionResult(msgspec.Struct, frozen=True):
     """What one policy of the log made of its own views."""
 
     policy: str
@@ -33,7 +33,7 @@ class Reproduced(msgspec.Struct, frozen=True):
     choices: int
     same: int
     learns: bool  # its choices may hang on what no log holds
-    first: tuple[Differing, ...]  # that differ
+    first: tuple[DifferentChoice, ...]  # that differ
     unbuilt: str | None  # why it could not be tried
 
     @property
@@ -49,7 +49,7 @@ class Reproduction:
         self._name, self._digest, self._unbuilt = name, digest, unbuilt
         self._choices = self._same = 0
         self._learns = False
-        self._first: list[Differing] = []
+        self._first: list[DifferentChoice] = []
 
     def add(self, record: str, view: View, part: Part, logged: str) -> None:
         """`logged`: the target that was chosen."""
@@ -66,9 +66,9 @@ class Reproduction:
         if replayed == logged:
             self._same += 1
         elif len(self._first) < NAMED:
-            self._first.append(Differing(record, part, logged, replayed))
+            self._first.append(DifferentChoice(record, part, logged, replayed))
 
-    def reproduced(self) -> Reproduced:
-        return Reproduced(
+    def reproduced(self) -> ReproductionResult:
+        return ReproductionResult(
             self._name, self._digest, self._choices, self._same, self._learns, tuple(self._first), self._unbuilt
         )

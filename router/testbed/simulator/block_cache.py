@@ -14,11 +14,11 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.kvcache.events import EngineHash, Event, Removed, Stored, Tier
-from router.testbed.workloads.block_names import Tokens
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+from router.testbed.workloads.block_names import NamedTokens
 
 
-class Cache:
+class BlockCache:
     """`tokens` of room in blocks of `block_tokens`. `events` collects what happened until someone drains it."""
 
     def __init__(self, tokens: int, block_tokens: int) -> None:
@@ -91,7 +91,7 @@ class Cache:
             return
         count = min(len(self._idle), -(-over // self.block_tokens))
         gone = [EngineHash(self._idle.popitem(last=False)[0]) for _ in range(count)]
-        self.events.append(Removed(gone, Tier.GPU, 0))
+        self.events.append(BlocksRemoved(gone, Tier.GPU, 0))
 
     def drain(self) -> list[Event]:
         events, self.events = self.events, []
@@ -104,5 +104,15 @@ class Cache:
             parent = EngineHash(names[first - 1]) if first else None
             hashes = [EngineHash(name) for name in new]
             self.events.append(
-                Stored(hashes, parent, Tokens(new, self.block_tokens), self.block_tokens, Tier.GPU, 0, None, None, None)
+                BlocksStored(
+                    hashes,
+                    parent,
+                    NamedTokens(new, self.block_tokens),
+                    self.block_tokens,
+                    Tier.GPU,
+                    0,
+                    None,
+                    None,
+                    None,
+                )
             )

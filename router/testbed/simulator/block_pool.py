@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from router.kvcache.events import Cleared, EngineHash, Event, Removed, Tier
+from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Event, Tier
 
 
-class Pool:
+class BlockPool:
     """`blocks` physical blocks, all free and empty. `events` collects what happened until someone drains it."""
 
     def __init__(self, blocks: int) -> None:
@@ -88,7 +88,7 @@ class Pool:
             return False
         self._copies.clear()
         self._labels = [None] * self.blocks
-        self.events.append(Cleared())
+        self.events.append(BlocksCleared())
         return True
 
     def drain(self) -> list[Event]:
@@ -104,4 +104,4 @@ class Pool:
         if not copies:
             del self._copies[label]
         self._labels[block] = None
-        self.events.append(Removed(hashes=[label], tier=Tier.GPU, group=0))
+        self.events.append(BlocksRemoved(hashes=[label], tier=Tier.GPU, group=0))

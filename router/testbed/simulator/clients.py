@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from router.testbed.rng import Dice
-from router.testbed.simulator.event_queue import Moments
+from router.testbed.rng import Rng
+from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.workloads import Session
-from router.testbed.workloads.block_names import Context
+from router.testbed.workloads.block_names import SessionContext
 
 AGAIN_S = 1.0  # after which a client that was turned away comes again
 
 
-class Said(NamedTuple):
+class ClientTurn(NamedTuple):
     """A turn as its client sends it."""
 
     session: Session
     number: int  # of the turn
-    context: Context  # the session's so far, with this turn and its answer
+    context: SessionContext  # the session's so far, with this turn and its answer
     names: Sequence[int]  # of the full blocks of its prompt and its answer
     prompt_tokens: int
 
@@ -35,15 +35,15 @@ class Said(NamedTuple):
         return self.session.turns[self.number].output_tokens
 
 
-class Clients:
+class SimulatedClients:
     """`send` gets every turn when it comes; `ended` is called once for each. From `until_s` on nothing is sent."""
 
     def __init__(
         self,
         sessions: Sequence[Session],
         block_tokens: int,
-        moments: Moments,
-        send: Callable[[Said], None],
+        moments: EventQueue,
+        send: Callable[[ClientTurn], None],
         until_s: float,
     ) -> None:
         self._sessions = iter(sessions)
@@ -54,7 +54,7 @@ class Clients:
         self._is_closed = False
         self.at_work = 0  # sessions that are not over; 0: nothing more comes
 
-    def begin(self, at_once: int | None, staggered: bool, chance: Dice) -> None:
+    def begin(self, at_once: int | None, staggered: bool, chance: Rng) -> None:
         """A closed loop of so many sessions, of which the first begin anywhere in their course; None: an open loop."""
         if at_once is None:
             self._await_next()
@@ -64,7 +64,7 @@ class Clients:
             self.at_work += 1
             self._start(session, chance.below(len(session.turns)) if staggered else 0)
 
-    def ended(self, said: Said, ok: bool) -> None:
+    def ended(self, said: ClientTurn, ok: bool) -> None:
         session, following, now = said.session, said.number + 1, self._moments.now_s
         if not ok and self._is_closed:
             self._moments.at(now + AGAIN_S, self._sends, said)
@@ -87,24 +87,24 @@ class Clients:
         self._start(session, 0)
 
     def _start(self, session: Session, first: int) -> None:
-        context = Context(self._block_tokens)
+        context = SessionContext(self._block_tokens)
         for number in range(first):  # what was said before the simulation began
             _say(context, session, number)
         self._moments.at(self._moments.now_s + session.turns[first].think_s, self._turn, session, first, context)
 
-    def _turn(self, session: Session, number: int, context: Context) -> None:
+    def _turn(self, session: Session, number: int, context: SessionContext) -> None:
         prompt_tokens = _say(context, session, number)
         # The names are the session's, which goes on: what is sent has its own copy.
-        self._sends(Said(session, number, context, context.names[:], prompt_tokens))
+        self._sends(ClientTurn(session, number, context, context.names[:], prompt_tokens))
 
-    def _sends(self, said: Said) -> None:
+    def _sends(self, said: ClientTurn) -> None:
         if self._moments.now_s < self._until_s:
             self._send(said)
         else:
             self.at_work -= 1
 
 
-def _say(context: Context, session: Session, number: int) -> int:
+def _say(context: SessionContext, session: Session, number: int) -> int:
     """A turn's prompt and answer are added to what was said. Returns the prompt's length in tokens."""
     turn = session.turns[number]
     context.keep(turn.kept_tokens)

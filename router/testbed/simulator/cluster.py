@@ -14,67 +14,69 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.kvcache.events import Batch
-from router.testbed.rng import Dice
-from router.testbed.simulator.event_queue import Moments
-from router.testbed.simulator.fast_engine import Around, Engine, Job
-from router.testbed.simulator.kv_tier import Held, Wire
-from router.testbed.simulator.outcome import Outcome
-from router.testbed.simulator.router import Router
-from router.testbed.simulator.scenario import Failure, Scenario
+from router.kvcache.events import EventBatch
+from router.testbed.rng import Rng
+from router.testbed.simulator.event_queue import EventQueue
+from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
+from router.testbed.simulator.kv_tier import KvTier, TransferLink
+from router.testbed.simulator.outcome import SimulationOutcome
+from router.testbed.simulator.router import SimulatedRouter
+from router.testbed.simulator.scenario import InstanceFailure, Scenario
 
 PROBE_S = 2.0  # between two probes of an instance's health
 IDLE_POLL_S = 10.0
 REPLAYABLE = 10_000  # batches that an engine keeps for replays (vLLM's default)
 
 
-class Front(Protocol):
+class ClusterFront(Protocol):
     """Whose jobs these are."""
 
-    routers: list[Router]  # that hear of the plant
+    routers: list[SimulatedRouter]  # that hear of the plant
 
-    def first(self, job: Job) -> None:
+    def first(self, job: EngineJob) -> None:
         """Its first token."""
 
-    def done(self, job: Job, number: int) -> None:
+    def done(self, job: EngineJob, number: int) -> None:
         """Its last one, at that instance."""
 
-    def died(self, job: Job, number: int) -> None:
+    def died(self, job: EngineJob, number: int) -> None:
         """Its engine is gone."""
 
 
-class Plant:
+class Cluster:
     """`chance` says which events are lost; `outcome` gets what dead engines had done."""
 
-    def __init__(self, scenario: Scenario, moments: Moments, chance: Dice, outcome: Outcome, front: Front) -> None:
+    def __init__(
+        self, scenario: Scenario, moments: EventQueue, chance: Rng, outcome: SimulationOutcome, front: ClusterFront
+    ) -> None:
         self._scenario = scenario
         self._moments = moments
         self._chance = chance
         self._outcome = outcome
         self._front = front
         size, instances, every_s = scenario.block_tokens, scenario.instances, scenario.lags.metrics_s
-        self._pool = None if scenario.store is None else Held(scenario.store.tokens, size)
+        self._pool = None if scenario.store is None else KvTier(scenario.store.tokens, size)
         self._engines = [self._engine(number) for number in range(instances)]
         self._wakes: list[float | None] = [None] * instances
         self._sequence = [0] * instances  # numbers of event batches
         keeps = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
-        self._sent: list[deque[Batch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(instances)]
+        self._sent: list[deque[EventBatch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(instances)]
         self._alive = [True] * instances
         self._ticks_s = [every_s * (number + 1) / instances for number in range(instances)]  # when each may be polled
         self._polls_s: list[float | None] = [None] * instances  # and when it will be
         self._polled_s = [-IDLE_POLL_S] * instances
 
-    def _engine(self, number: int) -> Engine:
+    def _engine(self, number: int) -> FastEngine:
         """A new process, with nothing in its GPUs or its host memory."""
         scenario, profile, peer_wire = self._scenario, self._scenario.profile, None
         if scenario.role(number) == "decode":
-            profile, peer_wire = scenario.decode_profile or profile, Wire(scenario.handover)
-        pool_wire = None if scenario.store is None else Wire(scenario.store.link)
+            profile, peer_wire = scenario.decode_profile or profile, TransferLink(scenario.handover)
+        pool_wire = None if scenario.store is None else TransferLink(scenario.store.link)
         host = host_wire = None
         if scenario.host is not None:
-            host, host_wire = Held(scenario.host.tokens, scenario.block_tokens), Wire(scenario.host.link)
-        around = Around(self._pool, pool_wire, host, host_wire, peer_wire)
-        return Engine(profile, scenario.block_tokens, around, scenario.max_queued)
+            host, host_wire = KvTier(scenario.host.tokens, scenario.block_tokens), TransferLink(scenario.host.link)
+        around = EngineSurroundings(self._pool, pool_wire, host, host_wire, peer_wire)
+        return FastEngine(profile, scenario.block_tokens, around, scenario.max_queued)
 
     def start(self) -> None:
         """The routers are there, and time begins."""
@@ -96,7 +98,7 @@ class Plant:
         for number, engine in enumerate(self._engines):
             self._count(number, engine)
 
-    def _count(self, number: int, engine: Engine) -> None:
+    def _count(self, number: int, engine: FastEngine) -> None:
         self._outcome.busy_s[number] += engine.busy_s
         self._outcome.prefill_s[number] += engine.prefill_s
         self._outcome.preemptions += engine.preemptions
@@ -111,7 +113,7 @@ class Plant:
     def is_alive(self, number: int) -> bool:
         return self._alive[number]
 
-    def submit(self, job: Job, number: int) -> bool:
+    def submit(self, job: EngineJob, number: int) -> bool:
         """False: the engine has no room for it."""
         if not self._engines[number].submit(job, self._moments.now_s):
             return False
@@ -149,21 +151,21 @@ class Plant:
         """What its cache did, to every router, as late as events are; some of it lost."""
         events = self._engines[number].cache.drain()
         now = self._moments.now_s
-        batch = Batch(self._sequence[number], now, 0, events, {})
+        batch = EventBatch(self._sequence[number], now, 0, events, {})
         self._sequence[number] += 1
         self._sent[number].append(batch)
         for router in self._front.routers:
             if not self._chance.happens(self._scenario.trouble.events_lost):
                 self._moments.at(now + self._scenario.lags.events_s, self._hear, router, number, batch)
 
-    def _hear(self, router: Router, number: int, batch: Batch) -> None:
+    def _hear(self, router: SimulatedRouter, number: int, batch: EventBatch) -> None:
         self._replay(router, number, router.heard(number, batch))
 
-    def _replay(self, router: Router, number: int, start: int | None) -> None:
+    def _replay(self, router: SimulatedRouter, number: int, start: int | None) -> None:
         if start is not None:
             self._moments.at(self._moments.now_s + self._scenario.lags.events_s, self._replayed, router, number, start)
 
-    def _replayed(self, router: Router, number: int, start: int) -> None:
+    def _replayed(self, router: SimulatedRouter, number: int, start: int) -> None:
         batches = [batch for batch in self._sent[number] if batch.seq >= start] if self._alive[number] else []
         self._replay(router, number, router.replayed(number, batches))
 
@@ -209,7 +211,7 @@ class Plant:
         if self._pool is not None:
             self._pool.away = away
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: InstanceFailure) -> None:
         number = failure.instance
         if failure.until_s < float("inf"):
             self._moments.at(failure.until_s, self._recover, failure)
@@ -225,7 +227,7 @@ class Plant:
         for job in dead.unfinished:
             self._front.died(job, number)
 
-    def _recover(self, failure: Failure) -> None:
+    def _recover(self, failure: InstanceFailure) -> None:
         number = failure.instance
         if failure.kind == "slow":
             self._engines[number].slowdown = 1.0

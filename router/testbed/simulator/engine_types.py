@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, NewType
 
 from router.config.sections.kv_store import HashAlgo
 from router.kvcache.engine_hashes import DEFAULT_SEED, Digest, EngineChain
-from router.kvcache.events import Event, Pooled
-from router.testbed.engine_profile import Profile
+from router.kvcache.events import BlocksPooled, Event
+from router.testbed.engine_profile import EngineProfile
 
 RequestId = NewType("RequestId", int)
 Finish = Literal["stop", "length"]
@@ -31,7 +31,7 @@ class EngineShape:
     blocks: int = 4096
     prefill_tokens_per_s: float = 8000.0
     decode_ms_per_token: float = 10.0
-    profile: Profile | None = None  # what a step takes, instead of the two before
+    profile: EngineProfile | None = None  # what a step takes, instead of the two before
     load_tokens_per_s: float = 100_000.0  # of KV from outside; 0: no time at all
     load_base_ms: float = 5.0  # per load
     saves: bool = False  # offers computed prompts to the pool
@@ -49,7 +49,7 @@ class EngineShape:
         return self.blocks * self.block_tokens
 
 
-class Request(NamedTuple):
+class SequenceRequest(NamedTuple):
     """One sequence to complete. Its answer follows from (prompt, seed), unless `script` gives it."""
 
     token_ids: Sequence[int]
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     keeps_after: tuple[Finish, ...] = ()  # ended so, its blocks stay until `Engine.free`, for a peer to fetch
 
 
-class Output(NamedTuple):
+class SequenceOutput(NamedTuple):
     """One new token of one request."""
 
     token: int
@@ -72,18 +72,18 @@ class Output(NamedTuple):
     cached_tokens: int  # of the prompt: found in the prefix cache when it was admitted, or loaded from outside
 
 
-class Save(NamedTuple):
+class BlockSave(NamedTuple):
     """A prompt is computed: its full blocks may go to the shared pool."""
 
     token_ids: array[int]
     digests: list[Digest]
     block_tokens: int
 
-    def pooled(self, new: Container[Digest]) -> list[Pooled]:
+    def pooled(self, new: Container[Digest]) -> list[BlocksPooled]:
         """What the saving engine announces: one event for each of these blocks that really entered the pool."""
         label, size = EngineChain.label, self.block_tokens
         return [
-            Pooled(
+            BlocksPooled(
                 hashes=[label(digest)],
                 parent=label(self.digests[number - 1]) if number else None,
                 token_ids=self.token_ids[number * size : (number + 1) * size],
@@ -96,12 +96,12 @@ class Save(NamedTuple):
 
 class StepResult(NamedTuple):
     next_wake_s: float | None  # when to call again, on the caller's clock; None: when something is submitted
-    outputs: dict[RequestId, Output]
+    outputs: dict[RequestId, SequenceOutput]
     events: list[Event]  # one batch: removals come before the stores that needed the room
-    saves: Sequence[Save] = ()
+    saves: Sequence[BlockSave] = ()
 
 
-class Gauges(NamedTuple):
+class EngineGauges(NamedTuple):
     running: int
     waiting: int  # those that load included
     loading: int

@@ -13,7 +13,7 @@ from typing import Any
 from router.clock import ManualClock
 
 
-class Moments:
+class EventQueue:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

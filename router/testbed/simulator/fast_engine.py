@@ -22,12 +22,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from router.fleet.engine_facts import Gauges
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.block_cache import Cache
-from router.testbed.simulator.kv_tier import Held, Wire
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.block_cache import BlockCache
+from router.testbed.simulator.kv_tier import KvTier, TransferLink
 
 
-class Job:
+class EngineJob:
     """One request at one engine. `names` are the blocks of its prompt and of its answer but for the last token."""
 
     __slots__ = (
@@ -69,35 +69,39 @@ class Job:
         return (self.local_tokens or 0) + self.host_tokens + self.pool_tokens
 
 
-class Ended(NamedTuple):
+class StrideResult(NamedTuple):
     """What a step or stride brought."""
 
-    firsts: list[Job]  # their first token
-    dones: list[Job]  # their last one
+    firsts: list[EngineJob]  # their first token
+    dones: list[EngineJob]  # their last one
 
 
-class Around(NamedTuple):
+class EngineSurroundings(NamedTuple):
     """What one engine has outside of its GPUs."""
 
-    pool: Held | None
-    pool_wire: Wire | None
-    host: Held | None
-    host_wire: Wire | None
-    peer_wire: Wire | None
+    pool: KvTier | None
+    pool_wire: TransferLink | None
+    host: KvTier | None
+    host_wire: TransferLink | None
+    peer_wire: TransferLink | None
 
 
-ALONE = Around(None, None, None, None, None)
-NOBODY = Ended([], [])
+ALONE = EngineSurroundings(None, None, None, None, None)
+NOBODY = StrideResult([], [])
 
 
-class Engine:
+class FastEngine:
     """One instance. Times are virtual seconds and never run backwards. `slowdown` stretches every following step."""
 
     def __init__(
-        self, profile: Profile, block_tokens: int, around: Around = ALONE, max_queued: int | None = None
+        self,
+        profile: EngineProfile,
+        block_tokens: int,
+        around: EngineSurroundings = ALONE,
+        max_queued: int | None = None,
     ) -> None:
         self.profile = profile
-        self.cache = Cache(profile.kv_tokens, block_tokens)
+        self.cache = BlockCache(profile.kv_tokens, block_tokens)
         self.slowdown = 1.0
         self.until_s: float | None = None  # when its step or stride ends; None: it has nothing to do
         self.busy_s = self.prefill_s = 0.0
@@ -105,13 +109,15 @@ class Engine:
         self._size = block_tokens
         self._around = around
         self._max_queued = max_queued
-        self._waiting: deque[Job] = deque()
-        self._loading: dict[Job, float] = {}  # until when
-        self._prefilling: deque[Job] = deque()
-        self._chunks: list[tuple[Job, int]] = []  # of the current step
-        self._decoding: dict[Job, None] = {}  # in the order in which they began
+        self._waiting: deque[EngineJob] = deque()
+        self._loading: dict[EngineJob, float] = {}  # until when
+        self._prefilling: deque[EngineJob] = deque()
+        self._chunks: list[tuple[EngineJob, int]] = []  # of the current step
+        self._decoding: dict[EngineJob, None] = {}  # in the order in which they began
         self._context_tokens = 0  # of all that decode
-        self._ends: list[tuple[int, int, Job]] = []  # by the step at which they end; some may have given way since
+        self._ends: list[
+            tuple[int, int, EngineJob]
+        ] = []  # by the step at which they end; some may have given way since
         self._order = 0
         self._steps = 0  # ever ended
         self._began_s = 0.0
@@ -119,7 +125,7 @@ class Engine:
 
     # what is asked of it
 
-    def submit(self, job: Job, now: float) -> bool:
+    def submit(self, job: EngineJob, now: float) -> bool:
         """False: it has no room for it, now (a full queue) or ever (too long)."""
         if job.prompt_tokens + job.output_tokens > self.profile.kv_tokens:
             return False
@@ -148,7 +154,7 @@ class Engine:
         return min(self._loading.values(), default=None)
 
     @property
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[EngineJob]:
         """Whom it has in hand."""
         return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
 
@@ -167,12 +173,12 @@ class Engine:
 
     # time
 
-    def end(self, now: float) -> Ended:
+    def end(self, now: float) -> StrideResult:
         """The step or stride that is due has ended; the next one begins."""
         if self.until_s is None or now < self.until_s:
             return NOBODY
         self.busy_s += self.until_s - self._began_s
-        ended = Ended([], [])
+        ended = StrideResult([], [])
         steps = self._stride or 1
         self._grow(steps)
         for job, count in self._chunks:
@@ -275,11 +281,11 @@ class Engine:
         idle = self.cache.idle(job.names[:hits]) * self._size
         return self.cache.live_tokens + idle + job.whole_tokens - hits * self._size <= self.profile.kv_tokens
 
-    def _hits(self, job: Job) -> int:
+    def _hits(self, job: EngineJob) -> int:
         """Leading blocks of it that are cached here; the last token is always computed."""
         return self.cache.held(job.names[: (job.whole_tokens - 1) // self._size])
 
-    def _admit(self, job: Job, now: float) -> bool:
+    def _admit(self, job: EngineJob, now: float) -> bool:
         """It has all the room that its prompt needs. False: something of it must be loaded first."""
         hits = self._hits(job)
         self.cache.use(job.names[:hits])
@@ -297,7 +303,7 @@ class Engine:
         self._prefilling.append(job)
         return True
 
-    def _fetch(self, job: Job, now: float, first: bool) -> float | None:
+    def _fetch(self, job: EngineJob, now: float, first: bool) -> float | None:
         """Begins to load what lies beyond its own cache. As vLLM does: whatever is there, cheap or not."""
         pool, pool_wire, host, host_wire, peer_wire = self._around
         if job.external > job.computed and peer_wire is not None:
@@ -318,7 +324,7 @@ class Engine:
             job.computed = reach
         return until_s
 
-    def _computed(self, job: Job, count: int, ended: Ended) -> None:
+    def _computed(self, job: EngineJob, count: int, ended: StrideResult) -> None:
         """A chunk of it is done."""
         job.computed += count
         self._name(job, job.computed // self._size)
@@ -339,12 +345,12 @@ class Engine:
         self._order += 1
         heappush(self._ends, (job.finish_at, self._order, job))
 
-    def _name(self, job: Job, blocks: int) -> None:
+    def _name(self, job: EngineJob, blocks: int) -> None:
         if blocks > job.held:
             self.cache.name(job.names, job.held, blocks)
             job.held = blocks
 
-    def _save(self, job: Job) -> None:
+    def _save(self, job: EngineJob) -> None:
         """Prompts go to the host's memory and to the pool; answers do not (vLLM: save_decode_cache is off)."""
         names = job.names[: job.prompt_tokens // self._size]
         if self._around.host is not None:
@@ -360,7 +366,7 @@ class Engine:
         self._context_tokens += more
         self.cache.nameless_tokens += more
 
-    def _finish(self, ended: Ended) -> None:
+    def _finish(self, ended: StrideResult) -> None:
         while self._ends and self._ends[0][0] <= self._steps:
             at, _, job = heappop(self._ends)
             if at != job.finish_at or job not in self._decoding:
@@ -370,7 +376,7 @@ class Engine:
             self._context_tokens -= job.whole_tokens - 1
             self._done(job, ended)
 
-    def _done(self, job: Job, ended: Ended) -> None:
+    def _done(self, job: EngineJob, ended: StrideResult) -> None:
         """It leaves; what it has computed stays cached as far as it fills blocks."""
         in_cache = job.whole_tokens - 1
         full = min(in_cache // self._size, len(job.names))
@@ -381,7 +387,7 @@ class Engine:
         job.held = 0
         ended.dones.append(job)
 
-    def _give_way(self, job: Job) -> None:
+    def _give_way(self, job: EngineJob) -> None:
         """It goes back to the head of the queue, and computes anew what will be gone from the cache by then."""
         del self._decoding[job]
         self.preemptions += 1

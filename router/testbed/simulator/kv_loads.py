@@ -14,13 +14,13 @@ from router.testbed.simulator.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Load:
+class KvLoad:
     sequence: Sequence
     tokens: int  # beyond those that it has computed
     ready_s: float | None  # None: its peer has not finished
 
 
-class Loads:
+class KvLoads:
     """`begin` puts a sequence in; `finished` and `drop` take it out. The counts are of loads from the pool, ended."""
 
     def __init__(self, shape: EngineShape) -> None:
@@ -29,7 +29,7 @@ class Loads:
         self.seconds = 0.0
         self._shape = shape
         self._free_s = float("-inf")  # when the receiving thread has done what it was given
-        self._all: dict[RequestId, Load] = {}
+        self._all: dict[RequestId, KvLoad] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -44,7 +44,7 @@ class Loads:
         return min((load.ready_s for load in self._all.values() if load.ready_s is not None), default=None)
 
     def begin(self, sequence: Sequence, tokens: int, now: float) -> None:
-        load = self._all[sequence.id] = Load(sequence, tokens, None)
+        load = self._all[sequence.id] = KvLoad(sequence, tokens, None)
         if sequence.request.source == "pool":
             load.ready_s = self._free_s = max(now, self._free_s) + self._takes_s(tokens)
         elif not sequence.waits_for_peer:
@@ -56,7 +56,7 @@ class Loads:
         if load is not None and load.ready_s is None:
             load.ready_s = now + self._takes_s(load.tokens)
 
-    def finished(self, now: float) -> list[Load]:
+    def finished(self, now: float) -> list[KvLoad]:
         done = [load for load in self._all.values() if load.ready_s is not None and load.ready_s <= now]
         for load in done:
             del self._all[load.sequence.id]

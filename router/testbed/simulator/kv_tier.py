@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.testbed.simulator.scenario import Link
+from router.testbed.simulator.scenario import LinkSpeed
 
 
-class Held:
+class KvTier:
     """What lies in a pool or a host's memory."""
 
     def __init__(self, tokens: int, block_tokens: int) -> None:
@@ -43,10 +43,10 @@ class Held:
             blocks.popitem(last=False)
 
 
-class Wire:
+class TransferLink:
     """One instance's link: loads follow each other."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LinkSpeed) -> None:
         self._link = link
         self._free_at_s = 0.0
 

@@ -13,13 +13,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class End(IntEnum):
+class RequestEnd(IntEnum):
     OK = 0
     SHED = 1  # the door or every engine's queue refused it
     FAILED = 2  # engines died on it, or none was left
 
 
-class Outcome:
+class SimulationOutcome:
     """All requests of one simulation. Times are virtual seconds since its start."""
 
     def __init__(self, instances: int) -> None:
@@ -35,7 +35,7 @@ class Outcome:
         self.host_tokens = array("l")  # from its host memory
         self.pool_tokens = array("l")  # from the shared pool
         self.output_tokens = array("l")
-        self.end = array("b")  # an `End`
+        self.end = array("b")  # an `RequestEnd`
         self.took_s = 0.0  # virtual seconds from the start to the last end
         self.busy_s = [0.0] * instances  # computing, per instance
         self.prefill_s = [0.0] * instances  # of that, what its prompts alone would have taken
@@ -48,14 +48,14 @@ class Outcome:
         return len(self.end)
 
 
-class Limits(NamedTuple):
+class ServiceLimits(NamedTuple):
     """What a request must meet to count as served well."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1
 
 
-class Figures(NamedTuple):
+class SimulationFigures(NamedTuple):
     """Of the requests that were sent within a window. None: nobody was there to be measured."""
 
     requests: int  # that ended well
@@ -91,24 +91,26 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-LIMITS = Limits()
+LIMITS = ServiceLimits()
 
 
-def figures(outcome: Outcome, limits: Limits = LIMITS, since_s: float = 0.0, until_s: float | None = None) -> Figures:
+def figures(
+    outcome: SimulationOutcome, limits: ServiceLimits = LIMITS, since_s: float = 0.0, until_s: float | None = None
+) -> SimulationFigures:
     """Requests are counted where they ended, latencies where they were sent: both within [since_s, until_s)."""
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)
     sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]
     ends = Counter(outcome.end[row] for row in sent)
-    ok = [row for row in sent if outcome.end[row] == End.OK]
+    ok = [row for row in sent if outcome.end[row] == RequestEnd.OK]
     ended = _ended(outcome, since_s, until_s)
     ttfts = sorted(outcome.ttft_s[row] for row in ok)
     tpots = sorted(tpot for row in ok if (tpot := _tpot_s(outcome, row)) is not None)
     waits = sorted(outcome.waited_s[row] for row in ok if outcome.waited_s[row] > 0)
-    return Figures(
+    return SimulationFigures(
         requests=len(ok),
-        shed=ends[End.SHED],
-        failed=ends[End.FAILED],
+        shed=ends[RequestEnd.SHED],
+        failed=ends[RequestEnd.FAILED],
         requests_per_s=len(ended) / window_s,
         input_tokens_per_s=_sum(outcome.prompt_tokens, ended) / window_s,
         output_tokens_per_s=_sum(outcome.output_tokens, ended) / window_s,
@@ -129,28 +131,28 @@ def figures(outcome: Outcome, limits: Limits = LIMITS, since_s: float = 0.0, unt
     )
 
 
-def _ended(outcome: Outcome, since_s: float, until_s: float) -> list[int]:
+def _ended(outcome: SimulationOutcome, since_s: float, until_s: float) -> list[int]:
     """Those that ended well in the window, its last moment included."""
     rows = enumerate(zip(outcome.end, outcome.arrived_s, outcome.duration_s, strict=True))
-    return [row for row, (end, at_s, took_s) in rows if end == End.OK and since_s <= at_s + took_s <= until_s]
+    return [row for row, (end, at_s, took_s) in rows if end == RequestEnd.OK and since_s <= at_s + took_s <= until_s]
 
 
-def _tpot_s(outcome: Outcome, row: int) -> float | None:
+def _tpot_s(outcome: SimulationOutcome, row: int) -> float | None:
     more = outcome.output_tokens[row] - 1
     return (outcome.duration_s[row] - outcome.ttft_s[row]) / more if more > 0 else None
 
 
-def _is_good(outcome: Outcome, row: int, limits: Limits) -> bool:
+def _is_good(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
     tpot_s = _tpot_s(outcome, row)
     return outcome.ttft_s[row] <= limits.ttft_s and (tpot_s is None or tpot_s <= limits.tpot_s)
 
 
-def _share(outcome: Outcome, tokens: Sequence[int], rows: Sequence[int]) -> float | None:
+def _share(outcome: SimulationOutcome, tokens: Sequence[int], rows: Sequence[int]) -> float | None:
     prompts = _sum(outcome.prompt_tokens, rows)
     return _sum(tokens, rows) / prompts if prompts else None
 
 
-def _imbalance(outcome: Outcome, rows: Sequence[int]) -> float | None:
+def _imbalance(outcome: SimulationOutcome, rows: Sequence[int]) -> float | None:
     computed = [0] * outcome.instances
     for row in rows:
         cached = outcome.local_tokens[row] + outcome.host_tokens[row] + outcome.pool_tokens[row]

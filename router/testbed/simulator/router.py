@@ -1,8 +1,9 @@
-"""One router in virtual time: what `route.py`, the feeds and the health probes do with a `Core`, without a network.
+"""One router in virtual time: what `route.py`, the feeds and the health probes do with a `Scheduler`, without a
+network.
 
-Everything that decides is the live router's own: `Core` with its fleet, books, index, streams, learned speeds and desk.
-Here is only what stands around it: a request is opened, admitted and settled at the moments at which the line would do
-it, batches of events are heard when they arrive, metrics pages when they are polled.
+Everything that decides is the live router's own: `Scheduler` with its fleet, books, index, streams, learned speeds and
+desk. Here is only what stands around it: a request is opened, admitted and settled at the moments at which the line
+would do it, batches of events are heard when they arrive, metrics pages when they are polled.
 """
 
 from __future__ import annotations
@@ -13,35 +14,35 @@ from typing import NamedTuple, cast
 
 from router.clock import Clock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
-from router.fleet.instance import Served, Target
-from router.kvcache.events import Batch, Key, TargetId
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge
-from router.kvcache.speculative import Approximate, Expected
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Endpoint, Prompt, Unknown
-from router.request.admission.controller import Door, Hold, Pass
-from router.request.admission.model_admission import Gate
-from router.scheduling.experiments.policy_set import Regime
+from router.fleet.instance import ServedModel, Target
+from router.kvcache.events import EventBatch, Key, TargetId
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.request.admission.controller import AdmissionController, Admitted, Queued
+from router.request.admission.model_admission import ModelAdmission
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
-from router.scheduling.scheduler import Core
-from router.scheduling.selector import Desk
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.workloads.block_names import GivenNames, Tokens
+from router.testbed.workloads.block_names import GivenNames, NamedTokens
 from scorers.contract import PoolHit
 
 MODEL = "simulated"
-SERVED = Served(MODEL, None)
-CARDS = (Card(MODEL, MODEL, None, None),)
-NO_SOURCE = Unknown("simulated")
+SERVED = ServedModel(MODEL, None)
+CARDS = (ModelCard(MODEL, MODEL, None, None),)
+NO_SOURCE = UnknownIds("simulated")
 KEPT = 1  # stored responses: there are none
 
 
-class Question(NamedTuple):
+class SimulatedTurn(NamedTuple):
     """A request as a router sees it."""
 
     session: str
@@ -50,26 +51,30 @@ class Question(NamedTuple):
     pooled_tokens: int | None  # leading ones that the pool holds; None: it did not say
 
 
-class Router:
+class SimulatedRouter:
     """One of the scenario's: behind its door is its share of the fleet's memory."""
 
-    def __init__(self, policy: schema.Policy, scenario: Scenario, clock: Clock, *, seed: int) -> None:
+    def __init__(self, policy: schema.PolicyConfig, scenario: Scenario, clock: Clock, *, seed: int) -> None:
         told, shared_pool = schema.Config(), scenario.store is not None
         self.splits = scenario.prefills > 0
         self._clock = clock
         self._block_tokens = scenario.block_tokens
         self._probes = told.fleet.health.failures
-        regime = Regime({"simulated": build_policy("simulated", policy)}, "simulated")
-        knowledge = Knowledge(
-            Index(GivenNames(0), told.index.orphan_blocks),
-            Expected(told.index.expected_ttl_s),
-            Approximate(told.index.approximate_blocks, told.index.approximate_ttl_s),
+        regime = PolicySet({"simulated": build_policy("simulated", policy)}, "simulated")
+        knowledge = KvIndexer(
+            BlockIndex(GivenNames(0), told.index.orphan_blocks),
+            SpeculativeBlocks(told.index.expected_ttl_s),
+            ApproximateBlocks(told.index.approximate_blocks, told.index.approximate_ttl_s),
             clock,
         )
-        self.core = Core(Fleet(told.fleet), knowledge, Desk(regime, seed=seed), clock, KEPT, shared_pool=shared_pool)
-        self.gate: Gate | None = None
+        self.core = Scheduler(
+            Fleet(told.fleet), knowledge, Selector(regime, seed=seed), clock, KEPT, shared_pool=shared_pool
+        )
+        self.gate: ModelAdmission | None = None
         if scenario.door is not None and scenario.door.admission:
-            self.gate = Gate(MODEL, Door(scenario.door, pooled=shared_pool), self.core, clock, 1 / scenario.routers)
+            self.gate = ModelAdmission(
+                MODEL, AdmissionController(scenario.door, pooled=shared_pool), self.core, clock, 1 / scenario.routers
+            )
         self._names = [name_of(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
         for number in range(scenario.instances):
@@ -98,10 +103,10 @@ class Router:
         """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
         return self.core.knowledge.stream_connected(self._ids[number])
 
-    def heard(self, number: int, batch: Batch) -> int | None:
+    def heard(self, number: int, batch: EventBatch) -> int | None:
         return self.core.knowledge.heard(self._ids[number], batch)
 
-    def replayed(self, number: int, batches: Sequence[Batch]) -> int | None:
+    def replayed(self, number: int, batches: Sequence[EventBatch]) -> int | None:
         """The answer to a question for a replay, all of it."""
         for batch in batches:
             self.core.knowledge.replayed(self._ids[number], batch)
@@ -119,7 +124,7 @@ class Router:
 
     # requests
 
-    def opens(self, question: Question) -> Asked:
+    def opens(self, question: SimulatedTurn) -> SimulatedRequest:
         number = self.core.desk.next_number()
         now = self._clock.now()
         record = Record(
@@ -137,21 +142,23 @@ class Router:
         self.core.opened(record, None)
         size = self._block_tokens
         keys = question.names
-        ids = Tokens(keys, size, question.prompt_tokens - len(keys) * size)
-        known = Known(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
+        ids = NamedTokens(keys, size, question.prompt_tokens - len(keys) * size)
+        known = TokenizedPrompt(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
         prompt = Prompt(
             Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=question.session
         )
         pooled = None if question.pooled_tokens is None else PoolHit(question.pooled_tokens, 0.0)
-        return Asked(self, record, prompt, known, pooled)
+        return SimulatedRequest(self, record, prompt, known, pooled)
 
 
-class Asked:
+class SimulatedRequest:
     """One request on its way through a router: where it goes, and what becomes of it."""
 
     __slots__ = ("_failed", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
 
-    def __init__(self, router: Router, record: Record, prompt: Prompt, known: Known, pooled: PoolHit | None) -> None:
+    def __init__(
+        self, router: SimulatedRouter, record: Record, prompt: Prompt, known: TokenizedPrompt, pooled: PoolHit | None
+    ) -> None:
         self.router = router
         self._record = record
         self._prompt = prompt
@@ -160,7 +167,7 @@ class Asked:
         self._failed: set[str] = set()
         self._ticket: Ticket | None = None
 
-    def arrives(self, gate: Gate) -> Pass | Hold:
+    def arrives(self, gate: ModelAdmission) -> Admitted | Queued:
         """At the door of its router."""
         session = self._prompt.session
         return gate.arrives(session.encode() if session else None, len(self._known.ids), self._known)
@@ -230,8 +237,8 @@ def number_of(instance: str) -> int:
     return int(instance.rpartition("-")[2])
 
 
-def _instance(number: int, role: str) -> schema.Instance:
+def _instance(number: int, role: str) -> schema.InstanceConfig:
     transfer = None if role == "both" else {"protocol": "nixl"}
-    return schema.Instance.model_validate(
+    return schema.InstanceConfig.model_validate(
         {"url": f"http://127.0.0.1:{number + 1}", "name": name_of(number), "role": role, "transfer": transfer}
     )

@@ -1,4 +1,4 @@
-"""A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `Outcome`.
+"""A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `SimulationOutcome`.
 
     client      sends a turn ------> router: door, admit ------> plant: engines
                                         ^   ^                       |
@@ -15,27 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import schema
-from router.request.admission.controller import Pass, Turn
-from router.request.admission.model_admission import Gate
+from router.request.admission.controller import Admission, Admitted
+from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.ticket import Ticket
-from router.testbed.rng import Dice
-from router.testbed.simulator.clients import Clients, Said
-from router.testbed.simulator.cluster import Plant
-from router.testbed.simulator.event_queue import Moments
-from router.testbed.simulator.fast_engine import Job
-from router.testbed.simulator.outcome import End, Outcome
-from router.testbed.simulator.router import Asked, Question, Router, number_of
+from router.testbed.rng import Rng
+from router.testbed.simulator.clients import ClientTurn, SimulatedClients
+from router.testbed.simulator.cluster import Cluster
+from router.testbed.simulator.event_queue import EventQueue
+from router.testbed.simulator.fast_engine import EngineJob
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
+from router.testbed.simulator.router import SimulatedRequest, SimulatedRouter, SimulatedTurn, number_of
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads import Session, Workload
 
-TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
+TURNS = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
 SOON_S = 0.001  # the least time between two looks at a door by the clock
 TOLD_EVERY = 256  # ended requests
 
 
 def simulate(
     scenario: Scenario,
-    policy: schema.Policy,
+    policy: schema.PolicyConfig,
     workload: Workload,
     *,
     seed: int = 0,
@@ -44,7 +44,7 @@ def simulate(
     until_s: float | None = None,
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Serves `workload` by `policy`. `at_once`: closed loop, so many sessions at a time, the next begins when one ends;
     None: each begins at its `start_s`. `staggered`: the first ones begin somewhere in their course, so that they do not
     all grow old together. `until_s`: virtual time at which nothing more is sent; what runs is finished. `stopwatch`
@@ -59,13 +59,13 @@ class _Request:
 
     __slots__ = ("asked", "at_door", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
 
-    def __init__(self, said: Said, asked: Asked, sent_s: float) -> None:
+    def __init__(self, said: ClientTurn, asked: SimulatedRequest, sent_s: float) -> None:
         self.said = said
         self.asked = asked
         self.sent_s = sent_s
         self.waited_s = 0.0
         self.first_s = 0.0
-        self.at_door: Turn | None = None  # its place in the door's books
+        self.at_door: Admission | None = None  # its place in the door's books
         self._begin()
 
     def failed_at(self, end: str, status: int | None = None) -> None:
@@ -75,15 +75,15 @@ class _Request:
 
     def _begin(self) -> None:
         said = self.said
-        self.job = Job(said.names, said.prompt_tokens, said.output_tokens, self)  # that answers
-        self.prefill: Job | None = None  # that computes its prompt elsewhere
+        self.job = EngineJob(said.names, said.prompt_tokens, said.output_tokens, self)  # that answers
+        self.prefill: EngineJob | None = None  # that computes its prompt elsewhere
 
 
 class _Run:
     def __init__(
         self,
         scenario: Scenario,
-        policy: schema.Policy,
+        policy: schema.PolicyConfig,
         sessions: Sequence[Session],
         seed: int,
         until_s: float | None,
@@ -95,18 +95,18 @@ class _Run:
         self._seed = seed
         self._stopwatch = stopwatch
         self._progress = progress
-        self._chance = Dice(seed ^ 0x5EED)
-        self._moments = Moments()
-        self._retired: list[Router] = []
-        self.routers: list[Router] = []
-        self._at_doors: dict[Turn, _Request] = {}  # all that are in the books of one
-        self._looks_s: dict[Gate, float] = {}  # when doors must be looked at
-        self.outcome = Outcome(scenario.instances)
+        self._chance = Rng(seed ^ 0x5EED)
+        self._moments = EventQueue()
+        self._retired: list[SimulatedRouter] = []
+        self.routers: list[SimulatedRouter] = []
+        self._at_doors: dict[Admission, _Request] = {}  # all that are in the books of one
+        self._looks_s: dict[ModelAdmission, float] = {}  # when doors must be looked at
+        self.outcome = SimulationOutcome(scenario.instances)
         last_s = float("inf") if until_s is None else until_s
-        self._clients = Clients(sessions, scenario.block_tokens, self._moments, self._send, last_s)
-        self._plant = Plant(scenario, self._moments, self._chance, self.outcome, self)
+        self._clients = SimulatedClients(sessions, scenario.block_tokens, self._moments, self._send, last_s)
+        self._plant = Cluster(scenario, self._moments, self._chance, self.outcome, self)
 
-    def serve(self, at_once: int | None, staggered: bool) -> Outcome:
+    def serve(self, at_once: int | None, staggered: bool) -> SimulationOutcome:
         starts_s = self._scenario.trouble.router_starts_s
         self.routers = self._built(TURNS if starts_s > 0 else self._policy)
         self._plant.start()
@@ -121,9 +121,9 @@ class _Run:
         self.outcome.double_bookings = sum(router.booked for router in [*self._retired, *self.routers])
         return self.outcome
 
-    def _built(self, policy: schema.Policy) -> list[Router]:
+    def _built(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:
         scenario, clock, first = self._scenario, self._moments.clock, self._seed * 1000
-        return [Router(policy, scenario, clock, seed=first + number) for number in range(scenario.routers)]
+        return [SimulatedRouter(policy, scenario, clock, seed=first + number) for number in range(scenario.routers)]
 
     def _start_routers(self) -> None:
         """Fresh ones take over from those that only took turns: what those began, they end."""
@@ -133,11 +133,11 @@ class _Run:
 
     # a request's way
 
-    def _send(self, said: Said) -> None:
+    def _send(self, said: ClientTurn) -> None:
         """It reaches its router, which may let it wait."""
         session, names = said.session.number, self._prompt(said)
         router = self.routers[session % len(self.routers)]
-        question = Question(str(session), names, said.prompt_tokens, self._plant.pooled_tokens(names))
+        question = SimulatedTurn(str(session), names, said.prompt_tokens, self._plant.pooled_tokens(names))
         request = _Request(said, router.opens(question), self._moments.now_s)
         if router.gate is None:
             self._place(request)
@@ -145,11 +145,11 @@ class _Run:
         verdict = request.asked.arrives(router.gate)
         request.at_door = verdict.turn
         self._at_doors[verdict.turn] = request
-        if isinstance(verdict, Pass):
+        if isinstance(verdict, Admitted):
             self._place(request)
         self._look_at(router.gate)
 
-    def _prompt(self, said: Said) -> Sequence[int]:
+    def _prompt(self, said: ClientTurn) -> Sequence[int]:
         """The names of its full blocks."""
         return said.names[: said.prompt_tokens // self._scenario.block_tokens]
 
@@ -159,13 +159,13 @@ class _Run:
             job, target = request.job, ticket.target
             if ticket.half is not None:
                 self._plant.poll_soon(number_of(target.instance.id))  # it is booked already
-                job = request.prefill = Job(self._prompt(request.said), job.prompt_tokens, 1, request)
+                job = request.prefill = EngineJob(self._prompt(request.said), job.prompt_tokens, 1, request)
                 target = ticket.half.target
             if self._submit(request, job, number_of(target.instance.id)):
                 return
-        self._end(request, End.FAILED if request.asked.has_killed else End.SHED, -1)
+        self._end(request, RequestEnd.FAILED if request.asked.has_killed else RequestEnd.SHED, -1)
 
-    def _admit(self, asked: Asked) -> Ticket | None:
+    def _admit(self, asked: SimulatedRequest) -> Ticket | None:
         self.outcome.decisions += 1
         if self._stopwatch is None:
             return asked.admit()
@@ -174,7 +174,7 @@ class _Run:
         self.outcome.deciding_s += self._stopwatch() - began_s
         return ticket
 
-    def _submit(self, request: _Request, job: Job, number: int) -> bool:
+    def _submit(self, request: _Request, job: EngineJob, number: int) -> bool:
         """False: this attempt has failed."""
         self._plant.poll_soon(number)
         if not self._plant.is_alive(number):
@@ -186,14 +186,14 @@ class _Run:
             return False
         return True
 
-    def first(self, job: Job) -> None:
+    def first(self, job: EngineJob) -> None:
         """The plant: its first token. A prompt that is computed for another engine has none that counts."""
         request = _request(job)
         if job is not request.prefill:
             request.first_s = self._moments.now_s
             request.asked.first_byte()
 
-    def done(self, job: Job, number: int) -> None:
+    def done(self, job: EngineJob, number: int) -> None:
         """The plant: its last one."""
         request = _request(job)
         if job is request.prefill:
@@ -201,7 +201,7 @@ class _Run:
             return
         source = request.prefill or job
         request.asked.done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
-        self._end(request, End.OK, number, source)
+        self._end(request, RequestEnd.OK, number, source)
 
     def _hand_over(self, request: _Request) -> None:
         """Its prompt is computed: the other half goes on with it."""
@@ -210,22 +210,22 @@ class _Run:
         if not self._submit(request, job, number_of(target.instance.id)):
             self._place(request)
 
-    def died(self, job: Job, number: int) -> None:
+    def died(self, job: EngineJob, number: int) -> None:
         """The plant: its engine is gone. Before its first byte one more may try."""
         request = _request(job)
         request.asked.router.misses(number)
         begun = request.first_s > 0
         request.failed_at("broken" if begun else "died")
         if begun or request.asked.is_poison:
-            self._end(request, End.FAILED, -1)
+            self._end(request, RequestEnd.FAILED, -1)
         else:
             self._place(request)
 
-    def _end(self, request: _Request, end: End, number: int, source: Job | None = None) -> None:
+    def _end(self, request: _Request, end: RequestEnd, number: int, source: EngineJob | None = None) -> None:
         now, outcome, said = self._moments.now_s, self.outcome, request.said
         outcome.arrived_s.append(request.sent_s)
         outcome.waited_s.append(request.waited_s)
-        outcome.ttft_s.append(request.first_s - request.sent_s if end is End.OK else float("nan"))
+        outcome.ttft_s.append(request.first_s - request.sent_s if end is RequestEnd.OK else float("nan"))
         outcome.duration_s.append(now - request.sent_s)
         outcome.session.append(said.session.number)
         outcome.instance.append(number)
@@ -240,11 +240,11 @@ class _Run:
         if request.at_door is not None:
             self._leave_door(request, request.at_door, source)
         request.job.tag = None  # a circle less per request for the collector of garbage to find
-        self._clients.ended(said, end is End.OK)
+        self._clients.ended(said, end is RequestEnd.OK)
 
     # doors
 
-    def _leave_door(self, request: _Request, turn: Turn, source: Job | None) -> None:
+    def _leave_door(self, request: _Request, turn: Admission, source: EngineJob | None) -> None:
         """It gives back what it took there. `source`: what computed its prompt; None: it has no answer."""
         gate, said = request.asked.router.gate, request.said
         assert gate is not None, "it came through one"
@@ -257,25 +257,25 @@ class _Run:
             gate.left(turn)
         self._look_at(gate)
 
-    def _look_at(self, gate: Gate) -> None:
+    def _look_at(self, gate: ModelAdmission) -> None:
         called = gate.look()
         for turn in called.passed:
             request = self._at_doors[turn]
             request.waited_s = self._moments.now_s - request.sent_s
             self._place(request)
         for hold in called.refused:
-            self._end(self._at_doors[hold.turn], End.SHED, -1)
+            self._end(self._at_doors[hold.turn], RequestEnd.SHED, -1)
         next_s = gate.next_s
         if next_s is not None and self._looks_s.get(gate) != next_s:
             self._looks_s[gate] = next_s
             self._moments.at(max(next_s, self._moments.now_s + SOON_S), self._look_is_due, gate, next_s)
 
-    def _look_is_due(self, gate: Gate, next_s: float) -> None:
+    def _look_is_due(self, gate: ModelAdmission, next_s: float) -> None:
         if self._looks_s.get(gate) == next_s:
             del self._looks_s[gate]
             self._look_at(gate)
 
 
-def _request(job: Job) -> _Request:
+def _request(job: EngineJob) -> _Request:
     assert isinstance(job.tag, _Request), "nobody else sends jobs"
     return job.tag

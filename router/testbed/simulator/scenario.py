@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from router.config.sections.admission import Door
-from router.testbed.engine_profile import Profile
+from router.config.sections.admission import AdmissionConfig
+from router.testbed.engine_profile import EngineProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpeed:
     """A way that KV comes to an instance: `base_ms`, then so many tokens a second."""
 
     tokens_per_s: float
@@ -21,15 +21,15 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreScenario:
     """The shared pool: room for so many tokens, least recently used first out; each instance has a link of its own."""
 
     tokens: int
-    link: Link
+    link: LinkSpeed
 
 
 @dataclass(frozen=True, slots=True)
-class Lags:
+class EventLags:
     """How late a router hears of its fleet, in seconds."""
 
     events_s: float = 0.05  # from a block's storing to the index; inf: none ever comes, as without KV events
@@ -37,7 +37,7 @@ class Lags:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class InstanceFailure:
     """What happens to one instance from `at_s` to `until_s`."""
 
     kind: Literal["down", "slow"]
@@ -49,7 +49,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[InstanceFailure, ...] = ()
     events_lost: float = 0.0  # share of event batches that never arrive; replays still bring them
     pool_away: tuple[tuple[float, float], ...] = ()  # from, until: nobody can look into the pool or load from it
     router_starts_s: float = 0.0  # until then requests are placed in turns; then the router begins, knowing nothing
@@ -57,19 +57,19 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    profile: Profile
+    profile: EngineProfile
     instances: int = 8
     block_tokens: int = 512  # what a cached unit is here: Mooncake's traces name runs of 512 tokens
-    store: Store | None = None
-    host: Store | None = None  # host memory, of each instance its own
-    lags: Lags = Lags()
+    store: StoreScenario | None = None
+    host: StoreScenario | None = None  # host memory, of each instance its own
+    lags: EventLags = EventLags()
     trouble: Trouble = Trouble()
     routers: int = 1  # that share the fleet: each sees only its own share of the requests
     max_queued: int | None = None  # requests that wait in an engine; beyond: refused, and another one is tried
     prefills: int = 0  # of `instances`, how many only prefill; the others decode what those hand over
-    decode_profile: Profile | None = None  # of those others; None: the same
-    handover: Link = Link(250_000.0, 10.0)  # from a prefill instance to a decode instance
-    door: Door | None = None  # who may begin; None: everybody, at once
+    decode_profile: EngineProfile | None = None  # of those others; None: the same
+    handover: LinkSpeed = LinkSpeed(250_000.0, 10.0)  # from a prefill instance to a decode instance
+    door: AdmissionConfig | None = None  # who may begin; None: everybody, at once
 
     def role(self, number: int) -> Literal["both", "prefill", "decode"]:
         """Of that instance."""

@@ -11,8 +11,8 @@ import xxhash
 
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import EngineHash
-from router.testbed.rng import Dice
-from router.testbed.simulator.engine_types import EngineShape, Finish, Request, RequestId
+from router.testbed.rng import Rng
+from router.testbed.simulator.engine_types import EngineShape, Finish, RequestId, SequenceRequest
 
 
 class Sequence:
@@ -35,7 +35,7 @@ class Sequence:
         "waits_for_peer",
     )
 
-    def __init__(self, id: RequestId, request: Request, shape: EngineShape, chain: EngineChain) -> None:
+    def __init__(self, id: RequestId, request: SequenceRequest, shape: EngineShape, chain: EngineChain) -> None:
         self._shape = shape
         self._chain = chain
         self.id = id
@@ -49,7 +49,7 @@ class Sequence:
         self.cached_tokens: int | None = None  # None until first admitted
         self.external_tokens = request.external_tokens or 0  # to be had outside, once
         self.waits_for_peer = bool(self.external_tokens) and request.source == "peer"
-        self.voice = Dice(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
+        self.voice = Rng(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
 
     @property
     def generated(self) -> int:

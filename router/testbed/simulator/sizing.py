@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from router.testbed.engine_profile import Profile
-from router.testbed.rng import Dice
-from router.testbed.simulator.scenario import Link
-from router.testbed.simulator.stack_distance import Ghost, within
-from router.testbed.workloads.block_names import Context
-from router.testbed.workloads.timeline import Sent
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.rng import Rng
+from router.testbed.simulator.scenario import LinkSpeed
+from router.testbed.simulator.stack_distance import StackDistances, within
+from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.timeline import TimedRequest
 
 BLOCK_TOKENS = 512
 SHARE = 1.1  # by prefix: an instance that computed more than so much of the mean takes no request because of a match
@@ -27,7 +27,7 @@ SHARE = 1.1  # by prefix: an instance that computed more than so much of the mea
 Placement = Literal["by prefix", "at random"]
 
 
-class Cell(NamedTuple):
+class SizingCell(NamedTuple):
     """One fleet with one pool, over all requests."""
 
     instances: int
@@ -44,22 +44,22 @@ class Cell(NamedTuple):
         return (self.local_tokens + self.loaded_tokens) / self.input_tokens
 
 
-class Advice(NamedTuple):
-    cells: tuple[Cell, ...]  # fleets in their order, of each the placements, of each the pools
+class SizingAdvice(NamedTuple):
+    cells: tuple[SizingCell, ...]  # fleets in their order, of each the placements, of each the pools
     working_set_tokens: int  # all different full blocks of prompts
 
 
 def advise(
-    requests: Iterable[Sent],
-    profile: Profile,
+    requests: Iterable[TimedRequest],
+    profile: EngineProfile,
     instances: Sequence[int],
     pools: Sequence[int],
-    link: Link,
+    link: LinkSpeed,
     seed: int = 0,
-) -> Advice:
+) -> SizingAdvice:
     """`pools` in tokens. Raises ValueError where there are no requests."""
-    shared = Ghost()
-    fleets = [Fleet(count, placement, profile, pools, seed) for count, placement in _fleets(instances)]
+    shared = StackDistances()
+    fleets = [SizingFleet(count, placement, profile, pools, seed) for count, placement in _fleets(instances)]
     capacities = [tokens // BLOCK_TOKENS for tokens in pools]
     for sent in requests:
         asked = _asked(sent, profile, link)
@@ -68,7 +68,7 @@ def advise(
         shared.touch(asked.path, runs)
         for fleet in fleets:
             fleet.serve(asked, pooled)
-    return Advice(tuple(cell for fleet in fleets for cell in fleet.cells()), shared.blocks * BLOCK_TOKENS)
+    return SizingAdvice(tuple(cell for fleet in fleets for cell in fleet.cells()), shared.blocks * BLOCK_TOKENS)
 
 
 def _fleets(instances: Sequence[int]) -> list[tuple[int, Placement]]:
@@ -77,10 +77,12 @@ def _fleets(instances: Sequence[int]) -> list[tuple[int, Placement]]:
     return [(count, placement) for count in instances for placement in (placements if count > 1 else placements[:1])]
 
 
-class Asked:
+class SizingRequest:
     """A request by its blocks, and what it takes to compute it after so many of them."""
 
-    def __init__(self, path: Sequence[int], context: Sequence[int], tokens: int, profile: Profile, link: Link) -> None:
+    def __init__(
+        self, path: Sequence[int], context: Sequence[int], tokens: int, profile: EngineProfile, link: LinkSpeed
+    ) -> None:
         self.path = path  # of the prompt
         self.context = context  # with the answer
         self.tokens = tokens
@@ -100,29 +102,31 @@ class Asked:
         return computing_s + self._link.base_ms / 1e3 + (held - local) * BLOCK_TOKENS / self._link.tokens_per_s
 
 
-def _asked(sent: Sent, profile: Profile, link: Link) -> Asked:
-    names = Context(BLOCK_TOKENS)
+def _asked(sent: TimedRequest, profile: EngineProfile, link: LinkSpeed) -> SizingRequest:
+    names = SessionContext(BLOCK_TOKENS)
     for span in sent.context:
         names.add(span)
     tokens = sum(span.tokens for span in sent.prompt)
-    return Asked(names.names[: tokens // BLOCK_TOKENS], names.names, tokens, profile, link)
+    return SizingRequest(names.names[: tokens // BLOCK_TOKENS], names.names, tokens, profile, link)
 
 
-class Fleet:
+class SizingFleet:
     """So many instances under one placement, with every pool size beside them at once."""
 
-    def __init__(self, count: int, placement: Placement, profile: Profile, pools: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, count: int, placement: Placement, profile: EngineProfile, pools: Sequence[int], seed: int
+    ) -> None:
         self._placement = placement
         self._pools = pools
         self._capacity = profile.kv_tokens // BLOCK_TOKENS
-        self._ghosts = [Ghost() for _ in range(count)]
+        self._ghosts = [StackDistances() for _ in range(count)]
         self._computed = [0] * count  # blocks
-        self._dice = Dice(seed)
+        self._dice = Rng(seed)
         self._requests = self._tokens = self._local = 0
         self._loaded = [0] * len(pools)  # blocks
         self._prefill_s = [0.0] * len(pools)
 
-    def serve(self, asked: Asked, pooled: Sequence[int]) -> None:
+    def serve(self, asked: SizingRequest, pooled: Sequence[int]) -> None:
         """`pooled`: leading blocks in a pool of each size."""
         chosen = self._choose(asked)
         ghost = self._ghosts[chosen]
@@ -138,7 +142,7 @@ class Fleet:
             self._loaded[size] += held - local
             self._prefill_s[size] += asked.prefill_s(local, held)
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, asked: SizingRequest) -> int:
         computed = self._computed
         if self._placement == "at random":
             return self._dice.below(len(computed))
@@ -151,11 +155,11 @@ class Fleet:
                 best, most = at, (match, -computed[at])
         return best
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SizingCell]:
         if not self._requests:
             raise ValueError("there are no requests to advise on")
         return [
-            Cell(
+            SizingCell(
                 len(self._ghosts),
                 self._placement,
                 tokens,

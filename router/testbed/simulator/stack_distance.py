@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class DistanceRun(NamedTuple):
     """Leading blocks of a path, continued: the first of them has this stack distance, each next one more."""
 
     blocks: int
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     request: int  # that touched them last
 
 
-def within(runs: Iterable[Run], capacity: int) -> int:
+def within(runs: Iterable[DistanceRun], capacity: int) -> int:
     """Leading blocks that a cache of `capacity` blocks would still have: all at a distance up to it."""
     held = 0
     for run in runs:
@@ -36,28 +36,28 @@ def within(runs: Iterable[Run], capacity: int) -> int:
     return held
 
 
-class Ghost:
+class StackDistances:
     """Remembers who touched which block last. A block's name must determine all before it, as chained hashes do."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}  # block -> the request that touched it last
-        self._left = Counts()  # per request: the blocks that it touched last
+        self._left = PrefixCounts()  # per request: the blocks that it touched last
 
     @property
     def blocks(self) -> int:
         """That a cache must hold to forget nothing."""
         return len(self._last)
 
-    def runs(self, path: Sequence[int]) -> list[Run]:
+    def runs(self, path: Sequence[int]) -> list[DistanceRun]:
         """Of the leading blocks of `path` that were ever touched, as things stand before it is."""
-        found: list[Run] = []
+        found: list[DistanceRun] = []
         for request, same in groupby(map(self._last.get, path)):
             if request is None:
                 break
-            found.append(Run(sum(1 for _ in same), self._left.after(request) + 1, request))
+            found.append(DistanceRun(sum(1 for _ in same), self._left.after(request) + 1, request))
         return found
 
-    def touch(self, path: Sequence[int], runs: Iterable[Run] | None = None) -> None:
+    def touch(self, path: Sequence[int], runs: Iterable[DistanceRun] | None = None) -> None:
         """The next request has all of `path`. `runs`: what `runs(path)` has just said, where it was asked."""
         for run in self.runs(path) if runs is None else runs:
             self._left.add(run.request, -run.blocks)
@@ -65,7 +65,7 @@ class Ghost:
         self._left.append(len(path))
 
 
-class Counts:
+class PrefixCounts:
     """A row of counts that grows at its end and can say what stands after any of them, both in log time."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A vLLM engine core without a GPU: what it would cache, announce, delay and answer, as a pure function of time.
 
-One `Engine` is one data-parallel rank. It works in steps, as vLLM's scheduler does:
+One `StepEngine` is one data-parallel rank. It works in steps, as vLLM's scheduler does:
 
     submit -> waiting -> [step: decode one token each | chunks of prefill, within a token budget] -> tokens -> done
                  |                              ^
@@ -23,25 +23,25 @@ from collections import deque
 from collections.abc import Iterable
 
 from router.kvcache.engine_hashes import Digest, EngineChain
-from router.kvcache.events import Stored, Tier
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.block_pool import Pool
+from router.kvcache.events import BlocksStored, Tier
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.block_pool import BlockPool
 from router.testbed.simulator.engine_types import (
+    BlockSave,
+    EngineGauges,
     EngineShape,
     Finish,
-    Gauges,
-    Output,
     Refusal,
-    Request,
     RequestId,
-    Save,
+    SequenceOutput,
+    SequenceRequest,
     StepResult,
 )
-from router.testbed.simulator.kv_loads import Load, Loads
+from router.testbed.simulator.kv_loads import KvLoad, KvLoads
 from router.testbed.simulator.sequence import Sequence
 
 
-class Engine:
+class StepEngine:
     """One engine core. Times are seconds on the caller's clock and must not run backwards.
 
     `slowdown` stretches every following step; it may be set at any time.
@@ -50,21 +50,21 @@ class Engine:
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
         self.slowdown = 1.0
-        self._pool = Pool(shape.blocks)
+        self._pool = BlockPool(shape.blocks)
         self._chain = EngineChain(shape.hash_algo, shape.hash_seed)
         self._ids = itertools.count()
         self._waiting: deque[Sequence] = deque()
-        self._loads = Loads(shape)
+        self._loads = KvLoads(shape)
         self._running: list[Sequence] = []
         self._kept: dict[RequestId, list[int]] = {}  # blocks of finished requests, for their peers
         self._step: list[tuple[Sequence, int]] = []  # what the current step computes: how many tokens of whom
         self._step_ends_s: float | None = None
-        self._saves: list[Save] = []
+        self._saves: list[BlockSave] = []
         self._queried = self._hits = self._prompted = self._generated = 0
         self._external_queried = self._external_hits = 0
         self._preemptions = self._stopped = self._truncated = self._cancelled = 0
 
-    def submit(self, request: Request, now: float) -> RequestId | Refusal:
+    def submit(self, request: SequenceRequest, now: float) -> RequestId | Refusal:
         """Queue a request; it is looked at when the current step ends (call `step` next when the engine was idle)."""
         if not request.token_ids:
             return "empty prompt"
@@ -109,7 +109,7 @@ class Engine:
         """Nobody needs the blocks any longer that this finished request has kept."""
         self._pool.release(self._kept.pop(id, []))
 
-    def digests(self, request: Request) -> list[Digest]:
+    def digests(self, request: SequenceRequest) -> list[Digest]:
         """What the full blocks of its prompt are called in the shared pool."""
         full = len(request.token_ids) // self.shape.block_tokens
         sequence = Sequence(RequestId(-1), request, self.shape, self._chain)
@@ -148,8 +148,8 @@ class Engine:
     def _wake_s(self) -> float | None:
         return self._loads.next_s if self._step_ends_s is None else self._step_ends_s
 
-    def gauges(self) -> Gauges:
-        return Gauges(
+    def gauges(self) -> EngineGauges:
+        return EngineGauges(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._loads),
             loading=len(self._loads),
@@ -251,7 +251,7 @@ class Engine:
         sequence.blocks += self._pool.take(self._missing(sequence, tokens))
         self._loads.begin(sequence, tokens, now)
 
-    def _resume(self, load: Load) -> None:
+    def _resume(self, load: KvLoad) -> None:
         """All is here: announce it as its own. Of a prompt that came whole the last token is computed all the same."""
         sequence, reached = load.sequence, load.sequence.computed + load.tokens
         sequence.computed = min(reached, len(sequence.tokens) - 1)
@@ -280,7 +280,7 @@ class Engine:
         labels = sequence.label(full)[first:full]
         self._pool.hold(sequence.blocks[first:full], labels)
         self._pool.events.append(
-            Stored(
+            BlocksStored(
                 hashes=labels,
                 parent=sequence.labels[first - 1] if first else None,
                 token_ids=sequence.tokens[first * size : full * size],
@@ -309,7 +309,7 @@ class Engine:
             seconds += prefill / self.shape.prefill_tokens_per_s
         return seconds * self.slowdown
 
-    def _profiled_s(self, profile: Profile) -> float:
+    def _profiled_s(self, profile: EngineProfile) -> float:
         new, pairs, decodes, context = 0, 0.0, 0, 0
         for sequence, count in self._step:
             context += sequence.computed
@@ -323,9 +323,9 @@ class Engine:
 
     # -- ending a step
 
-    def _end(self) -> dict[RequestId, Output]:
+    def _end(self) -> dict[RequestId, SequenceOutput]:
         """Whoever is computed to the end of its tokens gets one more; whoever got its last one leaves."""
-        outputs: dict[RequestId, Output] = {}
+        outputs: dict[RequestId, SequenceOutput] = {}
         for sequence, count in self._step:
             if not sequence.blocks:
                 continue  # cancelled meanwhile
@@ -337,7 +337,7 @@ class Engine:
             token, finish = sequence.speak()
             sequence.tokens.append(token)
             self._generated += 1
-            outputs[sequence.id] = Output(token, finish, sequence.cached_tokens or 0)
+            outputs[sequence.id] = SequenceOutput(token, finish, sequence.cached_tokens or 0)
             if finish is not None:
                 self._finish(sequence, finish)
         return outputs
@@ -346,7 +346,7 @@ class Engine:
         """Its full blocks, all of the prompt: what is said later is not saved, as vLLM does it by default."""
         size = self.shape.block_tokens
         if full := len(sequence.tokens) // size:
-            self._saves.append(Save(sequence.tokens[: full * size], sequence.digests[:full], size))
+            self._saves.append(BlockSave(sequence.tokens[: full * size], sequence.digests[:full], size))
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
         self._stopped += finish == "stop"

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from router.testbed.simulator.outcome import End, Limits, Outcome
-from router.testbed.sweep.cells import Cell, Load
+from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome
+from router.testbed.sweep.cells import LoadLevel, SweepCell
 
 STEP = 1.05  # the load that is known to fail is at most this much above the answer
 DOUBLINGS = 8  # away from the first load, either way
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class CapacitySearch:
     """Begins at the cell's own load."""
 
-    cell: Cell
+    cell: SweepCell
     share: float = 0.9  # of all requests that must meet both limits
 
     @property
@@ -29,43 +29,43 @@ class Search:
         return f"capacity of {self.cell.name}"
 
 
-class Tried(NamedTuple):
+class TriedLoad(NamedTuple):
     load: float
     share: float
     requests_per_s: float  # that ended well, over the whole run
 
 
-class Found(NamedTuple):
+class CapacityResult(NamedTuple):
     """`best` is None where not even the least load tried was served well; `bounded`: a higher one was not."""
 
-    search: Search
-    best: Tried | None
+    search: CapacitySearch
+    best: TriedLoad | None
     bounded: bool
-    tried: tuple[Tried, ...]  # in the order of loads
+    tried: tuple[TriedLoad, ...]  # in the order of loads
 
 
-def served_well(outcome: Outcome, limits: Limits) -> float:
+def served_well(outcome: SimulationOutcome, limits: ServiceLimits) -> float:
     """Share of all requests. Raises ValueError of none."""
     if not len(outcome):
         raise ValueError("no request was sent: the workload is empty, or it begins after the end of the simulation")
     return sum(_well(outcome, row, limits) for row in range(len(outcome))) / len(outcome)
 
 
-def _well(outcome: Outcome, row: int, limits: Limits) -> bool:
-    if outcome.end[row] != End.OK or outcome.ttft_s[row] > limits.ttft_s:
+def _well(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
+    if outcome.end[row] != RequestEnd.OK or outcome.ttft_s[row] > limits.ttft_s:
         return False
     tokens = outcome.output_tokens[row]
     return tokens < 2 or outcome.duration_s[row] - outcome.ttft_s[row] <= limits.tpot_s * (tokens - 1)
 
 
-def searched(search: Search, play: Callable[[Cell], Outcome]) -> Found:
-    tried: dict[float, Tried] = {}
+def searched(search: CapacitySearch, play: Callable[[SweepCell], SimulationOutcome]) -> CapacityResult:
+    tried: dict[float, TriedLoad] = {}
 
     def well(load: float) -> bool:
-        cell = replace(search.cell, load=Load(search.cell.load.kind, load))
+        cell = replace(search.cell, load=LoadLevel(search.cell.load.kind, load))
         outcome = play(cell)
-        ended = outcome.end.count(End.OK) / max(outcome.took_s, 1e-9)
-        tried[load] = Tried(load, served_well(outcome, cell.limits), ended)
+        ended = outcome.end.count(RequestEnd.OK) / max(outcome.took_s, 1e-9)
+        tried[load] = TriedLoad(load, served_well(outcome, cell.limits), ended)
         return tried[load].share >= search.share
 
     low, high = _bracket(search.cell.load.value, well)
@@ -73,7 +73,7 @@ def searched(search: Search, play: Callable[[Cell], Outcome]) -> Found:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if well(middle) else (low, middle)
     best = None if low is None else tried[low]
-    return Found(search, best, high is not None, tuple(tried[load] for load in sorted(tried)))
+    return CapacityResult(search, best, high is not None, tuple(tried[load] for load in sorted(tried)))
 
 
 def _bracket(first: float, well: Callable[[float], bool]) -> tuple[float | None, float | None]:

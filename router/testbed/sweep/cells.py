@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from router.config.schema import Policy
-from router.testbed.simulator.outcome import Figures, Limits, Outcome, figures
+from router.config.schema import PolicyConfig
+from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, figures
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep.fleets import Fleet
+from router.testbed.sweep.fleets import FleetOption
 from router.testbed.workloads import Workload
-from router.testbed.workloads.source import Asked as Size
+from router.testbed.workloads.source import WorkloadSpec as Size
 from router.testbed.workloads.source import load
 
 
-class Source(NamedTuple):
+class WorkloadSource(NamedTuple):
     """Where a workload comes from: a preset or a file, and how big it is to be."""
 
     name: str
@@ -30,7 +30,7 @@ class Source(NamedTuple):
         return load(self.name, seed=seed, told=told, **self.size._asdict())
 
 
-class Load(NamedTuple):
+class LoadLevel(NamedTuple):
     """How much of a workload comes at once."""
 
     kind: Literal["rate", "rho", "sessions"]
@@ -47,15 +47,15 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SweepCell:
     policy: str
-    rules: Policy
-    fleet: Fleet
+    rules: PolicyConfig
+    fleet: FleetOption
     scenario: Scenario  # what follows from it
-    source: Source
-    load: Load
+    source: WorkloadSource
+    load: LoadLevel
     seed: int
-    limits: Limits
+    limits: ServiceLimits
     staggered: bool = True  # closed loop: the first sessions begin somewhere in their course
     since_s: float = 0.0  # virtual time before which nothing is counted
     until_s: float | None = None  # and after which nothing is sent or counted; None: to the end
@@ -65,30 +65,32 @@ class Cell:
         return f"{self.policy}, {self.fleet}, {self.load}, seed {self.seed}"
 
 
-class Measured(NamedTuple):
+class CellResult(NamedTuple):
     """What a cell came to. Nothing in it depends on the machine that computed it."""
 
-    cell: Cell
+    cell: SweepCell
     requests_per_s: float | None  # that came, where the load says it; None: a closed loop
-    figures: Figures
+    figures: SimulationFigures
     took_s: float  # virtual
     decisions: int
     preemptions: int
     double_bookings: int
 
 
-class Failed(NamedTuple):
+class CellFailure(NamedTuple):
     what: str
     reason: str
 
 
-def measured(cell: Cell, outcome: Outcome, requests_per_s: float | None, last_s: float | None) -> Measured:
+def measured(
+    cell: SweepCell, outcome: SimulationOutcome, requests_per_s: float | None, last_s: float | None
+) -> CellResult:
     """`last_s`: when the last request of an open workload came. What ends after it would say how long the fleet takes
     to become empty, not how much it serves, so that is the end of the window if the cell says none.
     """
     until_s = last_s if cell.until_s is None else cell.until_s
     counted = figures(outcome, cell.limits, cell.since_s, until_s)
-    return Measured(
+    return CellResult(
         cell,
         requests_per_s,
         counted,

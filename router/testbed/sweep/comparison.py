@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from router.testbed.simulator.outcome import Figures
-from router.testbed.sweep.capacity import Found
-from router.testbed.sweep.cells import Load, Measured
-from router.testbed.sweep.columns import Value, over_seeds
-from router.testbed.sweep.fleets import Fleet
+from router.testbed.simulator.outcome import SimulationFigures
+from router.testbed.sweep.capacity import CapacityResult
+from router.testbed.sweep.cells import CellResult, LoadLevel
+from router.testbed.sweep.columns import FigureValue, over_seeds
+from router.testbed.sweep.fleets import FleetOption
 
 
 class Situation(NamedTuple):
-    fleet: Fleet
-    load: Load
+    fleet: FleetOption
+    load: LoadLevel
     requests_per_s: float | None  # that come, in the mean over seeds; None: a closed loop
 
     def __str__(self) -> str:
@@ -26,55 +26,55 @@ class Situation(NamedTuple):
         return f"{self.fleet}, {coming}"
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     policy: str
-    seeds: tuple[Figures, ...]
+    seeds: tuple[SimulationFigures, ...]
 
 
-class Table(NamedTuple):
+class ComparisonTable(NamedTuple):
     situation: Situation
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
-class Capacity(NamedTuple):
+class CapacityTable(NamedTuple):
     """One policy on one fleet. `load`: requests per second or sessions per instance; None: of some seed not found."""
 
     policy: str
-    fleet: Fleet
+    fleet: FleetOption
     kind: str
-    load: Value | None
-    requests_per_s: Value | None  # that ended well at that load
-    share: Value | None  # that met the limits
+    load: FigureValue | None
+    requests_per_s: FigureValue | None  # that ended well at that load
+    share: FigureValue | None  # that met the limits
     bounded: bool  # False: more was not tried, it may do better
 
 
-def compared(cells: Iterable[Measured]) -> list[Table]:
+def compared(cells: Iterable[CellResult]) -> list[ComparisonTable]:
     """Situations, and policies in each, in the order in which they first occur."""
-    found: dict[tuple[Fleet, Load], dict[str, list[Measured]]] = {}
+    found: dict[tuple[FleetOption, LoadLevel], dict[str, list[CellResult]]] = {}
     for one in cells:
         cell = one.cell
         situation = found.setdefault((cell.fleet, cell.load), {})
         situation.setdefault(cell.policy, []).append(one)
     return [
-        Table(
+        ComparisonTable(
             Situation(fleet, load, _rate([one for own in policies.values() for one in own])),
-            tuple(Row(policy, tuple(one.figures for one in own)) for policy, own in policies.items()),
+            tuple(ComparisonRow(policy, tuple(one.figures for one in own)) for policy, own in policies.items()),
         )
         for (fleet, load), policies in found.items()
     ]
 
 
-def capacities(searches: Iterable[Found]) -> list[Capacity]:
-    found: dict[tuple[Fleet, str], list[Found]] = {}
+def capacities(searches: Iterable[CapacityResult]) -> list[CapacityTable]:
+    found: dict[tuple[FleetOption, str], list[CapacityResult]] = {}
     for one in searches:
         cell = one.search.cell
         found.setdefault((cell.fleet, cell.policy), []).append(one)
     return [_capacity(*key, seeds) for key, seeds in found.items()]
 
 
-def _capacity(fleet: Fleet, policy: str, seeds: Sequence[Found]) -> Capacity:
+def _capacity(fleet: FleetOption, policy: str, seeds: Sequence[CapacityResult]) -> CapacityTable:
     bests = [one.best for one in seeds]
-    return Capacity(
+    return CapacityTable(
         policy,
         fleet,
         seeds[0].search.cell.load.kind,
@@ -85,6 +85,6 @@ def _capacity(fleet: Fleet, policy: str, seeds: Sequence[Found]) -> Capacity:
     )
 
 
-def _rate(cells: Sequence[Measured]) -> float | None:
+def _rate(cells: Sequence[CellResult]) -> float | None:
     mean = over_seeds([one.requests_per_s for one in cells])
     return None if mean is None else mean.mean

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from router.config.lookup import SHIPPED, named
 from router.config.reader import read_trouble_file
-from router.config.sections.faults import Span, TroubleFile
+from router.config.sections.faults import FaultWindow, TroubleFile
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import Failure, Trouble
+from router.testbed.simulator.scenario import InstanceFailure, Trouble
 from router.testbed.sweep import option_values
 from router.testbed.sweep.option_values import OFF
 
@@ -49,8 +49,8 @@ def demand_possible(name: str, trouble: Trouble, *, instances: int, prefills: in
 
 
 def _made(read: TroubleFile) -> Trouble:
-    down = [Failure("down", one.instance, *_span(one)) for one in read.down]
-    slow = [Failure("slow", one.instance, *_span(one), factor=one.factor) for one in read.slow]
+    down = [InstanceFailure("down", one.instance, *_span(one)) for one in read.down]
+    slow = [InstanceFailure("slow", one.instance, *_span(one), factor=one.factor) for one in read.slow]
     return Trouble(
         failures=(*down, *slow),
         events_lost=read.events_lost,
@@ -59,5 +59,5 @@ def _made(read: TroubleFile) -> Trouble:
     )
 
 
-def _span(span: Span) -> tuple[float, float]:
+def _span(span: FaultWindow) -> tuple[float, float]:
     return span.from_s, inf if span.until_s is None else span.until_s

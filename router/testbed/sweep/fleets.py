@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.config.sections.admission import Door
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Lags, Link, Scenario, Store, Trouble
+from router.config.sections.admission import AdmissionConfig
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.sweep import option_values
 from router.testbed.sweep.option_values import OFF
 
 SHARE = 4  # a pool or memory whose size is not said holds so many times what the GPUs over it hold
 
 
-class Fleet(NamedTuple):
+class FleetOption(NamedTuple):
     """Cells that say the same here are compared. `pool`, `host_memory`, `trouble`: as their options have it."""
 
     instances: int
@@ -44,7 +44,7 @@ class Fleet(NamedTuple):
         ]
         return ", ".join(part for part in said if part)
 
-    def scenario(self, profile: Profile, lags: Lags, trouble: Trouble) -> Scenario:
+    def scenario(self, profile: EngineProfile, lags: EventLags, trouble: Trouble) -> Scenario:
         """`trouble`: what its name means. Raises ConfigError."""
         return Scenario(
             profile=profile,
@@ -55,15 +55,15 @@ class Fleet(NamedTuple):
             trouble=trouble,
             routers=self.routers,
             prefills=self.prefills,
-            door=Door(admission=True) if self.door else None,
+            door=AdmissionConfig(admission=True) if self.door else None,
         )
 
 
-def _store(option: str, text: str, gpu_tokens: int) -> Store | None:
+def _store(option: str, text: str, gpu_tokens: int) -> StoreScenario | None:
     kept = option_values.kept(option, text)
     if kept is None:
         return None
-    return Store(SHARE * gpu_tokens if kept.tokens is None else kept.tokens, Link(kept.tokens_per_s))
+    return StoreScenario(SHARE * gpu_tokens if kept.tokens is None else kept.tokens, LinkSpeed(kept.tokens_per_s))
 
 
 def _named(what: str, text: str) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import Lags
+from router.testbed.simulator.scenario import EventLags
 
 OFF = "off"
 
 
-class Kept(NamedTuple):
+class MemoryOption(NamedTuple):
     """A pool or a host's memory as it is written."""
 
     tokens_per_s: float  # of one instance's link
@@ -46,21 +46,21 @@ def number(option: str, text: str) -> float:
     return value
 
 
-def kept(option: str, text: str) -> Kept | None:
+def kept(option: str, text: str) -> MemoryOption | None:
     """`off`, or `TOKENS_PER_S`, or `TOKENS_PER_S:TOKENS`."""
     if text == OFF:
         return None
     rate, colon, room = text.partition(":")
-    return Kept(number(option, rate), whole(option, room) if colon else None)
+    return MemoryOption(number(option, rate), whole(option, room) if colon else None)
 
 
-def lags(text: str) -> Lags:
+def lags(text: str) -> EventLags:
     """`EVENTS:POLLS`, in milliseconds; 0 is none."""
     events, colon, polls = text.partition(":")
     try:
-        found = Lags(float(events) / 1e3, float(polls) / 1e3)
+        found = EventLags(float(events) / 1e3, float(polls) / 1e3)
     except ValueError:
-        found = Lags(-1.0)
+        found = EventLags(-1.0)
     if not colon or not 0 <= found.events_s < float("inf") or not 0 < found.metrics_s < float("inf"):
         raise ConfigError(
             f"--lags: found {text!r}, wanted two numbers in milliseconds: from a cached block to the router's index, "

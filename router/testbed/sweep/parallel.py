@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 from router.testbed.sweep import worker
-from router.testbed.sweep.capacity import Found, Search
-from router.testbed.sweep.cells import Cell, Failed, Measured
-from router.testbed.sweep.worker import Stopped
+from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
+from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
+from router.testbed.sweep.worker import SweepStopped
 
 LOOK_S = 0.2  # between two looks at what is done
 
-Result = Measured | Found | Failed
+Result = CellResult | CapacityResult | CellFailure
 
 
 def spread(
-    tasks: Sequence[Cell | Search],
+    tasks: Sequence[SweepCell | CapacitySearch],
     jobs: int,
     look: Callable[[int, float], bool],
 ) -> list[Result]:
@@ -43,10 +43,10 @@ def spread(
     return [result for result in results if result is not None]
 
 
-def _result(future: Future[Measured | Found], task: Cell | Search) -> Result | None:
+def _result(future: Future[CellResult | CapacityResult], task: SweepCell | CapacitySearch) -> Result | None:
     """None: it was not done."""
-    if future.cancelled() or isinstance(fault := future.exception(), Stopped):
+    if future.cancelled() or isinstance(fault := future.exception(), SweepStopped):
         return None
     if fault is not None:
-        return Failed(task.name, f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__)
+        return CellFailure(task.name, f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__)
     return future.result()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from router.config.lookup import SHIPPED, files, named
 from router.config.reader import read_policy_file
-from router.config.schema import Policy
+from router.config.schema import PolicyConfig
 from router.scheduling.policy.policy import build_policies
 
 FOLDER = SHIPPED / "policies"
 ALL = "all"
 
 
-def load(given: Sequence[str], folder: Path | None = None) -> dict[str, Policy]:
+def load(given: Sequence[str], folder: Path | None = None) -> dict[str, PolicyConfig]:
     """By name, in the order given, several with commas; `all`: those of the folder.
 
     `folder`: where names are looked up; None: the one that comes with the project. Raises ConfigError with every

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from router.config.lookup import SHIPPED, file_of
 from router.config.reader import read_profile_file
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 
 FOLDER = SHIPPED / "profiles"
 
 
-def load(given: str, folder: Path | None = None) -> Profile:
+def load(given: str, folder: Path | None = None) -> EngineProfile:
     """The profile of this name in `folder` (None: those that come with the project), or of this YAML file.
 
     Raises `ConfigError`, which names the file and the line, or the nearest profile that there is.
     """
     file = file_of("profile", given, folder or FOLDER)
     read = read_profile_file(file)
-    numbers = {field.name: getattr(read, field.name).value for field in fields(Profile) if field.name != "name"}
-    return Profile(name=file.stem, **numbers)
+    numbers = {field.name: getattr(read, field.name).value for field in fields(EngineProfile) if field.name != "name"}
+    return EngineProfile(name=file.stem, **numbers)

@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 
 from router.scheduling.policy.policy import digest_of
-from router.testbed.sweep.capacity import Found
-from router.testbed.sweep.cells import Cell, Failed, Measured
+from router.testbed.sweep.capacity import CapacityResult
+from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
 from router.testbed.sweep.option_values import OFF
-from router.testbed.sweep.spec import Asked
+from router.testbed.sweep.spec import SweepSpec
 
 
 def told(
-    asked: Asked,
-    cells: Sequence[Cell],
-    measured: Sequence[Measured],
-    found: Sequence[Found],
-    failed: Sequence[Failed],
+    asked: SweepSpec,
+    cells: Sequence[SweepCell],
+    measured: Sequence[CellResult],
+    found: Sequence[CapacityResult],
+    failed: Sequence[CellFailure],
     *,
     complete: bool,
 ) -> bytes:
@@ -45,7 +45,7 @@ def told(
     return msgspec.json.format(msgspec.json.encode(whole, enc_hook=str), indent=1) + b"\n"
 
 
-def _which(cell: Cell) -> dict[str, Any]:
+def _which(cell: SweepCell) -> dict[str, Any]:
     return {
         "policy": cell.policy,
         "workload": cell.source.name,
@@ -55,7 +55,7 @@ def _which(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _cell(one: Measured) -> dict[str, Any]:
+def _cell(one: CellResult) -> dict[str, Any]:
     return _which(one.cell) | {
         "requests_per_s_offered": one.requests_per_s,
         **one.figures._asdict(),
@@ -66,7 +66,7 @@ def _cell(one: Measured) -> dict[str, Any]:
     }
 
 
-def _found(one: Found) -> dict[str, Any]:
+def _found(one: CapacityResult) -> dict[str, Any]:
     return _which(one.search.cell) | {
         "share_wanted": one.search.share,
         "best": None if one.best is None else one.best._asdict(),

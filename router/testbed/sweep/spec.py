@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from router.errors import ConfigError
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import Limits
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import ServiceLimits
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import faults, option_values, policies, profiles
-from router.testbed.sweep.cells import Cell, Load, Source
-from router.testbed.sweep.fleets import Fleet
-from router.testbed.workloads.source import Asked as Size
+from router.testbed.sweep.cells import LoadLevel, SweepCell, WorkloadSource
+from router.testbed.sweep.fleets import FleetOption
+from router.testbed.workloads.source import WorkloadSpec as Size
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SweepSpec:
     """As on the command line; lists are text with commas."""
 
     policies: Sequence[str] = POLICIES
@@ -66,12 +66,12 @@ class Asked:
     tpot_limit_s: float = 0.1
 
 
-def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
+def cells(asked: SweepSpec, told: Callable[[str], None]) -> list[SweepCell]:
     """Seeds outermost, policies innermost: a worker then keeps its workload for many cells.
 
     `told` hears of lines of a trace that cannot be used. Raises ConfigError with all that is wrong, one a line.
     """
-    source = Source(
+    source = WorkloadSource(
         asked.workload, Size(requests=asked.requests, sessions=asked.sessions, tokens=asked.scale, think=asked.think)
     )
     problems: list[str] = []
@@ -92,7 +92,7 @@ def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
     if problems or rules is None or fleets is None or loads is None:
         raise ConfigError("\n".join(problems))
     return [
-        Cell(
+        SweepCell(
             policy=policy,
             rules=own,
             fleet=fleet,
@@ -100,7 +100,7 @@ def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
             source=source,
             load=load,
             seed=seed,
-            limits=Limits(asked.ttft_limit_s, asked.tpot_limit_s),
+            limits=ServiceLimits(asked.ttft_limit_s, asked.tpot_limit_s),
             staggered=asked.staggered,
             since_s=asked.warmup_s,
             until_s=asked.until_s,
@@ -112,7 +112,7 @@ def cells(asked: Asked, told: Callable[[str], None]) -> list[Cell]:
     ]
 
 
-def _fleets(asked: Asked) -> list[tuple[Fleet, Scenario]]:
+def _fleets(asked: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
     sizes = [option_values.whole("--instances", text) for text in option_values.parts("--instances", asked.instances)]
     if asked.prefills and asked.prefills >= min(sizes):
         raise ConfigError(
@@ -130,24 +130,24 @@ def _fleets(asked: Asked) -> list[tuple[Fleet, Scenario]]:
         )
     profile, lags = _profile(asked), option_values.lags(asked.lags)
     fleets = [
-        Fleet(size, asked.prefills, pool, memory, asked.door, asked.routers, trouble)
+        FleetOption(size, asked.prefills, pool, memory, asked.door, asked.routers, trouble)
         for size, pool, memory, trouble in product(sizes, pools, memories, suffered)
     ]
     return [(fleet, fleet.scenario(profile, lags, suffered[fleet.trouble])) for fleet in fleets]
 
 
-def _profile(asked: Asked) -> Profile:
+def _profile(asked: SweepSpec) -> EngineProfile:
     read = profiles.load(asked.profile)
     return read if asked.kv_tokens is None else replace(read, kv_tokens=asked.kv_tokens)
 
 
-def _loads(asked: Asked, closed: bool) -> list[Load]:
+def _loads(asked: SweepSpec, closed: bool) -> list[LoadLevel]:
     said = {"rate": asked.rate, "rho": asked.rho, "sessions": asked.sessions_per_instance}
     given = [(kind, option, text) for kind, option in LOADS.items() if (text := said[kind]) is not None]
     if len(given) > 1:
         raise ConfigError(f"{given[0][1]} and {given[1][1]} both say how much comes at once: give one of them")
     if not given:
-        return [Load("sessions", SESSIONS) if closed else Load("rho", RHO)]
+        return [LoadLevel("sessions", SESSIONS) if closed else LoadLevel("rho", RHO)]
     ((kind, option, text),) = given
     if closed and kind != "sessions":
         raise ConfigError(
@@ -159,4 +159,4 @@ def _loads(asked: Asked, closed: bool) -> list[Load]:
             f"{option}: {asked.workload} is an open workload, whose requests wait for nobody; "
             f"say how fast they come with {LOADS['rho']} or {LOADS['rate']}"
         )
-    return [Load(kind, option_values.number(option, part)) for part in option_values.parts(option, text)]
+    return [LoadLevel(kind, option_values.number(option, part)) for part in option_values.parts(option, text)]

@@ -17,43 +17,43 @@ from multiprocessing.synchronize import Event
 from typing import NamedTuple
 
 from router.errors import WarmrouteError
-from router.testbed.simulator.outcome import Outcome
+from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
-from router.testbed.sweep.capacity import Found, Search, searched
-from router.testbed.sweep.cells import Cell, Load, Measured, Source, measured
+from router.testbed.sweep.capacity import CapacityResult, CapacitySearch, searched
+from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource, measured
 from router.testbed.workloads import Workload
-from router.testbed.workloads.offered_load import Demand, at_rate, demand, speed_up
+from router.testbed.workloads.offered_load import OfferedLoad, at_rate, demand, speed_up
 
 
-class Stopped(WarmrouteError):
+class SweepStopped(WarmrouteError):
     """The command wants no more cells."""
 
 
-class Kept(NamedTuple):
-    source: Source
+class CachedWorkload(NamedTuple):
+    source: WorkloadSource
     seed: int
     workload: Workload
-    demand: Demand
+    demand: OfferedLoad
 
 
-class Worker:
+class SweepWorker:
     """`passed` is told virtual seconds as they pass; `stopped` is asked as often."""
 
     def __init__(self, passed: Callable[[float], None], stopped: Callable[[], bool]) -> None:
         self._passed = passed
         self._stopped = stopped
-        self._kept: Kept | None = None
+        self._kept: CachedWorkload | None = None
 
-    def done(self, task: Cell | Search) -> Measured | Found:
-        if isinstance(task, Cell):
+    def done(self, task: SweepCell | CapacitySearch) -> CellResult | CapacityResult:
+        if isinstance(task, SweepCell):
             rate = self.rate(task)
             return measured(task, self.play(task), rate, self._last_s(task, rate))
         cell = task.cell
         if (rate := self.rate(cell)) is not None:
-            cell = replace(cell, load=Load("rate", rate))
+            cell = replace(cell, load=LoadLevel("rate", rate))
         return searched(replace(task, cell=cell), self.play)
 
-    def rate(self, cell: Cell) -> float | None:
+    def rate(self, cell: SweepCell) -> float | None:
         """Requests per second that come. None: a closed loop, where it depends on the answers."""
         match cell.load.kind:
             case "sessions":
@@ -64,7 +64,7 @@ class Worker:
                 asked, fleet = self._work(cell).demand, cell.scenario
                 return asked.requests_per_s * speed_up(asked, fleet.profile, fleet.instances, cell.load.value)
 
-    def play(self, cell: Cell) -> Outcome:
+    def play(self, cell: SweepCell) -> SimulationOutcome:
         rate = self.rate(cell)
         at_once = max(1, round(cell.load.value * cell.scenario.instances)) if rate is None else None
         last_s = 0.0
@@ -72,7 +72,7 @@ class Worker:
         def progress(virtual_s: float, ended: int) -> None:
             nonlocal last_s
             if self._stopped():
-                raise Stopped(f"{cell.name}: stopped after {ended:,} requests")
+                raise SweepStopped(f"{cell.name}: stopped after {ended:,} requests")
             self._passed(virtual_s - last_s)
             last_s = virtual_s
 
@@ -87,23 +87,23 @@ class Worker:
             progress=progress,
         )
 
-    def _paced(self, cell: Cell, rate: float | None) -> Workload:
+    def _paced(self, cell: SweepCell, rate: float | None) -> Workload:
         workload = self._work(cell).workload
         return workload if rate is None else at_rate(workload, rate)
 
-    def _last_s(self, cell: Cell, rate: float | None) -> float | None:
+    def _last_s(self, cell: SweepCell, rate: float | None) -> float | None:
         """Just after the last request comes."""
         return None if rate is None else nextafter(self._paced(cell, rate).sessions[-1].start_s, inf)
 
-    def _work(self, cell: Cell) -> Kept:
+    def _work(self, cell: SweepCell) -> CachedWorkload:
         if self._kept is None or (self._kept.source, self._kept.seed) != (cell.source, cell.seed):
             self._kept = None  # before the next one is built: two may not fit
             workload = cell.source.workload(cell.seed, lambda _: None)  # the command has told of unusable lines
-            self._kept = Kept(cell.source, cell.seed, workload, demand(workload))
+            self._kept = CachedWorkload(cell.source, cell.seed, workload, demand(workload))
         return self._kept
 
 
-_here: list[Worker] = []  # of this process, whose pool offers no other place for it
+_here: list[SweepWorker] = []  # of this process, whose pool offers no other place for it
 
 
 def begin(moved: Synchronized[float], stop: Event) -> None:
@@ -115,8 +115,8 @@ def begin(moved: Synchronized[float], stop: Event) -> None:
         with moved.get_lock():
             moved.value += seconds
 
-    _here.append(Worker(passed, stop.is_set))
+    _here.append(SweepWorker(passed, stop.is_set))
 
 
-def done(task: Cell | Search) -> Measured | Found:
+def done(task: SweepCell | CapacitySearch) -> CellResult | CapacityResult:
     return _here[0].done(task)

@@ -5,12 +5,12 @@ generates closed loops, `templates.py` open ones, each with presets of published
 `router/testbed/workloads/traces.py`. Nothing here knows an engine or a clock.
 """
 
-from router.testbed.workloads.agents import CODEX, SCALING, Agents
-from router.testbed.workloads.arrivals import Arrivals, first, sped, window
+from router.testbed.workloads.agents import CODEX, SCALING, AgentsWorkload
+from router.testbed.workloads.arrivals import OpenArrivals, first, sped, window
 from router.testbed.workloads.distributions import LogNormal
 from router.testbed.workloads.model import Session, Span, Turn, Workload, token_ids
 from router.testbed.workloads.presets import PRESETS, PUBLISHED, Preset
-from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, Templates
+from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, SharedPrefixWorkload
 
 __all__ = [
     "CODEX",
@@ -19,13 +19,13 @@ __all__ = [
     "PUBLISHED",
     "SCALING",
     "TOOLS",
-    "Agents",
-    "Arrivals",
+    "AgentsWorkload",
     "LogNormal",
+    "OpenArrivals",
     "Preset",
     "Session",
+    "SharedPrefixWorkload",
     "Span",
-    "Templates",
     "Turn",
     "Workload",
     "first",

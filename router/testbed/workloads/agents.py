@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from router.testbed.rng import Dice
+from router.testbed.rng import Rng
 from router.testbed.workloads.distributions import LogNormal
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Agents:
+class AgentsWorkload:
     """Coding agents in a closed loop: a context that grows by each answer and each tool result.
 
     Before every later turn the last `rendered_tokens` of the context (mostly the answer just given) are rendered anew
@@ -32,7 +32,9 @@ class Agents:
     think_s: LogNormal
     cap_tokens: int
 
-    def scaled(self, *, tokens: float = 1.0, sessions: float = 1.0, turns: float = 1.0, think: float = 1.0) -> Agents:
+    def scaled(
+        self, *, tokens: float = 1.0, sessions: float = 1.0, turns: float = 1.0, think: float = 1.0
+    ) -> AgentsWorkload:
         """The same shapes with medians multiplied: every length by `tokens`, every pause by `think`."""
         return replace(
             self,
@@ -48,13 +50,13 @@ class Agents:
         )
 
     def workload(self, seed: int) -> Workload:
-        chance = Dice(seed)
+        chance = Rng(seed)
         shared = Span(chance.bits(), self.shared_tokens)
-        sessions = (self._session(number, shared, Dice(chance.bits())) for number in range(self.sessions))
+        sessions = (self._session(number, shared, Rng(chance.bits())) for number in range(self.sessions))
         return Workload(self.name, seed, tuple(sessions))
 
-    def _session(self, number: int, shared: Span, dice: Dice) -> Session:
-        source = Dice(dice.bits())  # a stream of its own, so that scaling lengths changes no length's draw
+    def _session(self, number: int, shared: Span, dice: Rng) -> Session:
+        source = Rng(dice.bits())  # a stream of its own, so that scaling lengths changes no length's draw
         count = self.turns.tokens(dice)
         own = Span(source.bits(), max(1, self.first_tokens.tokens(dice) - shared.tokens))
         turns = [Turn(0, (shared, own), self.output_tokens.tokens(dice), self.think_s.draw(dice))]
@@ -69,7 +71,7 @@ class Agents:
         return Session(number, 0.0, tuple(turns))
 
 
-CODEX = Agents(
+CODEX = AgentsWorkload(
     # Published: 610 sessions, median 33 turns, first context 12,000, about 2,270 more per turn to about 80,000, cap
     # 200,000, input:output 131, shared system prompt alone 1.7 % of input, ideal hit 94.2 % (96 % without the
     # re-rendered tail of about 640), think time median 5.2 s, p99 81.4 s.
@@ -91,7 +93,7 @@ CODEX = Agents(
     cap_tokens=200_000,
 )
 
-SCALING = Agents(
+SCALING = AgentsWorkload(
     # Published (vLLM x Mooncake, 2026-05, the scaling test): 20,000 tokens that all sessions have in common, 10,000 of
     # its own in a first prompt, 2,048 more per turn, answers of 900, 30 turns; 75 sessions on 12 GPUs to 375 on 60;
     # more than 95 % of the input cached. Lengths are constant there; pauses are not told of: none.

@@ -13,7 +13,7 @@ from typing import overload
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 
 
-class Arrivals(Sequence[Session]):
+class OpenArrivals(Sequence[Session]):
     """Sessions of one turn. Those with the same number are requests of one conversation."""
 
     __slots__ = ("_ends", "_numbers", "_output_tokens", "_sources", "_start_s", "_tokens")
@@ -27,7 +27,7 @@ class Arrivals(Sequence[Session]):
         self._tokens = array("i")
 
     @classmethod
-    def of(cls, sessions: Iterable[Session]) -> Arrivals:
+    def of(cls, sessions: Iterable[Session]) -> OpenArrivals:
         """Raises ValueError for a session of more turns than one."""
         made = cls()
         for session in sessions:
@@ -46,16 +46,16 @@ class Arrivals(Sequence[Session]):
         self._output_tokens.append(output_tokens)
         self._ends.append(len(self._tokens))
 
-    def in_order(self) -> Arrivals:
+    def in_order(self) -> OpenArrivals:
         """By `start_s`; those of one moment stay as they are."""
         start_s = self._start_s
         if all(start_s[row] <= start_s[row + 1] for row in range(len(start_s) - 1)):
             return self
-        return Arrivals.of(map(self._session, sorted(range(len(start_s)), key=start_s.__getitem__)))
+        return OpenArrivals.of(map(self._session, sorted(range(len(start_s)), key=start_s.__getitem__)))
 
-    def since(self, from_s: float) -> Arrivals:
+    def since(self, from_s: float) -> OpenArrivals:
         """The same requests, as if time began at `from_s`."""
-        return Arrivals.of(session._replace(start_s=session.start_s - from_s) for session in self)
+        return OpenArrivals.of(session._replace(start_s=session.start_s - from_s) for session in self)
 
     def _session(self, row: int) -> Session:
         begin, end = self._ends[row - 1] if row else 0, self._ends[row]
@@ -71,13 +71,13 @@ class Arrivals(Sequence[Session]):
     @overload
     def __getitem__(self, at: int) -> Session: ...
     @overload
-    def __getitem__(self, at: slice) -> Arrivals: ...
-    def __getitem__(self, at: int | slice) -> Session | Arrivals:
+    def __getitem__(self, at: slice) -> OpenArrivals: ...
+    def __getitem__(self, at: int | slice) -> Session | OpenArrivals:
         rows = range(len(self))[at]
-        return self._session(rows) if isinstance(rows, int) else Arrivals.of(map(self._session, rows))
+        return self._session(rows) if isinstance(rows, int) else OpenArrivals.of(map(self._session, rows))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Arrivals):
+        if not isinstance(other, OpenArrivals):
             return NotImplemented
         return all(getattr(self, column) == getattr(other, column) for column in self.__slots__)
 
@@ -88,13 +88,13 @@ def sped(workload: Workload, factor: float) -> Workload:
     """The same requests `factor` times as fast. Raises ValueError for a closed loop, whose pace its answers set."""
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
-    return workload._replace(sessions=Arrivals.of(moved))
+    return workload._replace(sessions=OpenArrivals.of(moved))
 
 
 def window(workload: Workload, from_s: float, until_s: float) -> Workload:
     """The requests that come in [from_s, until_s), as if time began at `from_s`. Raises ValueError as `sped` does."""
     _demand_open(workload)
-    inside = Arrivals.of(session for session in workload.sessions if from_s <= session.start_s < until_s)
+    inside = OpenArrivals.of(session for session in workload.sessions if from_s <= session.start_s < until_s)
     return workload._replace(sessions=inside.since(from_s))
 
 

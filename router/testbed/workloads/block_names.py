@@ -24,7 +24,7 @@ _parent = Struct("<Q").pack
 SOURCES = (1 << 64) - 1  # answers have negative sources
 
 
-class Context:
+class SessionContext:
     """What a session has said so far. `names` are those of its full blocks."""
 
     __slots__ = ("_block_tokens", "_open", "_open_tokens", "_spans", "names", "tokens")
@@ -74,7 +74,7 @@ class Context:
                 self._open, self._open_tokens = [], 0
 
 
-class Tokens(Sequence[int]):
+class NamedTokens(Sequence[int]):
     """Stands for the token ids of some blocks, and of `more` tokens after them: its length is theirs, its slices begin
     at blocks. Nobody in a simulation reads an id.
     """
@@ -92,10 +92,10 @@ class Tokens(Sequence[int]):
     @overload
     def __getitem__(self, at: SupportsIndex) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> Tokens: ...
-    def __getitem__(self, at: SupportsIndex | slice) -> int | Tokens:
+    def __getitem__(self, at: slice) -> NamedTokens: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> int | NamedTokens:
         if isinstance(at, slice) and at.stop is None and at.step is None and at.start % self._block_tokens == 0:
-            return Tokens(self.names[at.start // self._block_tokens :], self._block_tokens, self._more)
+            return NamedTokens(self.names[at.start // self._block_tokens :], self._block_tokens, self._more)
         raise TypeError("simulated tokens have no ids, and are cut at blocks only")
 
 
@@ -109,4 +109,4 @@ class GivenNames(Keyring):
         block_tokens: int,
         extras: tuple[bytes, ...] | None = None,
     ) -> list[Key]:
-        return cast("list[Key]", list(cast(Tokens, token_ids).names))
+        return cast("list[Key]", list(cast(NamedTokens, token_ids).names))

@@ -10,17 +10,17 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
-from router.testbed.rng import Dice
+from router.testbed.rng import Rng
 
 NORMAL = NormalDist()
 
 
-def uniform(dice: Dice) -> float:
+def uniform(dice: Rng) -> float:
     """In (0, 1), exactly representable at both ends."""
     return ((dice.bits() >> 12) + 0.5) / (1 << 52)
 
 
-def gap_s(dice: Dice, per_s: float) -> float:
+def gap_s(dice: Rng, per_s: float) -> float:
     """Seconds from one arrival to the next of a Poisson process: exponential, of mean 1 / `per_s`."""
     return -math.log(uniform(dice)) / per_s
 
@@ -44,8 +44,8 @@ class LogNormal(NamedTuple):
     def times(self, factor: float) -> LogNormal:
         return LogNormal(self.median * factor, self.sigma)
 
-    def draw(self, dice: Dice) -> float:
+    def draw(self, dice: Rng) -> float:
         return self.median * math.exp(self.sigma * NORMAL.inv_cdf(uniform(dice)))
 
-    def tokens(self, dice: Dice) -> int:
+    def tokens(self, dice: Rng) -> int:
         return max(1, round(self.draw(dice)))

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from router.testbed.workloads import Span, Workload
-from router.testbed.workloads.block_names import Context
-from router.testbed.workloads.timeline import USUAL, Pace, laid_out
+from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.timeline import USUAL, ClosedLoopPace, laid_out
 from router.testbed.workloads.traces import BLOCK_TOKENS
 
 FILLER = 1 << 63
 """The source that fills up a last block, so that it gets a name like any other."""
 
 
-def mooncake_lines(workload: Workload, pace: Pace = USUAL) -> Iterator[bytes]:
+def mooncake_lines(workload: Workload, pace: ClosedLoopPace = USUAL) -> Iterator[bytes]:
     """In the order of time, each with its end. `pace` gives a closed loop its times."""
     numbers: dict[int, int] = {}
     for sent in laid_out(workload, pace):
@@ -34,7 +34,7 @@ def mooncake_lines(workload: Workload, pace: Pace = USUAL) -> Iterator[bytes]:
 
 
 def _names(prompt: Sequence[Span]) -> Sequence[int]:
-    blocks = Context(BLOCK_TOKENS)
+    blocks = SessionContext(BLOCK_TOKENS)
     for span in prompt:
         blocks.add(span)
     if missing := -blocks.tokens % BLOCK_TOKENS:

@@ -18,14 +18,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.workloads import Workload, sped
 
 ENOUGH = 20_000
 """Sessions of which the means are taken: a million would take long and say the same."""
 
 
-class Demand(NamedTuple):
+class OfferedLoad(NamedTuple):
     """What a workload's requests ask for, in the mean."""
 
     requests_per_s: float  # as the workload has it, unscaled; 0: nothing says when its requests come (closed loop)
@@ -34,7 +34,7 @@ class Demand(NamedTuple):
     output_tokens: float
     read_tokens: float  # contexts whose KV its decode steps read, summed over them; / output_tokens: the mean context
 
-    def capacity(self, profile: Profile) -> float:
+    def capacity(self, profile: EngineProfile) -> float:
         """Requests per second that one instance can keep up with."""
         requests = min(
             profile.batched_tokens / (self.prompt_tokens + self.output_tokens),
@@ -45,13 +45,13 @@ class Demand(NamedTuple):
         return requests / profile.step_s(prompts, requests * self.pairs, decodes, requests * self.read_tokens)
 
 
-def demand(workload: Workload) -> Demand:
+def demand(workload: Workload) -> OfferedLoad:
     """Raises ValueError for a workload without requests."""
     turns = [turn for session in islice(workload.sessions, ENOUGH) for turn in session.turns]
     if not turns:
         raise ValueError(f"workload {workload.name}: it has no requests")
     sizes = [(turn.prompt_tokens, turn.output_tokens) for turn in turns]
-    return Demand(
+    return OfferedLoad(
         requests_per_s(workload),
         sum(prompt for prompt, _ in sizes) / len(sizes),
         sum(prompt * prompt / 2 for prompt, _ in sizes) / len(sizes),
@@ -75,14 +75,14 @@ def at_rate(workload: Workload, per_s: float) -> Workload:
     return sped(workload, per_s / own)
 
 
-def speed_up(asked: Demand, profile: Profile, instances: int, rho: float) -> float:
+def speed_up(asked: OfferedLoad, profile: EngineProfile, instances: int, rho: float) -> float:
     """As `rate_for`, where the demand is known already."""
     if asked.requests_per_s <= 0:
         raise ValueError("no rate to change: a closed loop, or requests that all come at once")
     return rho * instances * asked.capacity(profile) / asked.requests_per_s
 
 
-def rate_for(workload: Workload, profile: Profile, instances: int, rho: float) -> float:
+def rate_for(workload: Workload, profile: EngineProfile, instances: int, rho: float) -> float:
     """The factor by which an open `workload` must be sped up (times divided by it) for the load `rho` on `instances`.
 
     ValueError for a closed loop, whose requests come when others are answered.

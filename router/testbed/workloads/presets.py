@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from router.testbed.workloads.agents import CODEX, SCALING, Agents
-from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, Templates
+from router.testbed.workloads.agents import CODEX, SCALING, AgentsWorkload
+from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, SharedPrefixWorkload
 
-Preset = Agents | Templates
+Preset = AgentsWorkload | SharedPrefixWorkload
 """A family of workloads: `workload(seed)` is always the same for the same preset and seed."""
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (CODEX, SCALING, GROUPS, TOOLS)})

@@ -9,26 +9,26 @@ from collections import Counter
 from typing import NamedTuple
 
 from router.testbed.workloads import Workload
-from router.testbed.workloads.block_names import Context
-from router.testbed.workloads.timeline import Pace, laid_out
+from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.timeline import ClosedLoopPace, laid_out
 
 
-class Reuse(NamedTuple):
+class BlockReuse(NamedTuple):
     blocks: int  # different full blocks in all prompts
     mean_uses: float  # prompts that have one
     most_uses: int
     again_share: float  # of the blocks, those that more than one prompt has
 
 
-def reuse(workload: Workload, block_tokens: int) -> Reuse | None:
+def reuse(workload: Workload, block_tokens: int) -> BlockReuse | None:
     """None: no prompt fills a block."""
     uses: Counter[int] = Counter()
-    for sent in laid_out(workload, Pace(at_once=1)):
-        prompt = Context(block_tokens)
+    for sent in laid_out(workload, ClosedLoopPace(at_once=1)):
+        prompt = SessionContext(block_tokens)
         for span in sent.prompt:
             prompt.add(span)
         uses.update(prompt.names)
     if not uses:
         return None
     again = sum(1 for count in uses.values() if count > 1)
-    return Reuse(len(uses), uses.total() / len(uses), max(uses.values()), again / len(uses))
+    return BlockReuse(len(uses), uses.total() / len(uses), max(uses.values()), again / len(uses))

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from router.testbed.rng import Dice
-from router.testbed.workloads.arrivals import Arrivals
+from router.testbed.rng import Rng
+from router.testbed.workloads.arrivals import OpenArrivals
 from router.testbed.workloads.distributions import LogNormal, gap_s, uniform
 from router.testbed.workloads.model import Span, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Templates:
+class SharedPrefixWorkload:
     name: str
     requests: int
     per_s: float  # requests per second, in the mean
@@ -31,7 +31,7 @@ class Templates:
     alone_tokens: LogNormal  # of a request without one
     output_tokens: LogNormal
 
-    def scaled(self, *, tokens: float = 1.0) -> Templates:
+    def scaled(self, *, tokens: float = 1.0) -> SharedPrefixWorkload:
         """The same shapes with every length multiplied by `tokens`."""
         return replace(
             self,
@@ -42,11 +42,11 @@ class Templates:
         )
 
     def workload(self, seed: int) -> Workload:
-        chance = Dice(seed)
-        times, choices, lengths, sources = (Dice(chance.bits()) for _ in range(4))
+        chance = Rng(seed)
+        times, choices, lengths, sources = (Rng(chance.bits()) for _ in range(4))
         prefixes = [Span(sources.bits(), self.prefix_tokens.tokens(lengths)) for _ in range(self.prefixes)]
         popularity = list(accumulate((rank + 1) ** -self.zipf for rank in range(self.prefixes)))
-        arrivals, at_s = Arrivals(), 0.0
+        arrivals, at_s = OpenArrivals(), 0.0
         for _ in range(self.requests):
             prefix = _one_of(prefixes, popularity, choices) if uniform(choices) < self.prefixed else ()
             own = (self.own_tokens if prefix else self.alone_tokens).tokens(lengths)
@@ -55,11 +55,11 @@ class Templates:
         return Workload(self.name, seed, arrivals, is_closed=False)
 
 
-def _one_of(prefixes: Sequence[Span], popularity: Sequence[float], dice: Dice) -> tuple[Span]:
+def _one_of(prefixes: Sequence[Span], popularity: Sequence[float], dice: Rng) -> tuple[Span]:
     return (prefixes[bisect(popularity, uniform(dice) * popularity[-1])],)
 
 
-GROUPS = Templates(
+GROUPS = SharedPrefixWorkload(
     # Published (llm-d, "KV-Cache Wins You Can See", 2025-09): 150 groups with 6,000 shared tokens each, queries of
     # 1,200 of their own, answers of 1,000, 3 to 60 requests per second on 8 instances. Lengths are constant there.
     # Chosen: every request draws its group at random, all alike. Derived ideal: 6,000 / 7,200 = 83.3 % once each
@@ -76,7 +76,7 @@ GROUPS = Templates(
     output_tokens=LogNormal(1_000, 0),
 )
 
-TOOLS = Templates(
+TOOLS = SharedPrefixWorkload(
     # Published (Mooncake, FAST'25, the trace "tool & agent"): 23,608 requests in an hour, in the mean 8,596 tokens in
     # and 182 out, and 59 % of the input is in an infinite cache of blocks of 512 tokens; few blocks are hit by
     # thousands of requests, most by none.

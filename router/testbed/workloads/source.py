@@ -22,16 +22,26 @@ from typing import NamedTuple
 
 from router.config.validation_errors import unknown
 from router.errors import ConfigError, WarmrouteError
-from router.telemetry.decision_log.format import Logged
-from router.telemetry.decision_log.reader import Bad, read
-from router.testbed.workloads import PRESETS, Agents, Preset, Templates, Workload, first, sped, traces, window
+from router.telemetry.decision_log.format import LoggedRecord
+from router.telemetry.decision_log.reader import UnreadableLine, read
+from router.testbed.workloads import (
+    PRESETS,
+    AgentsWorkload,
+    Preset,
+    SharedPrefixWorkload,
+    Workload,
+    first,
+    sped,
+    traces,
+    window,
+)
 
 NAMED_LINES = 5
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 LEDGER_LINES = (b'{"file":', b'{"policy":', b'{"record":')
 
 
-class Asked(NamedTuple):
+class WorkloadSpec(NamedTuple):
     """What was asked of the workload's size; None or 1.0: as it is."""
 
     rate: float | None = None  # requests per second, in the mean
@@ -56,12 +66,12 @@ def load(
     within_s: tuple[float, float] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Workload:
-    """A preset's name or a file; the other arguments as in `Asked`. `seed` is a preset's; a file has none.
+    """A preset's name or a file; the other arguments as in `WorkloadSpec`. `seed` is a preset's; a file has none.
 
     `told` hears of each unusable line of a file, and the rest is taken; None: ConfigError for a file with any. It is
     raised too for what is unknown, does not apply to this workload, or leaves no request.
     """
-    asked = Asked(rate, requests, sessions, tokens, turns, think, within_s)
+    asked = WorkloadSpec(rate, requests, sessions, tokens, turns, think, within_s)
     _demand_sane(asked)
     if given in PRESETS:
         return _windowed(given, _sized(PRESETS[given], asked).workload(seed), asked)
@@ -105,21 +115,21 @@ def _opened(path: Path) -> Iterator[Iterator[bytes]]:
 
 
 def _ledger(path: Path) -> traces.Trace:
-    bad: list[traces.Unusable] = []
+    bad: list[traces.UnusableLines] = []
 
-    def records() -> Iterator[Logged]:
+    def records() -> Iterator[LoggedRecord]:
         for entry in read([path]):
-            if isinstance(entry, Bad):
-                bad.append(traces.Unusable(f"{entry.path.name}, line {entry.line}", entry.why))
-            elif isinstance(entry, Logged):
+            if isinstance(entry, UnreadableLine):
+                bad.append(traces.UnusableLines(f"{entry.path.name}, line {entry.line}", entry.why))
+            elif isinstance(entry, LoggedRecord):
                 yield entry
 
     trace = traces.ledger(records(), path.name.partition(".")[0])
     return trace._replace(unusable=(*bad, *trace.unusable))
 
 
-def _sized(preset: Preset, asked: Asked) -> Preset:
-    if isinstance(preset, Templates):
+def _sized(preset: Preset, asked: WorkloadSpec) -> Preset:
+    if isinstance(preset, SharedPrefixWorkload):
         _demand_default(preset.name, asked, ("sessions", "turns", "think"), "an open loop")
         sized = preset.scaled(tokens=asked.tokens)
         return replace(sized, requests=asked.requests or preset.requests, per_s=asked.rate or preset.per_s)
@@ -127,12 +137,12 @@ def _sized(preset: Preset, asked: Asked) -> Preset:
     return _agents(preset, asked)
 
 
-def _agents(preset: Agents, asked: Asked) -> Agents:
+def _agents(preset: AgentsWorkload, asked: WorkloadSpec) -> AgentsWorkload:
     sized = preset.scaled(tokens=asked.tokens, turns=asked.turns, think=asked.think)
     return replace(sized, sessions=asked.sessions or preset.sessions)
 
 
-def _windowed(given: str, workload: Workload, asked: Asked) -> Workload:
+def _windowed(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
     if asked.within_s is not None:
         workload = window(workload, *asked.within_s)
     if not len(workload.sessions):
@@ -140,7 +150,7 @@ def _windowed(given: str, workload: Workload, asked: Asked) -> Workload:
     return workload
 
 
-def _paced(given: str, workload: Workload, asked: Asked) -> Workload:
+def _paced(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
     """The first requests of a trace, sped up or slowed down to come at the rate asked for."""
     if asked.requests is not None:
         workload = first(workload, asked.requests)
@@ -152,7 +162,7 @@ def _paced(given: str, workload: Workload, asked: Asked) -> Workload:
     return sped(workload, asked.rate * took_s / (len(workload.sessions) - 1))
 
 
-def _demand_sane(asked: Asked) -> None:
+def _demand_sane(asked: WorkloadSpec) -> None:
     for name, value in asked._asdict().items():
         if name != "within_s" and value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{name}: {value}: wanted more than 0")
@@ -160,9 +170,9 @@ def _demand_sane(asked: Asked) -> None:
         raise ConfigError(f"within_s: {asked.within_s}: wanted seconds, from before until")
 
 
-def _demand_default(given: str, asked: Asked, names: Sequence[str], kind: str) -> None:
+def _demand_default(given: str, asked: WorkloadSpec, names: Sequence[str], kind: str) -> None:
     for name in names:
-        if getattr(asked, name) != Asked._field_defaults[name]:
+        if getattr(asked, name) != WorkloadSpec._field_defaults[name]:
             wanted = {"a closed loop": "sessions, tokens, turns, think", "an open loop": "requests, rate, tokens"}
             raise ConfigError(
                 f"{given} is {kind}: {name} does not apply to it; what does: {wanted.get(kind, 'requests, rate')}"

@@ -17,7 +17,7 @@ from router.testbed.workloads import Session, Span, Workload
 from router.testbed.workloads.offered_load import requests_per_s
 
 
-class Statistics(NamedTuple):
+class WorkloadStatistics(NamedTuple):
     """Means, medians and 90th percentiles are over what they name: sessions, or turns (requests) of all sessions."""
 
     sessions: int
@@ -45,7 +45,7 @@ class Statistics(NamedTuple):
         return self.input_tokens / self.output_tokens
 
 
-def statistics(workload: Workload, block_tokens: int) -> Statistics:
+def statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
     """Turns are taken session by session, in the sessions' order of start. Raises ValueError for an empty workload."""
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
@@ -58,7 +58,7 @@ def statistics(workload: Workload, block_tokens: int) -> Statistics:
         pauses_s.extend(turn.think_s for turn in session.turns)
     inputs = array("q", chain.from_iterable(prompts))
     given = sum(inputs)
-    return Statistics(
+    return WorkloadStatistics(
         sessions=len(prompts),
         turns=len(inputs),
         per_s=requests_per_s(workload) or None,

@@ -16,7 +16,7 @@ from router.testbed.workloads import Session, Span, Workload
 from router.testbed.workloads.statistics import contexts
 
 
-class Sent(NamedTuple):
+class TimedRequest(NamedTuple):
     """One request. `context` is its prompt with what an engine caches of the answer."""
 
     at_s: float
@@ -25,23 +25,23 @@ class Sent(NamedTuple):
     output_tokens: int
 
 
-class Pace(NamedTuple):
+class ClosedLoopPace(NamedTuple):
     """What is assumed of a closed loop."""
 
     at_once: int = 64  # sessions
     token_s: float = 0.02  # per token of an answer: 50 a second
 
 
-USUAL = Pace()
+USUAL = ClosedLoopPace()
 
 
-def laid_out(workload: Workload, pace: Pace = USUAL) -> Iterator[Sent]:
+def laid_out(workload: Workload, pace: ClosedLoopPace = USUAL) -> Iterator[TimedRequest]:
     """In the order of time."""
     if not workload.is_closed:
         for session in workload.sessions:
             (turn,) = session.turns
             ((prompt, context),) = contexts(session)
-            yield Sent(session.start_s, prompt, context, turn.output_tokens)
+            yield TimedRequest(session.start_s, prompt, context, turn.output_tokens)
         return
     waiting = iter(workload.sessions)
     working = [
@@ -65,9 +65,9 @@ def laid_out(workload: Workload, pace: Pace = USUAL) -> Iterator[Sent]:
             heapreplace(working, (following.at_s, number, following, rest))
 
 
-def _turns(session: Session, start_s: float, pace: Pace) -> Iterator[Sent]:
+def _turns(session: Session, start_s: float, pace: ClosedLoopPace) -> Iterator[TimedRequest]:
     at_s = start_s
     for turn, (prompt, context) in zip(session.turns, contexts(session), strict=True):
         at_s += turn.think_s
-        yield Sent(at_s, prompt, context, turn.output_tokens)
+        yield TimedRequest(at_s, prompt, context, turn.output_tokens)
         at_s += pace.token_s * turn.output_tokens

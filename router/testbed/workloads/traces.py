@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from router.telemetry.decision_log.format import Logged
-from router.testbed.workloads import Arrivals, Span, Workload
+from router.telemetry.decision_log.format import LoggedRecord
+from router.testbed.workloads import OpenArrivals, Span, Workload
 
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: how many blocks before it are of the same source
@@ -25,7 +25,7 @@ CHAIN_BITS = 20  # of a place: how many blocks before it are of the same source
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Unusable(NamedTuple):
+class UnusableLines(NamedTuple):
     """What could not be taken over, and was left out."""
 
     where: str  # "line 17", counting from 1; "record abc-17"
@@ -39,10 +39,10 @@ class Trace(NamedTuple):
     """Times count from the first request."""
 
     workload: Workload
-    unusable: tuple[Unusable, ...]
+    unusable: tuple[UnusableLines, ...]
 
 
-class Asked(msgspec.Struct, gc=False):
+class TraceLine(msgspec.Struct, gc=False):
     """A line of a Mooncake trace. Other keys are passed over."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, gc=False):
     hash_ids: list[int] = []
 
 
-class Chains:
+class HashIdTree:
     """From hash ids to spans. Ids of different prompts must form a tree, as prefixes do."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Chains:
 
 
 def mooncake(lines: Iterable[bytes], name: str) -> Trace:
-    decode = msgspec.json.Decoder(Asked).decode
-    chains, arrivals, unusable = Chains(), Arrivals(), list[Unusable]()
+    decode = msgspec.json.Decoder(TraceLine).decode
+    chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     for number, line in enumerate(lines, 1):
         try:
             asked = decode(line)
@@ -119,7 +119,7 @@ def mooncake(lines: Iterable[bytes], name: str) -> Trace:
                 )
             prompt = chains.prompt(asked.hash_ids, asked.input_length)
         except (msgspec.DecodeError, ValueError) as wrong:
-            unusable.append(Unusable(f"line {number}", str(wrong)))
+            unusable.append(UnusableLines(f"line {number}", str(wrong)))
             continue
         arrivals.add(asked.timestamp / 1e3, prompt, max(1, asked.output_length))
     return _trace(name, arrivals, unusable)
@@ -130,10 +130,10 @@ def azure(lines: Iterable[bytes], name: str) -> Trace:
     so nobody shares anything.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
-    arrivals, unusable = Arrivals(), list[Unusable]()
+    arrivals, unusable = OpenArrivals(), list[UnusableLines]()
     _, head = next(numbered, (1, b""))
     if _cells(head) != ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]:
-        unusable.append(Unusable("line 1", "wanted TIMESTAMP,ContextTokens,GeneratedTokens"))
+        unusable.append(UnusableLines("line 1", "wanted TIMESTAMP,ContextTokens,GeneratedTokens"))
     for number, line in numbered:
         try:
             at, given, made = _cells(line)
@@ -142,19 +142,19 @@ def azure(lines: Iterable[bytes], name: str) -> Trace:
             if tokens < 1 or output_tokens < 0:
                 raise ValueError(f"{tokens} tokens in and {output_tokens} out")
         except ValueError as wrong:
-            unusable.append(Unusable(f"line {number}", str(wrong)))
+            unusable.append(UnusableLines(f"line {number}", str(wrong)))
             continue
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         arrivals.add(moment.timestamp(), [Span(number, tokens)], max(1, output_tokens))
     return _trace(name, arrivals, unusable)
 
 
-def ledger(records: Iterable[Logged], name: str) -> Trace:
+def ledger(records: Iterable[LoggedRecord], name: str) -> Trace:
     """What clients asked of a router. Lengths are the engines' own where they said them; a prompt whose blocks nobody
     knew shares nothing. A request without an answer has no length and is left out. Requests of one session have one
     number, and still come when they came.
     """
-    chains, arrivals, unusable = Chains(), Arrivals(), list[Unusable]()
+    chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     numbers: dict[object, int] = {}
     for record in records:
         tokens, output_tokens = record.input_length, record.output_length
@@ -165,7 +165,7 @@ def ledger(records: Iterable[Logged], name: str) -> Trace:
                 raise ValueError(f"it has no answer (status {record.status}, {record.error or 'no error'})")
             prompt = chains.prompt(record.hash_ids[: tokens // BLOCK_TOKENS], tokens)
         except ValueError as wrong:
-            unusable.append(Unusable(f"record {record.id}", str(wrong)))
+            unusable.append(UnusableLines(f"record {record.id}", str(wrong)))
             continue
         session = record.attempts[0].view.session if record.attempts else None
         number = numbers.setdefault(record.id if session is None else ("session", session), len(numbers))
@@ -173,7 +173,7 @@ def ledger(records: Iterable[Logged], name: str) -> Trace:
     return _trace(name, arrivals, unusable)
 
 
-def _trace(name: str, arrivals: Arrivals, unusable: list[Unusable]) -> Trace:
+def _trace(name: str, arrivals: OpenArrivals, unusable: list[UnusableLines]) -> Trace:
     ordered = arrivals.in_order()
     if len(ordered):
         ordered = ordered.since(ordered[0].start_s)

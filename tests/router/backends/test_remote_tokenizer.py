@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from router.backends.fetch import Answer
-from router.backends.remote_tokenizer import IN_FLIGHT, Remote
+from router.backends.fetch import HttpAnswer
+from router.backends.remote_tokenizer import IN_FLIGHT, EngineTokenizer
 
 # recorded from vLLM 0.32
 TOKENIZED = b'{"count":11,"max_model_len":16384,"tokens":[1,1505,201,1785,2,201,1,3401,632,849,201],"token_strs":null}'
@@ -18,7 +18,7 @@ TOKENIZED = b'{"count":11,"max_model_len":16384,"tokens":[1,1505,201,1785,2,201,
 class Engine:
     """Answers as told; counts who is waiting."""
 
-    def __init__(self, answer: Answer | None) -> None:
+    def __init__(self, answer: HttpAnswer | None) -> None:
         self.answer = answer
         self.asked: list[tuple[str, str, str, dict[str, object]]] = []
         self.waiting = self.most_waiting = 0
@@ -28,7 +28,7 @@ class Engine:
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         self.asked.append((instance, method, path, json.loads(body)))
         self.waiting += 1
         self.most_waiting = max(self.waiting, self.most_waiting)
@@ -40,8 +40,8 @@ class Engine:
 
 
 async def test_the_question_and_the_ids() -> None:
-    engine = Engine(Answer(200, TOKENIZED))
-    remote = Remote(engine)
+    engine = Engine(HttpAnswer(200, TOKENIZED))
+    remote = EngineTokenizer(engine)
     ids = await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
     await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
     assert ids == array("I", [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201])
@@ -53,32 +53,32 @@ async def test_the_question_and_the_ids() -> None:
     ("answer", "trouble"),
     [
         (None, "tokenizer_silent"),
-        (Answer(503, b""), "tokenizer_silent"),
-        (Answer(400, TOKENIZED), "tokenizer_refused"),
-        (Answer(200, b"nonsense"), "tokenizer_refused"),
-        (Answer(200, b'{"tokens":[-1]}'), "tokenizer_refused"),
+        (HttpAnswer(503, b""), "tokenizer_silent"),
+        (HttpAnswer(400, TOKENIZED), "tokenizer_refused"),
+        (HttpAnswer(200, b"nonsense"), "tokenizer_refused"),
+        (HttpAnswer(200, b'{"tokens":[-1]}'), "tokenizer_refused"),
     ],
 )
-async def test_trouble(answer: Answer | None, trouble: str) -> None:
-    assert await Remote(Engine(answer)).ids({}, "m", ["a"], 1.0) == trouble
+async def test_trouble(answer: HttpAnswer | None, trouble: str) -> None:
+    assert await EngineTokenizer(Engine(answer)).ids({}, "m", ["a"], 1.0) == trouble
 
 
 async def test_nobody_to_ask() -> None:
     engine = Engine(None)
-    assert await Remote(engine).ids({}, "m", [], 1.0) == "tokenizer_silent"
+    assert await EngineTokenizer(engine).ids({}, "m", [], 1.0) == "tokenizer_silent"
     assert engine.asked == []
 
 
 async def test_an_engine_that_hangs_is_silent() -> None:
-    engine = Engine(Answer(200, TOKENIZED))
+    engine = Engine(HttpAnswer(200, TOKENIZED))
     engine.open.clear()
-    assert await Remote(engine).ids({}, "m", ["a"], 0.01) == "tokenizer_silent"
+    assert await EngineTokenizer(engine).ids({}, "m", ["a"], 0.01) == "tokenizer_silent"
 
 
 async def test_questions_are_bounded_and_waiting_for_a_turn_as_well() -> None:
-    engine = Engine(Answer(200, TOKENIZED))
+    engine = Engine(HttpAnswer(200, TOKENIZED))
     engine.open.clear()
-    remote = Remote(engine)
+    remote = EngineTokenizer(engine)
     first = [asyncio.ensure_future(remote.ids({}, "m", ["a"], 60.0)) for _ in range(IN_FLIGHT)]
     await engine.full.wait()
     assert await remote.ids({}, "m", ["a"], 0.01) == "tokenizer_busy"

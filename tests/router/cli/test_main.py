@@ -12,7 +12,7 @@ import yaml
 
 from router.cli import main
 from router.config.reader import read_policy_file
-from router.config.schema import Policy
+from router.config.schema import PolicyConfig
 from tests.paths import CONFIGS
 
 OURS = sorted({*CONFIGS.glob("**/*.yaml")} - {*CONFIGS.glob("mooncake/*")})  # the others are for other programs
@@ -106,7 +106,7 @@ def test_check_prints_a_policy_file(shell: Shell) -> None:
     file = shell.file(POLICY, "mine.yaml")
     said = shell("check", file)
     assert said.code == 0
-    assert Policy.model_validate(yaml.safe_load(said.out)) == read_policy_file(file)
+    assert PolicyConfig.model_validate(yaml.safe_load(said.out)) == read_policy_file(file)
 
 
 @pytest.mark.parametrize(

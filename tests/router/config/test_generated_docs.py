@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from router.config.generated_docs import BEGIN, END, files, json_schema, keys, main, with_reference
-from router.config.schema import Config, Policy
+from router.config.schema import Config, PolicyConfig
 
 
 def test_keys_are_dotted_through_lists_and_names() -> None:
@@ -57,7 +57,7 @@ def test_the_schemas_accept_and_refuse() -> None:
     jsonschema.validate({"fleet": {"instances": [{"url": "http://a", "kv_events": "off"}]}}, schema)
     with pytest.raises(jsonschema.ValidationError, match="prot"):
         jsonschema.validate({"listen": {"prot": 1}}, schema)
-    policy = json.loads(json_schema(Policy))
+    policy = json.loads(json_schema(PolicyConfig))
     jsonschema.validate({"scorers": [{"name": "queue_depth", "weight": 2, "half": 3}]}, policy)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"scorers": []}, policy)

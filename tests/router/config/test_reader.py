@@ -21,7 +21,7 @@ from router.config.reader import (
     read_instances,
     read_policy_file,
 )
-from router.config.schema import Config, Policy
+from router.config.schema import Config, PolicyConfig
 from router.config.sections.faults import TroubleFile
 from router.errors import ConfigError
 from tests.paths import CONFIGS
@@ -315,7 +315,7 @@ def test_a_policy_file_alone(folder: Path) -> None:
 
 def test_main_files_and_others_are_told_apart(folder: Path) -> None:
     assert isinstance(read_any(put(folder, MINIMAL)), Config)
-    assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), Policy)
+    assert isinstance(read_any(put(folder, "scorers: [{name: random}]")), PolicyConfig)
     assert isinstance(read_any(put(folder, "events_lost: 0.1")), TroubleFile)
     with pytest.raises(ConfigError, match="wanted a mapping"):
         read_any(put(folder, "[]"))
@@ -405,7 +405,7 @@ def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
 
 
 def test_policies_and_experiments_from_texts() -> None:
-    policy = Policy.model_validate({"scorers": [{"name": "random"}]})
+    policy = PolicyConfig.model_validate({"scorers": [{"name": "random"}]})
     assert policy_from("scorers: [{name: random}]", "mine") == policy
     assert policies_from("a: {scorers: [{name: random}]}\nb: {scorers: [{name: random}]}") == {"a": policy, "b": policy}
     section = "arms: {a: 90, b: 10}\n"

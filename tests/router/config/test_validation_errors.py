@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from router.config.schema import Config, Instance
+from router.config.schema import Config, InstanceConfig
 from router.config.validation_errors import complaints, unknown
 
 WORDS = st.sampled_from(
@@ -53,7 +53,7 @@ def validation_error(data: Any, kind: Any) -> ValidationError | None:
     return None
 
 
-@given(ANYTHING, st.sampled_from([Config, list[Instance]]))
+@given(ANYTHING, st.sampled_from([Config, list[InstanceConfig]]))
 def test_any_data_gets_complaints_that_can_be_placed(data: Any, kind: Any) -> None:
     if (error := validation_error(data, kind)) is None:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.yaml_source import Problem, dotted, load, parse
+from router.config.yaml_source import YamlProblem, dotted, load, parse
 from router.errors import ConfigError
 
 
@@ -54,8 +54,8 @@ def test_a_missing_key_is_placed_where_it_would_stand(tmp_path: Path) -> None:
 
 def test_refusals_are_sorted_by_line_and_not_repeated(tmp_path: Path) -> None:
     document = load(written(tmp_path, "a: 1\nb: 2\n"))
-    wrong = Problem(("b",), "wrong")
-    error = document.refusal([wrong, Problem(("a",), "bad"), wrong])
+    wrong = YamlProblem(("b",), "wrong")
+    error = document.refusal([wrong, YamlProblem(("a",), "bad"), wrong])
     assert str(error) == f"{document.name}:1: a: bad\n{document.name}:2: b: wrong"
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_text_is_called_what_it_is_told() -> None:
     document = parse("a: 1\nb: {c: 2}\n", "policy mine")
     assert (document.name, document.folder, document.data) == ("policy mine", None, {"a": 1, "b": {"c": 2}})
-    assert str(document.refusal([Problem(("b", "c"), "bad")])) == "policy mine:2: b.c: bad"
+    assert str(document.refusal([YamlProblem(("b", "c"), "bad")])) == "policy mine:2: b.c: bad"
     with pytest.raises(ConfigError, match=r"^policy mine:1: the text is empty$"):
         parse("# nothing\n", "policy mine")
 

@@ -10,19 +10,19 @@ import yaml
 
 from router.clock import Clock, ManualClock
 from router.config import schema
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.control.control import Control
 from router.fleet.fleet import Fleet
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge
-from router.kvcache.speculative import Approximate, Expected
-from router.scheduling.experiments.policy_set import Regime
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
-from router.scheduling.scheduler import Core
-from router.scheduling.selector import Desk
-from router.telemetry.audit_log import Audit
-from router.telemetry.recent_records import Ring
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
+from router.telemetry.audit_log import AuditLog
+from router.telemetry.recent_records import RecentRecords
 from scorers.contract import View
 from tests.fakes.caches import RING
 from tests.suites.views import a_load, a_row, a_view, an_overlap
@@ -36,12 +36,12 @@ BROKEN = "scorers: [{name: nobody}]"
 EXPERIMENT = "{unit: request, seed: 1, arms: {near: 50, far: 50}, limits: {error_rate_max: 5%}}"
 
 
-def spec(text: str) -> schema.Policy:
-    return schema.Policy.model_validate(yaml.safe_load(text))
+def spec(text: str) -> schema.PolicyConfig:
+    return schema.PolicyConfig.model_validate(yaml.safe_load(text))
 
 
-def experiment(**changed: Any) -> Experiment:
-    return Experiment.model_validate({"unit": "request", "seed": 1, "arms": {"near": 50, "far": 50}, **changed})
+def experiment(**changed: Any) -> ExperimentConfig:
+    return ExperimentConfig.model_validate({"unit": "request", "seed": 1, "arms": {"near": 50, "far": 50}, **changed})
 
 
 def crowded_holder() -> View:
@@ -62,7 +62,7 @@ def idle_holder() -> View:
     )
 
 
-class WatchedRing(Ring):
+class WatchedRing(RecentRecords):
     """Tells when somebody looks through it: a plan has begun."""
 
     def __init__(self) -> None:
@@ -80,19 +80,21 @@ class Steered:
     def __init__(
         self,
         *,
-        running: Experiment | None = None,
-        audit: Audit | None = None,
+        running: ExperimentConfig | None = None,
+        audit: AuditLog | None = None,
         file: Path | None = None,
         clock: Clock | None = None,
         active: str = "near",
     ) -> None:
         self.clock = clock or ManualClock(1000.0, wall=5000.0)
         self.ring = WatchedRing()
-        self.audit = audit or Audit()
+        self.audit = audit or AuditLog()
         policies = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
-        knowledge = Knowledge(Index(RING, 100), Expected(5.0), Approximate(100, 60.0), self.clock, None)
-        desk = Desk(Regime(policies, active, running), seed=1)
-        self.core = Core(Fleet(schema.Fleet()), knowledge, desk, self.clock, 10)
+        knowledge = KvIndexer(
+            BlockIndex(RING, 100), SpeculativeBlocks(5.0), ApproximateBlocks(100, 60.0), self.clock, None
+        )
+        desk = Selector(PolicySet(policies, active, running), seed=1)
+        self.core = Scheduler(Fleet(schema.FleetConfig()), knowledge, desk, self.clock, 10)
         self.control = Control(self.core, self.ring, self.audit, self.clock, file)
 
     @property

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from router.clock import SystemClock
-from router.control.control import Conflict
+from router.control.control import ControlConflict
 from router.errors import ConfigError, NotFound
 from router.scheduling.experiments.results import Finding
-from router.telemetry.audit_log import Audit
+from router.telemetry.audit_log import AuditLog
 from tests.router.control.steered import (
     BROKEN,
     EXPERIMENT,
@@ -178,7 +178,7 @@ async def test_undo_walks_back_and_says_when_there_is_nothing_left() -> None:
     assert house.active == "far"
     await house.control.undo("bob")
     assert house.active == "near"
-    with pytest.raises(Conflict, match="there is no switch left to undo"):
+    with pytest.raises(ControlConflict, match="there is no switch left to undo"):
         await house.control.undo("bob")
     assert house.words == ["start", "activate far", "activate other", "undo", "undo"]
 
@@ -192,7 +192,7 @@ async def test_undo_is_bounded() -> None:
     for _ in range(20):
         await house.control.undo("ann")
     assert house.active == "far"
-    with pytest.raises(Conflict):
+    with pytest.raises(ControlConflict):
         await house.control.undo("ann")
 
 
@@ -277,7 +277,7 @@ async def test_an_experiment_begins_and_ends() -> None:
     assert ended.notes == ("near decides for everybody",)
     after = house.control.experiment()
     assert (after["running"], after["last"]["ended_at_wall_s"]) == (False, 5000.0)
-    with pytest.raises(Conflict, match="no experiment is running"):
+    with pytest.raises(ControlConflict, match="no experiment is running"):
         await house.control.end_experiment("ann")
 
 
@@ -371,21 +371,21 @@ async def test_another_seed_is_another_experiment() -> None:
 
 async def test_a_rollback_is_kept_over_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "audit.jsonl"
-    house = Steered(running=experiment(), audit=Audit(file))
+    house = Steered(running=experiment(), audit=AuditLog(file))
     house.control.found(a_finding("far"))
     assert await house.audit.flush()
-    again = Steered(running=experiment(), audit=Audit(file))
+    again = Steered(running=experiment(), audit=AuditLog(file))
     assert again.control.regime.rolled_back == {"far"}
     assert "was rolled back in this very experiment and stays so" in caplog.text
-    assert Steered(running=experiment(seed=2), audit=Audit(file)).control.regime.rolled_back == set()
+    assert Steered(running=experiment(seed=2), audit=AuditLog(file)).control.regime.rolled_back == set()
 
 
 async def test_an_experiment_that_lost_its_first_arm_stays_over(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    house = Steered(running=experiment(), audit=Audit(file))
+    house = Steered(running=experiment(), audit=AuditLog(file))
     house.control.found(a_finding("near", "limit"))
     assert await house.audit.flush()
-    assert Steered(running=experiment(), audit=Audit(file)).control.regime.experiment is None
+    assert Steered(running=experiment(), audit=AuditLog(file)).control.regime.experiment is None
 
 
 # files

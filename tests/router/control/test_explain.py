@@ -14,43 +14,43 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.backends.fetch import Answer
-from router.backends.remote_tokenizer import Remote
+from router.backends.fetch import HttpAnswer
+from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import ManualClock
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.config.sections.kv_store import Pool
-from router.control.explain import Asked, Explain
+from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.kv_store import PoolConfig
+from router.control.explain import Explain, ExplainRequest
 from router.errors import BadRequest, NoTarget, NotFound
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.kvcache.events import TargetId
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge
-from router.kvcache.speculative import Approximate, Expected
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.request_headers import Wishes
-from router.prompt.tokenization.tokenization import Tokens
+from router.prompt.request_headers import RequestHeaders
+from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import unit_of
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import readable_decision
-from router.scheduling.scheduler import Core
-from router.scheduling.selector import Desk
-from router.telemetry.recent_records import Ring
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
+from router.telemetry.recent_records import RecentRecords
 from scorers.best import Best
 from scorers.contract import Row, Scorer, Unit, View
 from tests.fakes.caches import RING, Cache
 
 COMPLETIONS = "/v1/completions"
 IDS = list(range(100, 140))
-MODEL = Card("m", "/models/m", None, 8192)
+MODEL = ModelCard("m", "/models/m", None, 8192)
 
 
 def built(name: str, *scorers: str, **spec: Any) -> Policy:
-    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": s} for s in scorers], **spec}))
+    return build_policy(name, schema.PolicyConfig.model_validate({"scorers": [{"name": s} for s in scorers], **spec}))
 
 
 class Learner(Scorer):
@@ -92,21 +92,23 @@ class House:
         self.learner = Learner()
         learning = Policy("learning", [], [WeightedScorer("learner", 1.0, self.learner)], NamedPicker("best", Best()))
         self.policies = POLICIES | {"learning": learning}
-        index = Index(RING, 1000)
-        self.core = Core(
+        index = BlockIndex(RING, 1000)
+        self.core = Scheduler(
             Fleet(self.config.fleet),
-            Knowledge(index, Expected(5.0), Approximate(10_000, 60.0), self.clock),
-            Desk(Regime(self.policies, active, experiment and Experiment.model_validate(experiment)), seed=1),
+            KvIndexer(index, SpeculativeBlocks(5.0), ApproximateBlocks(10_000, 60.0), self.clock),
+            Selector(
+                PolicySet(self.policies, active, experiment and ExperimentConfig.model_validate(experiment)), seed=1
+            ),
             self.clock,
             10,
         )
         self.asked: list[tuple[str, str]] = []
-        self.tokens = Tokens(self.config.tokens, {}, RING, Remote(self.fetch), self.clock)
-        self.ring = Ring(10)
+        self.tokens = Tokenization(self.config.tokens, {}, RING, EngineTokenizer(self.fetch), self.clock)
+        self.ring = RecentRecords(10)
         reading = ReadOptions()
         self.explain = Explain(self.config, self.clock, self.core, self.tokens, self.fetch, reading)
         for name in names:
-            self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
+            self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
             self.core.joined(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])
             cache = Cache()
             stored = [cache.stored(IDS)] if name == "b" else []
@@ -115,14 +117,14 @@ class House:
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         self.asked.append((instance, path))
-        return Answer(200, json.dumps({"count": len(IDS), "max_model_len": 99, "tokens": IDS}).encode())
+        return HttpAnswer(200, json.dumps({"count": len(IDS), "max_model_len": 99, "tokens": IDS}).encode())
 
-    def request(self, asked: Asked) -> Record:
+    def request(self, asked: ExplainRequest) -> Record:
         """The same for real, as the route does it."""
         number = self.core.desk.next_number()
-        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), Wishes(asked.session))
+        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(asked.session))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
         experiment = self.core.desk.regime.experiment
         unit = experiment and unit_of(experiment, prompt, asked.client, record.id, record.at_wall_s)
@@ -130,15 +132,15 @@ class House:
         if asked.policy is not None:
             record.policy = self.policies[asked.policy]
         keys = {4: RING.chain(RING.root("m", None, None), array("I", IDS), 4)}
-        known = Known(array("I", IDS), True, "given", keys, 0.0, 0.0)
+        known = TokenizedPrompt(array("I", IDS), True, "given", keys, 0.0, 0.0)
         assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), known) is not None
         self.ring.add(record)
         return record
 
 
-def about(prompt: Any = None, path: str = COMPLETIONS, **asked: Any) -> Asked:
+def about(prompt: Any = None, path: str = COMPLETIONS, **asked: Any) -> ExplainRequest:
     body = {"model": "m", "prompt": IDS if prompt is None else prompt}
-    return Asked(path, json.dumps(body | asked.pop("body", {})).encode(), "application/json", **asked)
+    return ExplainRequest(path, json.dumps(body | asked.pop("body", {})).encode(), "application/json", **asked)
 
 
 def but_busy(decision: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +250,7 @@ async def test_media_and_refusals_are_reasons() -> None:
 
 
 async def test_the_pool_is_not_asked_and_the_answer_says_so() -> None:
-    pool = Pool(masters=["http://master:9003"])
+    pool = PoolConfig(masters=["http://master:9003"])
     told = await House(active="pooled", pool=pool).explain.explain(about())
     assert (told["pool"], told["decision"]["view"]["pool"]) == ("not asked", None)
     assert told["notes"] == ["the shared pool was not asked, so what it holds is unknown here; a request would ask it"]
@@ -257,7 +259,7 @@ async def test_the_pool_is_not_asked_and_the_answer_says_so() -> None:
 
 async def test_a_request_that_may_be_split_is_explained_as_a_whole() -> None:
     house = House()
-    config = schema.Instance.model_validate(
+    config = schema.InstanceConfig.model_validate(
         {"name": "p", "url": "http://p:8000", "role": "prefill", "transfer": {"protocol": "nixl"}}
     )
     house.core.fleet.join(config)
@@ -275,7 +277,7 @@ async def test_a_request_that_may_be_split_is_explained_as_a_whole() -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x"}', b'{"model": 3, "prompt": "x"}'])
 async def test_a_body_that_the_route_refuses(body: bytes) -> None:
     with pytest.raises(BadRequest):
-        await House().explain.explain(Asked(COMPLETIONS, body))
+        await House().explain.explain(ExplainRequest(COMPLETIONS, body))
 
 
 async def test_an_unknown_model_and_a_fleet_that_cannot() -> None:

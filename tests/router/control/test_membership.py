@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from router.backends.feeds.health import Health
-from router.backends.feeds.kv_events import KvEvents
-from router.backends.feeds.metrics import MetricsPoll
-from router.backends.fetch import Answer
+from router.backends.feeds.health import HealthProbe
+from router.backends.feeds.kv_events import KvEventSubscriber
+from router.backends.feeds.metrics import MetricsPoller
+from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
 from router.control.membership import Membership
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
-from router.fleet.instance import State
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import TargetId
 from router.proxy.headers import NO_HEADERS
-from router.proxy.upstreams import Question, Unanswered, Upstreams
-from router.scheduling.experiments.policy_set import Regime
-from router.scheduling.scheduler import Core
+from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamUnanswered
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 from router.wiring import build_core, build_handing, build_tokens, built_policies
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
 
-RANDOM = {"warm": schema.Policy.model_validate({"scorers": [{"name": "random"}]})}
-CARD = Card("warm-tiny", "/models/warm-tiny", None, 8192)
+RANDOM = {"warm": schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]})}
+CARD = ModelCard("warm-tiny", "/models/warm-tiny", None, 8192)
 NOWHERE = "tcp://127.0.0.1:1"  # nobody listens there, and nobody must
 
 
@@ -39,8 +39,8 @@ def config(**changes: object) -> schema.Config:
     return schema.Config.model_validate({"policies": RANDOM, "seed": 1} | changes)
 
 
-def instance(name: str, port: int = 1, **known: object) -> schema.Instance:
-    return schema.Instance.model_validate({"name": name, "url": f"http://127.0.0.1:{port}"} | known)
+def instance(name: str, port: int = 1, **known: object) -> schema.InstanceConfig:
+    return schema.InstanceConfig.model_validate({"name": name, "url": f"http://127.0.0.1:{port}"} | known)
 
 
 class House:
@@ -51,20 +51,20 @@ class House:
         self.clock = ManualClock(1000.0)
         self.tasks = Tasks("test")
         keyring = Keyring(1)
-        self.core: Core = build_core(settings, Regime(built_policies(settings), "warm"), keyring, self.clock)
+        self.core: Scheduler = build_core(settings, PolicySet(built_policies(settings), "warm"), keyring, self.clock)
         self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
         self.tokens = build_tokens(settings, keyring, self.upstreams, self.clock)
         self.handing = build_handing(settings, self.tokens, self.upstreams, self.tasks)
         self.members = Membership(self.core, self.upstreams, self.tokens, self.handing, self.tasks)
         fleet = settings.fleet
-        self.health = Health(self.members, self.silent, self.tasks, self.clock, fleet.health)
-        self.polls = MetricsPoll(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
-        self.events = KvEvents(self.core.knowledge, self.tasks, self.clock, 5.0)
+        self.health = HealthProbe(self.members, self.silent, self.tasks, self.clock, fleet.health)
+        self.polls = MetricsPoller(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
+        self.events = KvEventSubscriber(self.core.knowledge, self.tasks, self.clock, 5.0)
         self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
 
     async def silent(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         return None
 
     async def close(self) -> None:
@@ -81,8 +81,8 @@ class House:
         return sorted(self.events._streams)
 
     async def why_unanswered(self, name: str) -> str:
-        answer = await self.upstreams.ask(name, Question("GET", b"/", NO_HEADERS, b""), first_byte_s=1, idle_s=1)
-        assert isinstance(answer, Unanswered)
+        answer = await self.upstreams.ask(name, UpstreamRequest("GET", b"/", NO_HEADERS, b""), first_byte_s=1, idle_s=1)
+        assert isinstance(answer, UpstreamUnanswered)
         return answer.detail
 
 
@@ -141,7 +141,7 @@ async def test_who_stays_is_left_alone(house: House) -> None:
     house.members.joined("a", [CARD], [])
     house.members.listed("config", [instance("b"), instance("a")])
     states = {member.id: member.state for member in house.core.fleet}
-    assert states == {"a": State.READY, "b": State.JOINING}
+    assert states == {"a": InstanceState.READY, "b": InstanceState.JOINING}
 
 
 async def test_who_changed_leaves_and_joins_anew(house: House) -> None:
@@ -149,7 +149,7 @@ async def test_who_changed_leaves_and_joins_anew(house: House) -> None:
     house.members.joined("a", [CARD], sources(0))
     house.members.listed("config", [instance("a", port=2)])
     (member,) = house.core.fleet
-    assert (member.config.url, member.state) == ("http://127.0.0.1:2", State.JOINING)
+    assert (member.config.url, member.state) == ("http://127.0.0.1:2", InstanceState.JOINING)
     assert house.followed() == []
 
 
@@ -182,7 +182,7 @@ async def test_one_that_cannot_join_does_not_keep_the_others_out(
 ) -> None:
     bad = tmp_path / "ca.pem"
     bad.write_text("not a certificate")
-    broken = schema.Instance(name="a", url="https://127.0.0.1:1", ca_file=str(bad))
+    broken = schema.InstanceConfig(name="a", url="https://127.0.0.1:1", ca_file=str(bad))
     house.members.listed("config", [broken, instance("b")])
     assert house.ids == ["b"]
     assert "instance a does not join" in caplog.text
@@ -249,7 +249,7 @@ async def test_a_newcomers_tokenizer_is_proved(house: House, caplog: pytest.LogC
 async def test_adapters_come_and_go_while_it_runs(house: House) -> None:
     house.members.listed("config", [instance("a")])
     house.members.joined("a", [CARD], [])
-    house.members.serves("a", [CARD, Card("lora", "/loras/lora", "warm-tiny", None)])
+    house.members.serves("a", [CARD, ModelCard("lora", "/loras/lora", "warm-tiny", None)])
     assert [card.id for card in house.core.fleet.models()] == ["warm-tiny", "lora"]
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from router.control.policy_files import FilesRead, must_restart, read
+from router.control.policy_files import PolicyFiles, must_restart, read
 from router.errors import ConfigError
 
 MAIN = "fleet: {instances: [{url: 'http://127.0.0.1:1'}]}\n"
 POLICY = "scorers: [{name: random}]"
 
 
-def put(folder: Path, text: str) -> FilesRead:
+def put(folder: Path, text: str) -> PolicyFiles:
     file = folder / "main.yaml"
     file.write_text(MAIN + text)
     return read(file)

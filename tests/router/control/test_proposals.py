@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from router.config import schema
 from router.control import proposals
-from router.control.proposals import Said
+from router.control.proposals import FileSettings
 from router.errors import ConfigError
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from scorers.registry import installed
 from tests.router.control.steered import TEXTS, experiment, spec
@@ -24,29 +24,29 @@ some_specs = st.dictionaries(names, st.sampled_from(list(SPECS.values())), min_s
 
 
 @st.composite
-def saids(draw: st.DrawFn) -> Said:
-    policies: dict[str, schema.Policy] = draw(some_specs)
+def saids(draw: st.DrawFn) -> FileSettings:
+    policies: dict[str, schema.PolicyConfig] = draw(some_specs)
     of_these = st.sampled_from(sorted(policies))
     arms = draw(st.lists(of_these, unique=True, min_size=1, max_size=2))
     running = experiment(arms=dict.fromkeys(arms, 100 / len(arms)))
-    return Said(draw(of_these), draw(st.none() | st.just(running)), policies)
+    return FileSettings(draw(of_these), draw(st.none() | st.just(running)), policies)
 
 
-def regime_of(said: Said) -> Regime:
+def regime_of(said: FileSettings) -> PolicySet:
     policies = {name: build_policy(name, text, REGISTRY) for name, text in said.policies.items()}
     return proposals.regime(policies, said.active, said.experiment)
 
 
 @settings(max_examples=50)
 @given(saids(), saids())
-def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: Said, second: Said) -> None:
+def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: FileSettings, second: FileSettings) -> None:
     after = proposals.from_files(regime_of(first), first, second, REGISTRY).regime
     assert proposals.said_by(after) == second
 
 
 @settings(max_examples=50)
 @given(saids(), saids())
-def test_files_that_stay_as_they_are_change_nothing(seen: Said, in_force: Said) -> None:
+def test_files_that_stay_as_they_are_change_nothing(seen: FileSettings, in_force: FileSettings) -> None:
     before = regime_of(in_force)
     after = proposals.from_files(before, seen, seen, REGISTRY).regime
     assert after == before
@@ -71,10 +71,10 @@ def test_all_policies_that_cannot_be_built_are_said_at_once() -> None:
 
 
 def test_what_is_gone_from_the_files_and_in_use_stays_in_the_way() -> None:
-    before = Regime(BUILT, "near", experiment())
-    seen = Said("near", None, SPECS)
-    now = Said("near", None, {"near": SPECS["near"]})
+    before = PolicySet(BUILT, "near", experiment())
+    seen = FileSettings("near", None, SPECS)
+    now = FileSettings("near", None, {"near": SPECS["near"]})
     with pytest.raises(ConfigError, match=r"^policies\.far: is gone from the files, and is in use$"):
         proposals.from_files(before, seen, now, REGISTRY)
-    after = proposals.from_files(Regime(BUILT, "near"), seen, now, REGISTRY).regime
+    after = proposals.from_files(PolicySet(BUILT, "near"), seen, now, REGISTRY).regime
     assert set(after.policies) == {"near"}

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from router.control.rollbacks import Rollbacks, fingerprint, in_force
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
-from router.telemetry.audit_log import Entry
+from router.telemetry.audit_log import AuditEntry
 from tests.router.control.steered import TEXTS, experiment, spec
 
 POLICIES = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
-RUNNING = Regime(POLICIES, "near", experiment(shadows=["other"]))
+RUNNING = PolicySet(POLICIES, "near", experiment(shadows=["other"]))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ RUNNING = Regime(POLICIES, "near", experiment(shadows=["other"]))
         (replace(RUNNING, experiment=experiment(arms={"far": 50, "near": 50})), False),  # another one is first
     ],
 )
-def test_what_makes_an_experiment_the_same(other: Regime, same: bool) -> None:
+def test_what_makes_an_experiment_the_same(other: PolicySet, same: bool) -> None:
     assert (fingerprint(other) == fingerprint(RUNNING)) is same
 
 
@@ -39,7 +39,7 @@ def test_arms_that_went_stay_out() -> None:
     assert rollbacks.applied(RUNNING).rolled_back == {"far"}
     another = replace(RUNNING, experiment=experiment(seed=2))
     assert rollbacks.applied(another) is another
-    none = Regime(POLICIES, "near")
+    none = PolicySet(POLICIES, "near")
     assert rollbacks.applied(none) is none
 
 
@@ -50,8 +50,8 @@ def test_without_the_first_arm_it_is_over() -> None:
 
 
 def test_they_are_read_from_the_audit_log() -> None:
-    def entry(what: str, arm: str | None) -> Entry:
-        return Entry(0.0, "guard", what, in_force(RUNNING), in_force(RUNNING), None, "slow", arm)
+    def entry(what: str, arm: str | None) -> AuditEntry:
+        return AuditEntry(0.0, "guard", what, in_force(RUNNING), in_force(RUNNING), None, "slow", arm)
 
     assert Rollbacks([entry("rollback", "far")]).applied(RUNNING).rolled_back == {"far"}
     assert Rollbacks([entry("alarm", "far")]).applied(RUNNING) is RUNNING  # only reported

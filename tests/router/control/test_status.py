@@ -11,29 +11,29 @@ import pytest
 
 from router.backends.discovery.file import FileDiscovery
 from router.backends.discovery.static import StaticDiscovery
-from router.backends.feeds.health import Health
-from router.backends.fetch import Answer
-from router.backends.no_kv_store import NoPool
-from router.backends.remote_tokenizer import Remote
-from router.backends.token_ids.passthrough import Handing
-from router.backends.token_ids.support import Taker, Takers
+from router.backends.feeds.health import HealthProbe
+from router.backends.fetch import HttpAnswer
+from router.backends.no_kv_store import NoKvStore
+from router.backends.remote_tokenizer import EngineTokenizer
+from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
 from router.clock import ManualClock
 from router.config import schema
-from router.config.schema import Policy as PolicySpec
-from router.control.api.admin import Operations
+from router.config.schema import PolicyConfig as PolicySpec
+from router.control.api.admin import AdminOperations
 from router.control.control import Control
-from router.control.status import Report
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
-from router.kvcache.events import Batch, EngineHash, Stored, TargetId, Tier
+from router.control.status import Status
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.prompt.tokenization.tokenization import Tokens
-from router.scheduling.experiments.policy_set import Regime
+from router.prompt.tokenization.tokenization import Tokenization
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.tasks import Tasks
-from router.telemetry.audit_log import Audit
+from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
-from router.telemetry.recent_records import Ring
+from router.telemetry.recent_records import RecentRecords
 from router.wiring import build_core
 from tests.fakes.caches import RING, Cache, prompt_of
 
@@ -42,7 +42,7 @@ WARM = build_policy(
     "warm", PolicySpec.model_validate({"scorers": [{"name": "prefix_overlap"}, {"name": "queue_depth"}]})
 )
 RANDOM = build_policy("random", PolicySpec.model_validate({"scorers": [{"name": "random"}]}))
-CARD = Card("m", "/models/m", None, 8192)
+CARD = ModelCard("m", "/models/m", None, 8192)
 
 
 class House:
@@ -51,26 +51,26 @@ class House:
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0, wall=5000.0)
         config = schema.Config(seed=1)
-        self.core = build_core(config, Regime({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
-        self.tokens = Tokens(config.tokens, {}, RING, Remote(self.silent), self.clock)
+        self.core = build_core(config, PolicySet({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
+        self.tokens = Tokenization(config.tokens, {}, RING, EngineTokenizer(self.silent), self.clock)
         members: dict[str, list[EventEndpoint]] = {"a": [EventEndpoint(0, "tcp://a:1", None, "")], "b": []}
         for name in "abc":
-            self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
+            self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
         for name, sources in members.items():
             self.core.joined(name, [CARD], sources)
             self.core.polled(name, {0: Gauges(3, 2, 0.25, 4, 400, None, None)}, self.clock.now())
         self.cache = Cache()
         self.cache.wall_s = 4998.0
         self.core.knowledge.heard(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
-        self.ring = Ring(10)
-        health = Health(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
+        self.ring = RecentRecords(10)
+        health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
-        takers = Takers(self.tokens.local, self.silent, Tasks("test"))
+        takers = TokenIdSupport(self.tokens.local, self.silent, Tasks("test"))
         self.takers = takers._known
-        self.handing = Handing(takers, lambda model: True, on=True)
-        self.pool = NoPool()
-        self.control = Control(self.core, self.ring, Audit(), self.clock)
-        self.report = Report(
+        self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
+        self.pool = NoKvStore()
+        self.control = Control(self.core, self.ring, AuditLog(), self.clock)
+        self.report = Status(
             self.core,
             self.tokens,
             self.handing,
@@ -86,7 +86,7 @@ class House:
 
     async def silent(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         return None
 
     def request(self) -> Record:
@@ -104,7 +104,7 @@ def house() -> House:
 
 
 def test_it_is_what_the_admin_door_asks_for(house: House) -> None:
-    operations: Operations = house.report
+    operations: AdminOperations = house.report
     assert json.loads(msgspec.json.encode(operations.instances()))  # plain JSON types throughout
 
 
@@ -139,7 +139,7 @@ def test_a_target_with_its_load_speed_promises_and_stream(house: House) -> None:
 
 
 def test_whether_an_instance_takes_token_ids_and_why_not(house: House) -> None:
-    house.takers["a"] = Taker(False, "it refused the ids of a prompt")
+    house.takers["a"] = InstanceSupport(False, "it refused the ids of a prompt")
     shown = {one["id"]: one["token_ids"] for one in house.report.instances()}
     assert shown == {"a": {"takes": False, "why": "it refused the ids of a prompt"}, "b": None, "c": None}
     assert house.report.snapshot().handing == ({"a": False}, {}, {})
@@ -225,8 +225,8 @@ def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> N
 
 
 def test_orphans_are_told(house: House) -> None:
-    orphan = Stored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
+    orphan = BlocksStored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
     house.cache.seq += 1
-    house.core.knowledge.heard(TargetId("a/0"), Batch(1, 4999.5, 0, [orphan], {}))
+    house.core.knowledge.heard(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
     assert house.report.snapshot().targets[0].orphans == 1
     assert house.report.instances()[0]["targets"][0]["stream"]["orphans"] == 1

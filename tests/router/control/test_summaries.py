@@ -7,21 +7,21 @@ from math import inf
 import pytest
 
 from router.control.summaries import figure, figures, finite, sentences, verdict
-from router.scheduling.experiments.results import ArmReport, Standing, TrialReport
+from router.scheduling.experiments.results import ArmReport, ExperimentReport, MetricResult
 
 
-def standing(**changed: object) -> Standing:
-    return Standing("ttft_p90", 210.4, 190.0, 1240.0, 80, "better", 1e5, 0, 0)._replace(**changed)  # type: ignore[arg-type]
+def standing(**changed: object) -> MetricResult:
+    return MetricResult("ttft_p90", 210.4, 190.0, 1240.0, 80, "better", 1e5, 0, 0)._replace(**changed)  # type: ignore[arg-type]
 
 
-def arm(name: str, mine: Standing, out: str | None = None) -> ArmReport:
+def arm(name: str, mine: MetricResult, out: str | None = None) -> ArmReport:
     return ArmReport(name, 50.0, out, 3, 1200, 4000, 7, 1.2, None, (mine,))
 
 
 def test_how_the_arms_stand() -> None:
     first = arm("warm", standing(estimate=300.0, low=270.0, high=330.0, verdict=None))
     other = arm("other", standing(), "ttft_p90: too slow")
-    assert list(sentences(TrialReport(0.01, 2000.0, 200.0, (first, other), ("the arms share caches",)))) == [
+    assert list(sentences(ExperimentReport(0.01, 2000.0, 200.0, (first, other), ("the arms share caches",)))) == [
         "warm: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other is out: ttft_p90: too slow",
@@ -32,7 +32,7 @@ def test_how_the_arms_stand() -> None:
 
 def test_what_nobody_knows_is_not_compared() -> None:
     first = arm("warm", standing(estimate=None, low=None, high=None, verdict=None))
-    report = TrialReport(0.01, 2000.0, 200.0, (first, arm("b", standing())), ())
+    report = ExperimentReport(0.01, 2000.0, 200.0, (first, arm("b", standing())), ())
     assert not any("ttft_p90" in line for line in sentences(report))
 
 

@@ -1,8 +1,8 @@
-from router.fleet.answer_lengths import REMEMBERED, Answers
+from router.fleet.answer_lengths import REMEMBERED, AnswerLengths
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
-    answers = Answers()
+    answers = AnswerLengths()
     assert answers.tokens("m") is None
     answers.came("m", 100)
     assert answers.tokens("m") == 100
@@ -11,7 +11,7 @@ def test_nothing_is_known_before_the_first_answer() -> None:
 
 
 def test_few_answers_count_alike_and_many_make_the_old_ones_fade() -> None:
-    answers = Answers()
+    answers = AnswerLengths()
     for tokens in (100, 200, 600):
         answers.came("m", tokens)
     assert answers.tokens("m") == 300

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from router.fleet.breaker import Breaker, Verdict, verdict
+from router.fleet.breaker import CircuitBreaker, Verdict, verdict
 
 
-def opened(now: float = 0.0) -> Breaker:
-    breaker = Breaker(failures=3, open_s=5.0)
+def opened(now: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(failures=3, open_s=5.0)
     for _ in range(3):
         breaker.sent()
         breaker.ended("failure", now)
@@ -16,7 +16,7 @@ def opened(now: float = 0.0) -> Breaker:
 
 
 def test_opens_after_failures_in_a_row_only() -> None:
-    breaker = Breaker(failures=3, open_s=5.0)
+    breaker = CircuitBreaker(failures=3, open_s=5.0)
     ends: list[Verdict] = ["failure", "failure", "success", "failure", "neutral", "failure"]
     for end in ends:
         breaker.sent()
@@ -91,8 +91,8 @@ def test_what_counts(status: int | None, expected: str) -> None:
 
 
 def test_whoever_asks_is_told_which_breakers_are_not_closed() -> None:
-    not_closed: set[Breaker] = set()
-    one, other = (Breaker(failures=1, open_s=5.0, not_closed=not_closed) for _ in range(2))
+    not_closed: set[CircuitBreaker] = set()
+    one, other = (CircuitBreaker(failures=1, open_s=5.0, not_closed=not_closed) for _ in range(2))
     one.ended("failure", 0.0)
     other.ended("failure", 0.0)
     assert not_closed == {one, other}
@@ -105,8 +105,8 @@ def test_whoever_asks_is_told_which_breakers_are_not_closed() -> None:
 
 
 def test_a_breaker_that_left_is_nobody_s_concern() -> None:
-    not_closed: set[Breaker] = set()
-    breaker = Breaker(failures=1, open_s=5.0, not_closed=not_closed)
+    not_closed: set[CircuitBreaker] = set()
+    breaker = CircuitBreaker(failures=1, open_s=5.0, not_closed=not_closed)
     breaker.ended("failure", 0.0)
     breaker.leave()
     assert not_closed == set()

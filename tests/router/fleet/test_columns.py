@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.columns import Priced
-from router.fleet.engine_facts import Card, Gauges
+from router.fleet.columns import PriceColumns
+from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.load import Booking
@@ -22,7 +22,7 @@ happenings = st.sampled_from(
 )
 
 
-def price(prices: Priced, slot: int) -> float:
+def price(prices: PriceColumns, slot: int) -> float:
     """Of 100 tokens, where none is held, and 30 steps."""
     work = prices.fixed_ms[slot] + prices.ms_per_token[slot] * 100 + prices.ms_per_pair[slot] * 5000
     return work + prices.ms_per_step[slot] * 30
@@ -83,7 +83,7 @@ def test_columns_say_what_rows_say(story: list[tuple[str, str]]) -> None:
 
 def test_what_one_rank_showed_is_told_of_all_ranks() -> None:
     fleet = fleet_of("a")
-    fleet.learned("a", [Card("m", None, None, None)], [0, 1])
+    fleet.learned("a", [ModelCard("m", None, None, None)], [0, 1])
     (instance,) = fleet
     instance.targets[1].book(100, 400)
     check(fleet, 1.0)
@@ -93,7 +93,7 @@ def test_what_one_rank_showed_is_told_of_all_ranks() -> None:
 
 def test_what_an_answer_showed_of_decoding_is_told_of_all_ranks() -> None:
     fleet = fleet_of("a")
-    fleet.learned("a", [Card("m", None, None, None)], [0, 1])
+    fleet.learned("a", [ModelCard("m", None, None, None)], [0, 1])
     (instance,) = fleet
     check(fleet, 1.0)
     answered(instance.targets[0], 40, 1.0)

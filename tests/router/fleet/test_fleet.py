@@ -9,25 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.fleet.engine_facts import Card, Gauges
-from router.fleet.fleet import Duplicate, Fleet, read_cards
-from router.fleet.instance import Instance, Served, State, Target
+from router.fleet.engine_facts import Gauges, ModelCard
+from router.fleet.fleet import DuplicateInstance, Fleet, read_cards
+from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.kvcache.events import TargetId
 
-M = Card("m", "/models/m", None, 8192)
-ALIAS = Card("m-alias", "/models/m", None, 8192)
-LORA = Card("lora-a", "/loras/a", "m", None)
-OTHER = Card("other", "/models/other", None, 4096)
+M = ModelCard("m", "/models/m", None, 8192)
+ALIAS = ModelCard("m-alias", "/models/m", None, 8192)
+LORA = ModelCard("lora-a", "/loras/a", "m", None)
+OTHER = ModelCard("other", "/models/other", None, 4096)
 
 
 def page(running: int = 0, waiting: int = 0) -> Gauges:
     return Gauges(running, waiting, 0.1, 16, 1600, None, None)
 
 
-def fleet_of(*names: str, cards: Sequence[Card] = (M,), ranks: Sequence[int] = (0,)) -> Fleet:
-    fleet = Fleet(schema.Fleet())
+def fleet_of(*names: str, cards: Sequence[ModelCard] = (M,), ranks: Sequence[int] = (0,)) -> Fleet:
+    fleet = Fleet(schema.FleetConfig())
     for name in names:
-        assert isinstance(fleet.join(schema.Instance(url=f"http://{name}:8000", name=name)), Instance)
+        assert isinstance(fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name)), Instance)
         fleet.learned(name, cards, ranks)
     return fleet
 
@@ -49,7 +49,7 @@ def ids(fleet: Fleet, model: str = "m", excluding: Sequence[str] = (), now: floa
 
 
 def test_an_instance_without_a_name_is_its_host_and_port() -> None:
-    joined = Fleet(schema.Fleet()).join(schema.Instance(url="https://engine.local"))
+    joined = Fleet(schema.FleetConfig()).join(schema.InstanceConfig(url="https://engine.local"))
     assert isinstance(joined, Instance)
     assert joined.id == "engine.local:443"
 
@@ -57,19 +57,21 @@ def test_an_instance_without_a_name_is_its_host_and_port() -> None:
 def test_a_second_of_the_same_id_does_not_join() -> None:
     fleet = fleet_of("a")
     first = instance(fleet, "a")
-    assert fleet.join(schema.Instance(url="http://elsewhere:1", name="a")) == Duplicate("a", "http://elsewhere:1")
+    assert fleet.join(schema.InstanceConfig(url="http://elsewhere:1", name="a")) == DuplicateInstance(
+        "a", "http://elsewhere:1"
+    )
     assert list(fleet) == [first]
 
 
 def test_joining_gets_nothing_until_it_told_what_it_serves() -> None:
-    fleet = Fleet(schema.Fleet())
-    fleet.join(schema.Instance(url="http://a:1", name="a"))
-    assert instance(fleet, "a").state is State.JOINING
+    fleet = Fleet(schema.FleetConfig())
+    fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
+    assert instance(fleet, "a").state is InstanceState.JOINING
     assert fleet.resolve("m") is None
     assert ids(fleet) == []
     assert fleet.probe_ok("a", 0.0), "asks for its cards"
     fleet.learned("a", [M], [])
-    assert instance(fleet, "a").state is State.READY
+    assert instance(fleet, "a").state is InstanceState.READY
     assert ids(fleet) == ["a/0"]
     assert not fleet.probe_ok("a", 1.0)
 
@@ -79,13 +81,13 @@ def test_failures_in_a_row_bring_it_down_and_an_answer_through_joining_back() ->
     assert not fleet.probe_failed("a", 0.0)
     assert not fleet.probe_ok("a", 1.0)
     assert not fleet.probe_failed("a", 2.0), "not in a row"
-    assert instance(fleet, "a").state is State.READY
+    assert instance(fleet, "a").state is InstanceState.READY
     assert fleet.probe_failed("a", 3.0)
-    assert instance(fleet, "a").state is State.DOWN
+    assert instance(fleet, "a").state is InstanceState.DOWN
     assert not fleet.probe_failed("a", 4.0), "told once"
     assert ids(fleet) == ["b/0"]
     assert fleet.probe_ok("a", 5.0)
-    assert instance(fleet, "a").state is State.JOINING
+    assert instance(fleet, "a").state is InstanceState.JOINING
     assert ids(fleet) == ["b/0"]
     fleet.learned("a", [OTHER], [0])
     assert ids(fleet) == ["b/0"]
@@ -96,17 +98,17 @@ def test_a_model_whose_instances_are_all_down_is_known_but_has_no_candidates() -
     fleet = fleet_of("a")
     fleet.probe_failed("a", 0.0)
     fleet.probe_failed("a", 0.0)
-    assert fleet.resolve("m") == Served("m", None)
+    assert fleet.resolve("m") == ServedModel("m", None)
     assert ids(fleet) == []
     assert fleet.models() == []
 
 
 def test_one_that_never_answered_is_down_too() -> None:
-    fleet = Fleet(schema.Fleet())
-    fleet.join(schema.Instance(url="http://a:1", name="a"))
+    fleet = Fleet(schema.FleetConfig())
+    fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
     fleet.probe_failed("a", 0.0)
     assert fleet.probe_failed("a", 0.0)
-    assert instance(fleet, "a").state is State.DOWN
+    assert instance(fleet, "a").state is InstanceState.DOWN
     assert fleet.probe_ok("a", 1.0)
 
 
@@ -114,23 +116,23 @@ def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
     fleet = fleet_of("a", "b")
     booking = target(fleet, "a/0").book(10, 10)
     assert fleet.drain("a")
-    assert instance(fleet, "a").state is State.DRAINING
+    assert instance(fleet, "a").state is InstanceState.DRAINING
     assert ids(fleet) == ["b/0"]
     assert instance(fleet, "a").requests == 1
     assert booking.release()
     assert instance(fleet, "a").requests == 0
     fleet.probe_failed("a", 0.0)
     fleet.probe_failed("a", 0.0)
-    assert instance(fleet, "a").state is State.DOWN
+    assert instance(fleet, "a").state is InstanceState.DOWN
     fleet.probe_ok("a", 1.0)
     fleet.learned("a", [M], [0])
-    assert instance(fleet, "a").state is State.DRAINING
+    assert instance(fleet, "a").state is InstanceState.DRAINING
     assert fleet.undrain("a")
     assert ids(fleet) == ["a/0", "b/0"]
 
 
 def test_nobody_of_that_name() -> None:
-    fleet = Fleet(schema.Fleet())
+    fleet = Fleet(schema.FleetConfig())
     assert not fleet.drain("x")
     assert not fleet.undrain("x")
     assert not fleet.probe_ok("x", 0.0)
@@ -162,9 +164,9 @@ def test_leaving_forgets_it_and_its_bookings_still_come_back() -> None:
 
 def test_aliases_and_adapters() -> None:
     fleet = fleet_of("a", cards=[M, ALIAS, LORA])
-    assert fleet.resolve("m") == Served("m", None)
-    assert fleet.resolve("m-alias") == Served("m", None)
-    assert fleet.resolve("lora-a") == Served("m", "lora-a")
+    assert fleet.resolve("m") == ServedModel("m", None)
+    assert fleet.resolve("m-alias") == ServedModel("m", None)
+    assert fleet.resolve("lora-a") == ServedModel("m", "lora-a")
     assert fleet.resolve("nobody") is None
     assert instance(fleet, "a").base == "m"
 
@@ -172,24 +174,30 @@ def test_aliases_and_adapters() -> None:
 @pytest.mark.parametrize(
     ("cards", "expected"),
     [
-        ([Card("x", None, None, None), Card("y", None, None, None)], {"x": Served("x", None), "y": Served("y", None)}),
-        ([LORA, M], {"m": Served("m", None), "lora-a": Served("m", "lora-a")}),
-        ([ALIAS, M, LORA], {"m-alias": Served("m-alias", None), "m": Served("m-alias", None)}
-         | {"lora-a": Served("m-alias", "lora-a")}),
-        ([M, Card("lora-b", None, "unlisted", None)], {"m": Served("m", None), "lora-b": Served("m", "lora-b")}),
-        ([Card("lora-b", None, "unlisted", None)], {"lora-b": Served("unlisted", "lora-b")}),
-        ([M, Card("m", "/loras/m", "m", None)], {"m": Served("m", None)}),
+        (
+            [ModelCard("x", None, None, None), ModelCard("y", None, None, None)],
+            {"x": ServedModel("x", None), "y": ServedModel("y", None)},
+        ),
+        ([LORA, M], {"m": ServedModel("m", None), "lora-a": ServedModel("m", "lora-a")}),
+        ([ALIAS, M, LORA], {"m-alias": ServedModel("m-alias", None), "m": ServedModel("m-alias", None)}
+         | {"lora-a": ServedModel("m-alias", "lora-a")}),
+        (
+            [M, ModelCard("lora-b", None, "unlisted", None)],
+            {"m": ServedModel("m", None), "lora-b": ServedModel("m", "lora-b")},
+        ),
+        ([ModelCard("lora-b", None, "unlisted", None)], {"lora-b": ServedModel("unlisted", "lora-b")}),
+        ([M, ModelCard("m", "/loras/m", "m", None)], {"m": ServedModel("m", None)}),
         ([], {}),
     ],
 )  # fmt: skip
-def test_read_cards(cards: list[Card], expected: dict[str, Served]) -> None:
+def test_read_cards(cards: list[ModelCard], expected: dict[str, ServedModel]) -> None:
     assert read_cards(cards) == expected
 
 
 def test_only_targets_that_serve_it_are_candidates() -> None:
     fleet = fleet_of("a", "b")
     fleet.learned("b", [M, LORA], [0])
-    fleet.join(schema.Instance(url="http://c:1", name="c"))
+    fleet.join(schema.InstanceConfig(url="http://c:1", name="c"))
     fleet.learned("c", [OTHER], [0])
     assert ids(fleet, "m") == ["a/0", "b/0"]
     assert ids(fleet, "lora-a") == ["b/0"]
@@ -201,7 +209,7 @@ def test_only_targets_that_serve_it_are_candidates() -> None:
 
 def test_serving_counts_those_that_are_not_well_too() -> None:
     fleet = fleet_of("a", "b")
-    fleet.join(schema.Instance(url="http://c:1", name="c"))
+    fleet.join(schema.InstanceConfig(url="http://c:1", name="c"))
     fleet.learned("c", [OTHER], [0])
     fleet.drain("a")
     assert [target.id for target in fleet.serving("m")] == ["a/0", "b/0"]
@@ -357,7 +365,7 @@ def test_a_burst_of_arrivals_looks_once() -> None:
 
 
 def test_an_empty_fleet_is_not_busy_but_unknown() -> None:
-    fleet = Fleet(schema.Fleet())
+    fleet = Fleet(schema.FleetConfig())
     fleet.arrived(0.0)
     assert fleet.busy is None
 
@@ -377,9 +385,9 @@ def test_busy_is_shown_to_four_digits_and_averaged_in_full() -> None:
 
 def test_the_typical_instance_is_of_those_that_are_ready_and_serve_the_model() -> None:
     fleet = fleet_of("a", "b", "c")
-    fleet.join(schema.Instance(url="http://d:1", name="d"))
+    fleet.join(schema.InstanceConfig(url="http://d:1", name="d"))
     fleet.learned("d", [OTHER], [0])
-    fleet.join(schema.Instance(url="http://e:1", name="e"))  # never told what it serves
+    fleet.join(schema.InstanceConfig(url="http://e:1", name="e"))  # never told what it serves
     for name in ("a", "b", "c", "d"):
         instance(fleet, name).speed.computed(1000, 0, 500.0, 0.0)
     nominal = fleet.nominal("m", 1.0)
@@ -452,7 +460,7 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
             case "drain" | "undrain" | "leave":
                 getattr(fleet, change)(name)
             case "join":
-                fleet.join(schema.Instance(url=f"http://{name}:8000", name=name))
+                fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
             case "down":
                 for _ in range(10):
                     fleet.probe_failed(name, 0.0)
@@ -472,6 +480,6 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
             looked = [
                 target
                 for target in fleet.serving(model)
-                if target.instance.state is State.READY and target.breaker.lets(1.0)
+                if target.instance.state is InstanceState.READY and target.breaker.lets(1.0)
             ]
             assert list(fleet.candidates(model, (), 1.0)) == looked

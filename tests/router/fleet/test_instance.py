@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from router.config import schema
-from router.fleet.engine_facts import Gauges, PoolLoads
+from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from router.fleet.fleet import Fleet
-from router.fleet.instance import DECODE_TOKENS, Instance, Loaded, Target
+from router.fleet.instance import DECODE_TOKENS, FetchedKv, Instance, Target
 from router.fleet.latency_model import CURVE_SAMPLES
 from scorers.contract import Speed, Transfer
 
 
 def a_target() -> Target:
-    instance = Fleet(schema.Fleet()).join(schema.Instance(url="http://a:1"))
+    instance = Fleet(schema.FleetConfig()).join(schema.InstanceConfig(url="http://a:1"))
     assert isinstance(instance, Instance)
     return instance.targets[0]
 
@@ -25,7 +25,9 @@ def pool(target: Target) -> Transfer:
 
 
 def page(loads: tuple[int, int, float] | None, block_tokens: int | None = 16) -> Gauges:
-    return Gauges(0, 0, 0.0, block_tokens, 3200, None, None, pool_loads=None if loads is None else PoolLoads(*loads))
+    return Gauges(
+        0, 0, 0.0, block_tokens, 3200, None, None, pool_loads=None if loads is None else PoolTransferCounts(*loads)
+    )
 
 
 def test_a_target_is_named_after_instance_and_rank_and_renewal_reaches_every_part() -> None:
@@ -58,10 +60,10 @@ def test_an_answer_that_loaded_teaches_the_link_and_only_if_it_was_alone() -> No
         target.showed(booking, 500 + 100 * i, 0, TRUTH.prefill_ms(500 + 100 * i, 0), float(i))
         booking.release()
     alone, beside = target.book(100, 2100), target.book(100, 2100)
-    target.showed(beside, 2100, 2000, 900.0, 20.0, Loaded("pool", 2000))
+    target.showed(beside, 2100, 2000, 900.0, 20.0, FetchedKv("pool", 2000))
     assert pool(target).samples == 0
     # 50 for the load: 400 tokens were on the GPU, 1600 came from the pool, 100 were computed after 2000
-    target.showed(alone, 2100, 2000, 50 + TRUTH.prefill_ms(100, 2000), 20.0, Loaded("pool", 1600))
+    target.showed(alone, 2100, 2000, 50 + TRUTH.prefill_ms(100, 2000), 20.0, FetchedKv("pool", 1600))
     assert pool(target).samples == 1
     assert target.speed.samples == CURVE_SAMPLES
     before, after = 5 + 1.6 * 10, pool(target).base_ms + 1.6 * pool(target).us_per_token

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.schema import DecodePrior, SpeedPrior
-from router.fleet.latency_model import CURVE_SAMPLES, LINK_SAMPLES, LINKS, Link, Pace
+from router.fleet.latency_model import CURVE_SAMPLES, LINK_SAMPLES, LINKS, LatencyModel, Link
 from scorers.contract import Decode, Speed, Transfer
 
 PRIOR = SpeedPrior()
@@ -23,7 +23,9 @@ def traffic(dice: random.Random) -> tuple[int, int]:
     return int(10 ** dice.uniform(1.5, 4.3)), dice.choice((0, 0, int(10 ** dice.uniform(2, 4.8))))
 
 
-def taught(pace: Pace, truth: Speed, samples: int, seed: int, noise: float = 0.1, outliers: float = 0.0) -> None:
+def taught(
+    pace: LatencyModel, truth: Speed, samples: int, seed: int, noise: float = 0.1, outliers: float = 0.0
+) -> None:
     dice = random.Random(seed)
     for i in range(samples):
         new, context = traffic(dice)
@@ -33,13 +35,13 @@ def taught(pace: Pace, truth: Speed, samples: int, seed: int, noise: float = 0.1
         pace.computed(new, context, ms, float(i))
 
 
-def worst_error(pace: Pace, truth: Speed) -> float:
+def worst_error(pace: LatencyModel, truth: Speed) -> float:
     speed = pace.speed(1e6)
     return max(abs(speed.prefill_ms(*probe) / truth.prefill_ms(*probe) - 1) for probe in PROBES)
 
 
 def test_the_prior_until_somebody_showed_anything() -> None:
-    speed = Pace(PRIOR).speed(12.0)
+    speed = LatencyModel(PRIOR).speed(12.0)
     assert speed[:3] == (PRIOR.base_ms, PRIOR.us_per_token, PRIOR.ns_per_token_context)
     assert (speed.samples, speed.age_s) == (0, None)
     for link in LINKS:
@@ -49,7 +51,7 @@ def test_the_prior_until_somebody_showed_anything() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_finds_the_curve_in_noise(seed: int) -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, TRUTH, 200, seed)
     assert worst_error(pace, TRUTH) < 0.2
     assert pace.speed(200.0).samples == 200
@@ -57,7 +59,7 @@ def test_finds_the_curve_in_noise(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_few_outliers_do_not_matter(seed: int) -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, TRUTH, 400, seed, outliers=0.03)
     assert worst_error(pace, TRUTH) < 0.35
 
@@ -65,13 +67,13 @@ def test_a_few_outliers_do_not_matter(seed: int) -> None:
 @pytest.mark.parametrize("factor", [0.1, 20.0])
 def test_leaves_a_wrong_prior_within_a_dozen_samples(factor: float) -> None:
     truth = Speed(10.0 * factor, 100.0 * factor, 2.0 * factor, 0, None, None, None, None)
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, truth, 12, seed=3)
     assert pace.speed(12.0).prefill_ms(4000, 0) == pytest.approx(truth.prefill_ms(4000, 0), rel=0.3)
 
 
 def test_follows_an_engine_that_became_three_times_slower() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, TRUTH, 1000, seed=1)
     slower = Speed(105.0, 120.0, 18.0, 0, None, None, None, None)
     taught(pace, slower, 300, seed=2)
@@ -79,7 +81,7 @@ def test_follows_an_engine_that_became_three_times_slower() -> None:
 
 
 def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     for i in range(5000):
         pace.computed(100, 0, TRUTH.prefill_ms(100, 0), float(i))
     pace.computed(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
@@ -96,7 +98,7 @@ def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
     )
 )
 def test_whatever_it_is_told_no_cost_is_negative(samples: list[tuple[int, int, float]]) -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     for i, (new, context, ms) in enumerate(samples):
         pace.computed(new, context, ms, float(i))
     speed = pace.speed(100.0)
@@ -106,13 +108,13 @@ def test_whatever_it_is_told_no_cost_is_negative(samples: list[tuple[int, int, f
 def test_a_curve_without_a_base_stays_right() -> None:
     """The coefficient that would be negative is held at 0 and the others explain the rest."""
     truth = Speed(0.0, 50.0, 0.0, 0, None, None, None, None)
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, truth, 200, seed=4)
     assert pace.speed(0.0).prefill_ms(10_000, 0) == pytest.approx(500, rel=0.1)
 
 
 def test_age_is_since_the_last_sample_and_good_to_a_second() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     pace.computed(1000, 0, 100.0, 10.0)
     fresh = pace.speed(10.5)
     assert fresh.age_s == 0.5
@@ -130,7 +132,13 @@ def load_ms(link: Transfer, tokens: float) -> float:
 
 
 def fetched(
-    pace: Pace, truth: Transfer, samples: int, seed: int, link: Link = "pool", noise: float = 0.1, outliers: float = 0.0
+    pace: LatencyModel,
+    truth: Transfer,
+    samples: int,
+    seed: int,
+    link: Link = "pool",
+    noise: float = 0.1,
+    outliers: float = 0.0,
 ) -> None:
     """Lone answers of an engine that computes by TRUTH and fetches by `truth`; the whole time is noisy."""
     dice = random.Random(seed)
@@ -142,9 +150,9 @@ def fetched(
         pace.fetched(link, tokens, new, tokens, ms, 1000.0 + i)
 
 
-def settled(prior: SpeedPrior = PRIOR) -> Pace:
+def settled(prior: SpeedPrior = PRIOR) -> LatencyModel:
     """Its curve is known well."""
-    pace = Pace(prior)
+    pace = LatencyModel(prior)
     taught(pace, TRUTH, 200, seed=9)
     return pace
 
@@ -154,7 +162,7 @@ def wrong_prior(factor: float) -> SpeedPrior:
     return SpeedPrior.model_validate(dict.fromkeys(LINKS, wrong))
 
 
-def learned(pace: Pace, link: Link = "pool") -> Transfer:
+def learned(pace: LatencyModel, link: Link = "pool") -> Transfer:
     found: Transfer = getattr(pace.speed(1e6), link)
     return found
 
@@ -197,7 +205,7 @@ def test_what_a_link_did_says_nothing_of_the_curve() -> None:
 
 
 def test_a_curve_that_is_hardly_known_is_not_subtracted() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     taught(pace, TRUTH, CURVE_SAMPLES - 1, seed=1)
     pace.fetched("pool", 1000, 10, 1000, 500.0, 20.0)
     assert learned(pace).samples == 0
@@ -268,13 +276,15 @@ STEP = Decode(7.0, 80.0, 30.0, 0, None)
 BATCHES = [(1, 2_000), (8, 30_000), (64, 100_000), (40, 900_000)]
 
 
-def step_error(pace: Pace, truth: Decode) -> float:
+def step_error(pace: LatencyModel, truth: Decode) -> float:
     found = pace.speed(1e6).decode
     assert found is not None
     return max(abs(found.step_ms(*batch) / truth.step_ms(*batch) - 1) for batch in BATCHES)
 
 
-def decoded(pace: Pace, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0) -> None:
+def decoded(
+    pace: LatencyModel, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0
+) -> None:
     dice = random.Random(seed)
     for i in range(samples):
         requests = dice.randint(1, 80)
@@ -284,16 +294,16 @@ def decoded(pace: Pace, truth: Decode, samples: int, seed: int, noise: float = 0
 
 
 def test_the_decode_prior_until_an_answer_showed_anything() -> None:
-    assert Pace(PRIOR).speed(1.0).decode == STEP_PRIOR
+    assert LatencyModel(PRIOR).speed(1.0).decode == STEP_PRIOR
     stated = DecodePrior(base_ms=3.0, us_per_request=2.0, ns_per_context_token=1.0)
-    assert Pace(SpeedPrior(decode=stated)).speed(1.0).decode == Decode(3.0, 2.0, 1.0, 0, None)
+    assert LatencyModel(SpeedPrior(decode=stated)).speed(1.0).decode == Decode(3.0, 2.0, 1.0, 0, None)
     # 16 GB of weights at 2 TB/s and 2 ms; 131,072 bytes at 2 TB/s are 65 ns: a batch of 10 with 100,000 tokens
     assert STEP_PRIOR.step_ms(10, 100_000) == pytest.approx(10 + 0.5 + 6.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_finds_the_decode_step_in_noise(seed: int) -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     decoded(pace, STEP, 200, seed, outliers=0.02)
     found = pace.speed(200.0).decode
     assert found is not None
@@ -304,7 +314,7 @@ def test_finds_the_decode_step_in_noise(seed: int) -> None:
 @pytest.mark.parametrize("factor", [0.2, 10.0])
 def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> None:
     truth = Decode(*(factor * value for value in STEP_PRIOR[:3]), 0, None)
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     decoded(pace, truth, 12, seed=3)
     found = pace.speed(12.0).decode
     assert found is not None
@@ -312,7 +322,7 @@ def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> No
 
 
 def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     for i in range(60):
         pace.decoded(25.0, 4.0, 12_000.0, float(i))
     found = pace.speed(60.0).decode
@@ -321,7 +331,7 @@ def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
 
 
 def test_one_decode_sample_each_half_second_is_enough() -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     for i in range(11):  # at 0, 0.1, ... 1.0
         pace.decoded(20.0, 2.0, 1000.0, i / 10)
     found = pace.speed(2.0).decode
@@ -342,7 +352,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
 @settings(max_examples=100)
 @given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
 def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
-    pace = Pace(PRIOR)
+    pace = LatencyModel(PRIOR)
     for i, (ms, requests, context) in enumerate(samples):
         pace.decoded(ms, requests, context, float(i))
     found = pace.speed(100.0).decode

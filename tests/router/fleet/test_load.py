@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.fleet.engine_facts import Gauges
-from router.fleet.load import NO_SHARE, Batch, Booking, Books, Share, attended_pairs
+from router.fleet.load import NO_SHARE, BatchShare, Booking, LoadBook, WorkerShare, attended_pairs
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -17,7 +17,7 @@ def gauges(running: int | None = None, waiting: int | None = None) -> Gauges:
     return Gauges(running, waiting, 0.5, 16, 1000, frozenset({"a"}), 4, frozenset({"b"}))
 
 
-def totals(books: Books) -> tuple[int, int, int, float, int, int]:
+def totals(books: LoadBook) -> tuple[int, int, int, float, int, int]:
     return (
         books.requests,
         books.prefilling,
@@ -29,7 +29,7 @@ def totals(books: Books) -> tuple[int, int, int, float, int, int]:
 
 
 def test_a_request_s_whole_life() -> None:
-    books = Books()
+    books = LoadBook()
     booking = books.book(uncached_tokens=300, prompt_tokens=1000)
     assert totals(books) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
     booking.first_byte()
@@ -39,7 +39,7 @@ def test_a_request_s_whole_life() -> None:
 
 
 def test_released_before_its_first_byte_and_only_once() -> None:
-    books = Books()
+    books = LoadBook()
     booking = books.book(300, 1000)
     other = books.book(7, 9)
     assert booking.release()
@@ -54,7 +54,7 @@ def test_released_before_its_first_byte_and_only_once() -> None:
 
 def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
     dice = random.Random(7)
-    books = Books()
+    books = LoadBook()
     live: list[Booking] = []
     for _ in range(2000):
         if live and dice.random() < 0.5:
@@ -75,7 +75,7 @@ def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
 
 
 def test_queued_ms_prices_each_request_by_itself() -> None:
-    books = Books()
+    books = LoadBook()
     books.book(1000, 1000)
     books.book(500, 2500)
     # 10 + 100 + 1000 * 500 * 2 / 1e6 = 111;   10 + 50 + 500 * (2000 + 250) * 2 / 1e6 = 62.25
@@ -84,14 +84,14 @@ def test_queued_ms_prices_each_request_by_itself() -> None:
 
 
 def test_before_the_first_poll_everything_of_the_engine_is_unknown() -> None:
-    load = Books().load(SPEED, 5.0)
+    load = LoadBook().load(SPEED, 5.0)
     assert (load.running, load.waiting, load.kv_usage, load.elsewhere) == (None, None, None, None)
     assert (load.metrics_age_s, load.adapters, load.waiting_adapters) == (None, None, None)
     assert (load.requests, load.queued_ms) == (0, 0.0)
 
 
 def test_strangers_are_what_is_not_ours() -> None:
-    books = Books()
+    books = LoadBook()
     books.book(1, 1)
     books.polling()
     books.polled(gauges(running=3, waiting=2), sent_at=10.0)
@@ -104,13 +104,13 @@ def test_strangers_are_what_is_not_ours() -> None:
 
 @pytest.mark.parametrize("page", [gauges(running=None, waiting=2), gauges(running=2, waiting=None)])
 def test_half_a_page_says_nothing_of_strangers(page: Gauges) -> None:
-    books = Books()
+    books = LoadBook()
     books.polled(page, 1.0)
     assert books.elsewhere is None
 
 
 def test_ours_that_ended_while_the_poll_was_under_way_are_not_strangers() -> None:
-    books = Books()
+    books = LoadBook()
     bookings = [books.book(1, 1) for _ in range(3)]
     books.polling()
     for booking in bookings:
@@ -120,7 +120,7 @@ def test_ours_that_ended_while_the_poll_was_under_way_are_not_strangers() -> Non
 
 
 def test_ours_that_came_while_the_poll_was_under_way_are_not_strangers() -> None:
-    books = Books()
+    books = LoadBook()
     books.polling()
     booking = books.book(1, 1)
     booking.release()  # even one that came and went
@@ -129,7 +129,7 @@ def test_ours_that_came_while_the_poll_was_under_way_are_not_strangers() -> None
 
 
 def test_an_older_peak_of_ours_does_not_hide_strangers() -> None:
-    books = Books()
+    books = LoadBook()
     for booking in [books.book(1, 1) for _ in range(5)]:
         booking.release()
     books.polling()
@@ -139,7 +139,7 @@ def test_an_older_peak_of_ours_does_not_hide_strangers() -> None:
 
 def test_fewer_than_ours_is_none_elsewhere() -> None:
     """The engine has not heard yet of what we have just booked."""
-    books = Books()
+    books = LoadBook()
     for _ in range(4):
         books.book(1, 1)
     books.polling()
@@ -148,7 +148,7 @@ def test_fewer_than_ours_is_none_elsewhere() -> None:
 
 
 def test_gauges_of_a_gone_process_are_forgotten_and_the_books_are_not() -> None:
-    books = Books()
+    books = LoadBook()
     books.book(5, 10)
     books.polled(gauges(1, 1), 1.0)
     books.forget_gauges()
@@ -158,7 +158,7 @@ def test_gauges_of_a_gone_process_are_forgotten_and_the_books_are_not() -> None:
 
 
 def test_only_a_lone_prefill_shows_bare_speed() -> None:
-    books = Books()
+    books = LoadBook()
     first = books.book(10, 10)
     second = books.book(10, 10)
     assert (first.alone, second.alone) == (True, False)
@@ -172,7 +172,7 @@ def test_only_a_lone_prefill_shows_bare_speed() -> None:
 
 
 def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
-    books = Books()
+    books = LoadBook()
     booking = books.book(300, 1000)
     other = books.book(0, 500)
     assert booking.batch is None
@@ -182,9 +182,9 @@ def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
         books.book(0, 2000)
     assert booking.batch is None, "its end is not known yet"
     booking.release()  # 4 requests, 1000 + 500 + 4000 = 5500 tokens
-    assert booking.batch == Batch(3.0, 3500.0)
+    assert booking.batch == BatchShare(3.0, 3500.0)
     booking.release()
-    assert booking.batch == Batch(3.0, 3500.0)
+    assert booking.batch == BatchShare(3.0, 3500.0)
     other.release()
     assert other.batch is None, "it never had a first byte"
     other.first_byte()
@@ -196,7 +196,7 @@ def counting(output_tokens: int | None) -> Gauges:
 
 
 def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
-    books = Books()
+    books = LoadBook()
     books.polled(counting(1000), sent_at=10.0)
     assert books.load(SPEED, 10.0).output_tokens_per_s is None, "nothing to compare with"
     books.polled(counting(1500), sent_at=10.75)
@@ -212,14 +212,14 @@ def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
 def test_a_counter_that_fell_or_a_poll_that_was_not_later_tells_no_rate(
     before: int | None, after: int | None, sent_at: float
 ) -> None:
-    books = Books()
+    books = LoadBook()
     books.polled(counting(before), sent_at=10.0)
     books.polled(counting(after), sent_at=sent_at)
     assert books.load(SPEED, 12.0).output_tokens_per_s is None
 
 
 def test_the_rate_goes_with_the_process() -> None:
-    books = Books()
+    books = LoadBook()
     books.polled(counting(1000), sent_at=10.0)
     books.polled(counting(1500), sent_at=11.0)
     books.forget_gauges()
@@ -229,7 +229,7 @@ def test_the_rate_goes_with_the_process() -> None:
 
 
 def test_times_are_rounded_to_what_is_worth_logging() -> None:
-    books = Books()
+    books = LoadBook()
     books.polled(gauges(1, 1), sent_at=1.0)
     books.book(7, 7)
     odd = Speed(1 / 3, 100.0, 0.0, 0, None, None, None, None)
@@ -242,13 +242,13 @@ def test_times_are_rounded_to_what_is_worth_logging() -> None:
 
 
 def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
-    books = Books()
+    books = LoadBook()
     books.book(uncached_tokens=300, prompt_tokens=1000)
-    own = Share(*totals(books))
-    books.beside(Share(2, 1, 50, 25.0, 400, 450))
+    own = WorkerShare(*totals(books))
+    books.beside(WorkerShare(2, 1, 50, 25.0, 400, 450))
     assert totals(books) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
     assert books.own == own
-    books.beside(Share(requests=1))  # in the place of what they had
+    books.beside(WorkerShare(requests=1))  # in the place of what they had
     assert (books.requests, books.prefilling, books.own) == (2, 1, own)
     books.beside(NO_SHARE)
     assert totals(books) == own
@@ -256,26 +256,26 @@ def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
 
 def test_what_others_booked_is_not_elsewhere() -> None:
     """A poll finds 5: ours, 3 of the others, who told of one while it was under way, and a stranger's."""
-    books = Books()
+    books = LoadBook()
     books.book(1, 1)
-    books.beside(Share(requests=2))
+    books.beside(WorkerShare(requests=2))
     books.polling()
-    books.beside(Share(requests=3))
+    books.beside(WorkerShare(requests=3))
     books.polled(gauges(5, 0), sent_at=1.0)
     assert books.elsewhere == 1
 
 
 def test_an_answer_beside_anothers_prefill_is_not_alone() -> None:
-    books = Books()
-    books.beside(Share(requests=1, prefilling=1))
+    books = LoadBook()
+    books.beside(WorkerShare(requests=1, prefilling=1))
     assert not books.book(1, 1).alone
-    books = Books()
-    books.beside(Share(requests=1))
+    books = LoadBook()
+    books.beside(WorkerShare(requests=1))
     assert books.book(1, 1).alone
 
 
 def test_whoever_keeps_a_load_hears_of_the_others() -> None:
     heard: list[int] = []
-    books = Books(lambda: heard.append(1))
-    books.beside(Share(requests=1))
+    books = LoadBook(lambda: heard.append(1))
+    books.beside(WorkerShare(requests=1))
     assert heard == [1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.fleet.overlap_accuracy import MISSES_TO_ALARM, Trust
+from router.fleet.overlap_accuracy import MISSES_TO_ALARM, OverlapAccuracy
 
 BLOCK = 16
 
 
-def story(trust: Trust, *answers: tuple[int, int | None]) -> Trust:
+def story(trust: OverlapAccuracy, *answers: tuple[int, int | None]) -> OverlapAccuracy:
     for predicted, delivered in answers:
         trust.observe(predicted, delivered, BLOCK)
     return trust
@@ -17,31 +17,31 @@ KEPT, BROKEN, MISSED, COLD = (160, 160), (160, 80), (0, 160), (0, 0)
 
 
 def test_begins_trusted_and_one_eviction_is_ordinary() -> None:
-    assert Trust().trusted
-    assert story(Trust(), BROKEN, KEPT, BROKEN, KEPT, KEPT).trusted
+    assert OverlapAccuracy().trusted
+    assert story(OverlapAccuracy(), BROKEN, KEPT, BROKEN, KEPT, KEPT).trusted
 
 
 def test_three_of_five_broken_is_too_many() -> None:
-    trust = story(Trust(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
+    trust = story(OverlapAccuracy(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
     assert not trust.trusted
     assert (trust.kept, trust.overpromised) == (2, 3)
 
 
 def test_old_failures_are_forgotten() -> None:
-    assert story(Trust(), BROKEN, BROKEN, KEPT, KEPT, KEPT, BROKEN, KEPT, BROKEN).trusted
+    assert story(OverlapAccuracy(), BROKEN, BROKEN, KEPT, KEPT, KEPT, BROKEN, KEPT, BROKEN).trusted
 
 
 def test_less_than_a_block_is_rounding_and_more_than_promised_is_fine() -> None:
-    assert story(Trust(), *[(160, 145)] * 10, *[(160, 320)] * 10).trusted
+    assert story(OverlapAccuracy(), *[(160, 145)] * 10, *[(160, 320)] * 10).trusted
 
 
 def test_answers_that_prove_nothing_change_nothing() -> None:
-    trust = story(Trust(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
+    trust = story(OverlapAccuracy(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
     assert not trust.trusted, "the cold ones between did not push the broken ones out"
 
 
 def test_comes_back_by_itself_after_three_kept_in_a_row() -> None:
-    trust = story(Trust(), BROKEN, BROKEN, BROKEN)
+    trust = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN)
     story(trust, KEPT, KEPT, BROKEN, KEPT, KEPT, COLD)
     assert not trust.trusted
     story(trust, KEPT)
@@ -51,7 +51,7 @@ def test_comes_back_by_itself_after_three_kept_in_a_row() -> None:
 
 
 def test_hits_that_nobody_predicted_raise_the_alarm() -> None:
-    trust = story(Trust(), *[MISSED] * (MISSES_TO_ALARM - 1), COLD)
+    trust = story(OverlapAccuracy(), *[MISSED] * (MISSES_TO_ALARM - 1), COLD)
     assert trust.alarm is None
     story(trust, MISSED)
     assert trust.alarm is not None
@@ -63,7 +63,7 @@ def test_hits_that_nobody_predicted_raise_the_alarm() -> None:
 
 
 def test_a_new_process_is_judged_afresh() -> None:
-    trust = story(Trust(), BROKEN, BROKEN, BROKEN, *[MISSED] * MISSES_TO_ALARM)
+    trust = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN, *[MISSED] * MISSES_TO_ALARM)
     trust.reset()
     assert trust.trusted
     assert trust.alarm is None

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet.recursive_least_squares import LeastSquares
+from router.fleet.recursive_least_squares import RecursiveLeastSquares
 
 
 def test_it_begins_at_its_prior() -> None:
-    line = LeastSquares([5.0, 0.0, 2.0])
+    line = RecursiveLeastSquares([5.0, 0.0, 2.0])
     assert line.theta == [5.0, 0.0, 2.0]
     assert (line.samples, line.age_s(7.0)) == (0, None)
 
@@ -21,7 +21,7 @@ def test_it_begins_at_its_prior() -> None:
 def test_finds_any_number_of_coefficients(dimensions: int) -> None:
     dice = random.Random(dimensions)
     truth = [dice.uniform(1, 50) for _ in range(dimensions)]
-    line = LeastSquares([10.0] * dimensions)
+    line = RecursiveLeastSquares([10.0] * dimensions)
     for i in range(300):
         x = [dice.uniform(0, 10) for _ in truth]
         line.observe(x, sum(a * b for a, b in zip(truth, x, strict=True)), float(i))
@@ -31,7 +31,7 @@ def test_finds_any_number_of_coefficients(dimensions: int) -> None:
 
 def test_a_rest_is_as_noisy_as_the_time_it_is_left_of() -> None:
     """100 ms beside 10 s that were explained otherwise are within their noise: hardly a reason to move."""
-    bare, rest = LeastSquares([10.0]), LeastSquares([10.0])
+    bare, rest = RecursiveLeastSquares([10.0]), RecursiveLeastSquares([10.0])
     bare.observe([1.0], 100.0, 0.0)
     rest.observe([1.0], 100.0, 0.0, beside_ms=10_000.0)
     assert bare.theta[0] > 60
@@ -46,14 +46,14 @@ def test_a_rest_is_as_noisy_as_the_time_it_is_left_of() -> None:
     )
 )
 def test_no_coefficient_is_ever_negative_or_lost(samples: list[tuple[float, float, float, float]]) -> None:
-    line = LeastSquares([1.0, 10.0])
+    line = RecursiveLeastSquares([1.0, 10.0])
     for i, (a, b, ms, beside_ms) in enumerate(samples):
         line.observe([a, b], ms, float(i), beside_ms)
         assert all(0 <= coefficient < 1e12 for coefficient in line.theta)
 
 
 def test_coefficients_are_shown_to_six_digits_and_learned_in_full() -> None:
-    line = LeastSquares([1 / 3, 2e6 / 3])
+    line = RecursiveLeastSquares([1 / 3, 2e6 / 3])
     assert line.coefficients == (0.333333, 666667.0)
     assert line.theta == [1 / 3, 2e6 / 3]
     line.observe([1.0, 0.0], 50.0, 1.0)
@@ -62,14 +62,14 @@ def test_coefficients_are_shown_to_six_digits_and_learned_in_full() -> None:
 
 
 def test_ages_are_whole_milliseconds() -> None:
-    line = LeastSquares([1.0])
+    line = RecursiveLeastSquares([1.0])
     line.observe([1.0], 50.0, 1.0)
     assert line.age_s(1.0 + 2 / 3) == 0.667
 
 
 def test_a_smaller_floor_believes_small_times_sooner() -> None:
     """0.2 ms more than a predicted 1 ms: nothing beside 2 ms of noise, a good deal beside 0.1."""
-    deaf, keen = LeastSquares([1.0]), LeastSquares([1.0], floor_ms=0.1)
+    deaf, keen = RecursiveLeastSquares([1.0]), RecursiveLeastSquares([1.0], floor_ms=0.1)
     for line in (deaf, keen):
         line.observe([1.0], 1.2, 0.0)
     # P = 9; noise (2 + 0.15 * 1.2)^2 = 4.75 and (0.1 + 0.18)^2 = 0.078: gains 9 / 13.75 = 0.65 and 9 / 9.078 = 0.99

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.fleet.engine_facts import Card, Gauges
+from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.load import Booking
@@ -21,10 +21,10 @@ PAGE = Gauges(2, 1, 0.25, 16, 1600, None, None)
 
 
 def fleet_of(*names: str) -> Fleet:
-    fleet = Fleet(schema.Fleet())
+    fleet = Fleet(schema.FleetConfig())
     for name in names:
-        fleet.join(schema.Instance(url=f"http://{name}:1", name=name))
-        fleet.learned(name, [Card("m", None, None, None)], [0])
+        fleet.join(schema.InstanceConfig(url=f"http://{name}:1", name=name))
+        fleet.learned(name, [ModelCard("m", None, None, None)], [0])
     return fleet
 
 

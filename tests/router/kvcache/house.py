@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from router.clock import ManualClock
-from router.kvcache.events import Pooled, Stored, TargetId
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge, Sent
-from router.kvcache.overlap_estimate import Belief, Beliefs
-from router.kvcache.speculative import Approximate, Expected
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.events import BlocksPooled, BlocksStored, TargetId
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
 from tests.fakes.caches import RING, Cache, prompt_of
 
@@ -25,18 +25,18 @@ class House:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
-        self.witnessed: list[tuple[str, Stored | Pooled]] = []
-        self._parts = Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S)
-        self.knowledge = Knowledge(*self._parts, self.clock, witness=self)
+        self.witnessed: list[tuple[str, BlocksStored | BlocksPooled]] = []
+        self._parts = BlockIndex(RING), SpeculativeBlocks(TTL_S), ApproximateBlocks(10_000, APPROXIMATE_TTL_S)
+        self.knowledge = KvIndexer(*self._parts, self.clock, witness=self)
 
-    def afresh(self) -> Beliefs:
+    def afresh(self) -> OverlapEstimator:
         """What is believed, by somebody who remembers nothing of what was believed before."""
-        return Beliefs(*self._parts, self.knowledge._stories)
+        return OverlapEstimator(*self._parts, self.knowledge._stories)
 
-    def stored(self, model: str, event: Stored) -> None:
+    def stored(self, model: str, event: BlocksStored) -> None:
         self.witnessed.append((model, event))
 
-    def pooled(self, model: str, event: Pooled) -> None:
+    def pooled(self, model: str, event: BlocksPooled) -> None:
         self.witnessed.append((model, event))
 
     def join(self, target: TargetId, *, stream: bool = True, replayable: bool = False) -> Cache:
@@ -46,16 +46,18 @@ class House:
             self.knowledge.heard(target, cache.batch())  # the first batch that it ever made: nothing was missed
         return cache
 
-    def belief(self, target: TargetId, prompt: Known = PROMPT, size: int = 4, *, believed: bool = True) -> Belief:
+    def belief(
+        self, target: TargetId, prompt: TokenizedPrompt = PROMPT, size: int = 4, *, believed: bool = True
+    ) -> OverlapEstimate:
         distrusted = frozenset() if believed else frozenset([target])
         return self.knowledge.beliefs(prompt, {target: size}, distrusted)[target]
 
-    def overlap(self, target: TargetId, prompt: Known = PROMPT, **asked: Any) -> Overlap:
+    def overlap(self, target: TargetId, prompt: TokenizedPrompt = PROMPT, **asked: Any) -> Overlap:
         overlap = self.belief(target, prompt, **asked).overlap
         assert overlap is not None
         return overlap
 
-    def send(self, target: TargetId, prompt: Known = PROMPT, **asked: Any) -> Sent:
+    def send(self, target: TargetId, prompt: TokenizedPrompt = PROMPT, **asked: Any) -> SentPrompt:
         return self.knowledge.sent(target, prompt, self.belief(target, prompt, **asked))
 
 

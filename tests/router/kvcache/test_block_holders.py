@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.block_holders import Holders, single
+from router.kvcache.block_holders import BlockHolders, single
 from router.kvcache.events import Key, Tier
 
 ONE, TWO, FOUR = 1, 2, 4
@@ -33,20 +33,20 @@ class Asked(list[Key]):
 
 
 @pytest.fixture
-def holders() -> Holders:
-    made = Holders()
+def holders() -> BlockHolders:
+    made = BlockHolders()
     made.enter(Tier.GPU, PROMPT[:3], ONE)
     made.enter(Tier.GPU, PROMPT[:6], TWO)
     return made
 
 
-def test_entering_tells_what_is_new_and_counts_it(holders: Holders) -> None:
+def test_entering_tells_what_is_new_and_counts_it(holders: BlockHolders) -> None:
     assert holders.enter(Tier.GPU, PROMPT[:5], ONE) == PROMPT[3:5]
     assert holders.enter(Tier.GPU, PROMPT[6:], FOUR) == PROMPT[6:]
     assert holders.blocks == [3 + 6 + 2 + 2, 0, 0]
 
 
-def test_who_leaves_takes_only_its_own(holders: Holders) -> None:
+def test_who_leaves_takes_only_its_own(holders: BlockHolders) -> None:
     holders.exit(Tier.GPU, PROMPT[2:3], ONE)
     assert holders.bisected(PROMPT, ONE | TWO) == {ONE: 2, TWO: 6}
     assert holders.bisected(PROMPT[:2], ONE | TWO) == {ONE | TWO: 2}
@@ -55,13 +55,13 @@ def test_who_leaves_takes_only_its_own(holders: Holders) -> None:
     assert holders.blocks == [2, 0, 0]
 
 
-def test_the_only_holder_is_named_by_its_own_bit_object(holders: Holders) -> None:
+def test_the_only_holder_is_named_by_its_own_bit_object(holders: BlockHolders) -> None:
     bit = 1 << 70
     holders.enter(Tier.GPU, PROMPT[6:], bit)
     assert all(holders.tables[Tier.GPU][key] is bit for key in PROMPT[6:])
 
 
-def test_bisecting_asks_few_blocks_and_walking_asks_all(holders: Holders) -> None:
+def test_bisecting_asks_few_blocks_and_walking_asks_all(holders: BlockHolders) -> None:
     asked = Asked(PROMPT)
     assert holders.bisected(asked, TWO) == {TWO: 6}
     assert len(asked.looked_at) <= 4, "log2(8) + 1"
@@ -70,7 +70,7 @@ def test_bisecting_asks_few_blocks_and_walking_asks_all(holders: Holders) -> Non
     assert asked.walked
 
 
-def test_a_walk_ends_at_the_first_hole_and_slower_tiers_fill_it(holders: Holders) -> None:
+def test_a_walk_ends_at_the_first_hole_and_slower_tiers_fill_it(holders: BlockHolders) -> None:
     holders.exit(Tier.GPU, PROMPT[1:2], ONE)
     holders.enter(Tier.CPU, PROMPT[1:2], ONE)
     holders.enter(Tier.DISK, PROMPT[3:4], ONE)
@@ -78,7 +78,7 @@ def test_a_walk_ends_at_the_first_hole_and_slower_tiers_fill_it(holders: Holders
     assert runs == [{ONE: 1, TWO: 6}, {ONE: 3, TWO: 6}, {ONE: 4, TWO: 6}]
 
 
-def test_of_nothing_and_for_nobody_there_is_no_run(holders: Holders) -> None:
+def test_of_nothing_and_for_nobody_there_is_no_run(holders: BlockHolders) -> None:
     for keys, bits in (([], ONE), (PROMPT, 0), (PROMPT, FOUR)):
         assert holders.bisected(keys, bits) == holders.walked(Tier.GPU, keys, bits) == {}
 
@@ -89,7 +89,7 @@ def test_the_single_bits() -> None:
 
 @given(st.lists(st.integers(0, 40), max_size=70), st.integers(0, 40))
 def test_where_all_is_whole_both_ways_agree(depths: list[int], length: int) -> None:
-    holders, prompt = Holders(), [Key(number) for number in range(500, 540)]
+    holders, prompt = BlockHolders(), [Key(number) for number in range(500, 540)]
     for number, depth in enumerate(depths):
         holders.enter(Tier.GPU, prompt[:depth], 1 << number)
     everybody = (1 << len(depths)) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.contiguity import LOW, Runs
+from router.kvcache.contiguity import LOW, ContiguousRuns
 from router.kvcache.events import Key
 
 
@@ -13,16 +13,16 @@ def keys(*numbers: int) -> list[Key]:
     return [Key(number) for number in numbers]
 
 
-def a_fork() -> Runs:
+def a_fork() -> ContiguousRuns:
     """1 2 3, and after 2 also 4 5."""
-    runs = Runs()
+    runs = ContiguousRuns()
     assert runs.grew(None, keys(1, 2, 3))
     assert runs.grew(Key(2), keys(4, 5))
     return runs
 
 
 def test_a_chain_goes_from_its_end() -> None:
-    runs = Runs()
+    runs = ContiguousRuns()
     assert runs.grew(None, keys(1, 2))
     assert runs.grew(Key(2), keys(3))
     assert runs.shrank(keys(3, 2, 1))
@@ -31,7 +31,7 @@ def test_a_chain_goes_from_its_end() -> None:
 
 def test_from_its_middle_or_its_beginning_it_leaves_a_hole() -> None:
     for gone in (1, 2):
-        runs = Runs()
+        runs = ContiguousRuns()
         runs.grew(None, keys(1, 2, 3))
         assert not runs.shrank(keys(gone))
 
@@ -59,33 +59,33 @@ def test_a_tip_that_others_hang_from_can_be_gone_on_from() -> None:
 
 def test_a_tip_known_in_full_is_not_taken_for_another_that_looks_like_it() -> None:
     twin = Key(3 + LOW + 1)
-    runs = Runs()
+    runs = ContiguousRuns()
     runs.grew(None, keys(1, 2, 3))
     assert not runs.shrank([twin])
-    runs = Runs()
+    runs = ContiguousRuns()
     runs.grew(None, keys(1, 2, 3))
     assert runs.grew(twin, keys(8)), "a block somewhere in the middle"
     assert not runs.shrank([twin]), "8 hangs from it"
 
 
 def test_two_tips_that_look_alike_are_too_much() -> None:
-    runs = Runs()
+    runs = ContiguousRuns()
     assert runs.grew(None, keys(1))
     assert not runs.grew(None, [Key(1 + LOW + 1)])
-    runs = Runs()
+    runs = ContiguousRuns()
     assert runs.grew(None, keys(1, 2))
     assert runs.grew(None, [Key(1 + LOW + 1)])
     assert not runs.shrank(keys(2)), "1 would be the tip"
 
 
 def test_another_object_made_of_its_runs_knows_the_same() -> None:
-    again = Runs(a_fork())
+    again = ContiguousRuns(a_fork())
     assert again.shrank(keys(3, 5, 4, 2, 1))
-    assert not Runs(a_fork()).shrank(keys(3, 2))
+    assert not ContiguousRuns(a_fork()).shrank(keys(3, 2))
 
 
 def test_its_bytes_grow_with_what_it_knows() -> None:
-    runs = Runs()
+    runs = ContiguousRuns()
     empty = runs.bytes()
     runs.grew(None, keys(*range(1000)))
     assert empty + 4000 <= runs.bytes() < empty + 6000
@@ -93,7 +93,7 @@ def test_its_bytes_grow_with_what_it_knows() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 3)), max_size=60))
 def test_it_says_no_exactly_when_a_block_lacks_the_one_before_it(steps: list[tuple[bool, int, int]]) -> None:
-    runs = Runs()
+    runs = ContiguousRuns()
     before: dict[Key, Key | None] = {}
     fresh = 0
     for grow, choice, count in steps:

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.kvcache import event_sequencer
-from router.kvcache.event_sequencer import Apply, AskReplay, Forget, Step, StreamBook
-from router.kvcache.events import Batch, Cleared, EngineHash, Event, Removed, Tier
+from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
+from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Event, EventBatch, Tier
 
 
-def batch(seq: int, born: float = 100.0, events: list[Event] | None = None) -> Batch:
+def batch(seq: int, born: float = 100.0, events: list[Event] | None = None) -> EventBatch:
     """The `seq`-th batch of a process that started at `born`: one second apart, named by its hash."""
-    named: list[Event] = [Removed([EngineHash(int(born) * 1000 + seq)], Tier.GPU, 0)]
-    return Batch(seq, born + seq, 0, named if events is None else events, {})
+    named: list[Event] = [BlocksRemoved([EngineHash(int(born) * 1000 + seq)], Tier.GPU, 0)]
+    return EventBatch(seq, born + seq, 0, named if events is None else events, {})
 
 
-def process(count: int, born: float = 100.0, start: int = 0) -> list[Batch]:
+def process(count: int, born: float = 100.0, start: int = 0) -> list[EventBatch]:
     return [batch(seq, born) for seq in range(start, count)]
 
 
@@ -25,7 +25,7 @@ class Reader:
     """Does what the book asks; `known` is what an index would have been told since the last Forget."""
 
     def __init__(self, replayable: bool = True) -> None:
-        self.book = StreamBook(replayable)
+        self.book = EventSequencer(replayable)
         self.known: list[Event] = []
         self.forgets = 0
         self.asked: int | None = None
@@ -33,23 +33,23 @@ class Reader:
     def take(self, steps: Sequence[Step]) -> None:
         for step in steps:
             match step:
-                case Apply(events):
+                case ApplyBatch(events):
                     self.known += events
-                case Forget():
+                case ForgetTarget():
                     self.known.clear()
                     self.forgets += 1
-                case AskReplay(start_seq):
+                case RequestReplay(start_seq):
                     assert self.asked is None, "one replay at a time"
                     self.asked = start_seq
 
     def connect(self) -> None:
         self.take(self.book.connected(0.0))
 
-    def live(self, *batches: Batch) -> None:
+    def live(self, *batches: EventBatch) -> None:
         for one in batches:
             self.take(self.book.live(one, 0.0, 1000.0))
 
-    def replay(self, *batches: Batch, complete: bool = True) -> None:
+    def replay(self, *batches: EventBatch, complete: bool = True) -> None:
         """The engine's buffer holds `batches`; the replay that was asked for runs to its end."""
         assert self.asked is not None
         start, self.asked = self.asked, None
@@ -58,7 +58,7 @@ class Reader:
                 self.take(self.book.replayed(one, 0.0))
         self.take(self.book.replay_ended(complete, 0.0))
 
-    def knows(self, *batches: Batch) -> bool:
+    def knows(self, *batches: EventBatch) -> bool:
         return self.known == [event for one in batches for event in one.events]
 
     @property
@@ -336,7 +336,7 @@ def test_without_replay_a_late_start_is_late_until_the_cache_is_cleared() -> Non
     assert reader.settled
     assert reader.book.joined_late
     assert reader.book.gaps == 0
-    reader.live(batch(10, events=[Cleared()]))
+    reader.live(batch(10, events=[BlocksCleared()]))
     assert not reader.book.joined_late
 
 
@@ -356,15 +356,15 @@ def resumed(count: int, replayable: bool = True) -> Reader:
     before = following(count)
     assert before.book.cursor is not None
     reader = Reader(replayable)
-    reader.book = StreamBook.resumed(replayable, before.book.cursor)
+    reader.book = EventSequencer.resumed(replayable, before.book.cursor)
     reader.known = before.known
     assert not reader.book.trusted
     return reader
 
 
 def test_a_book_that_heard_nothing_has_no_cursor() -> None:
-    assert StreamBook(True).cursor is None
-    assert following(3).book.cursor == event_sequencer.Cursor(2, process(3)[2].wall_s, False)
+    assert EventSequencer(True).cursor is None
+    assert following(3).book.cursor == event_sequencer.StreamCursor(2, process(3)[2].wall_s, False)
 
 
 def test_a_resumed_book_goes_on_with_the_same_process() -> None:
@@ -406,7 +406,7 @@ def test_a_resumed_book_takes_no_live_batch_unproved() -> None:
 
 
 @pytest.mark.parametrize(("seq", "known"), [(4, process(5)), (6, [batch(6)])])
-def test_without_replays_the_next_batch_decides_for_a_resumed_book(seq: int, known: list[Batch]) -> None:
+def test_without_replays_the_next_batch_decides_for_a_resumed_book(seq: int, known: list[EventBatch]) -> None:
     reader = resumed(4, replayable=False)
     reader.connect()
     assert not reader.book.trusted
@@ -434,10 +434,10 @@ def test_a_replay_nobody_waits_for_is_ignored() -> None:
 
 
 def test_ages_and_lag() -> None:
-    book = StreamBook(replayable=False)
+    book = EventSequencer(replayable=False)
     assert book.last_heard_s is None
     assert book.lag_s is None
-    book.live(Batch(0, 70.0, 0, [], {}), now=5.0, wall=70.25)
+    book.live(EventBatch(0, 70.0, 0, [], {}), now=5.0, wall=70.25)
     assert book.last_heard_s == 5.0
     assert book.lag_s == 0.25
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import Cleared, EngineHash, Event, Key, Removed, Stored, TargetId, Tier
-from router.kvcache.index import Held, Index
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, Key, TargetId, Tier
+from router.kvcache.index import BlockIndex, HeldBlocks
 from tests.suites.naive_index import NaiveIndex
 
 RING = Keyring(1)
@@ -32,17 +32,17 @@ def stored(
     group: int = 0,
     salt: str | None = None,
     adapter: str | None = None,
-) -> Stored:
+) -> BlocksStored:
     """Blocks `start`.. of the chain whose i-th block holds the tokens (path[i], path[i])."""
     hashes = [hash_of(path[: i + 1], salt, adapter) for i in range(len(path))]
     ids = [token for name in path[start:] for token in (name,) * BLOCK]
     parent = hashes[start - 1] if start else None
-    return Stored(hashes[start:], parent, ids, BLOCK, tier, group, adapter, salt if start == 0 else None, None)
+    return BlocksStored(hashes[start:], parent, ids, BLOCK, tier, group, adapter, salt if start == 0 else None, None)
 
 
-def removed(path: Sequence[int], tier: Tier = Tier.GPU, group: int = 0) -> Removed:
+def removed(path: Sequence[int], tier: Tier = Tier.GPU, group: int = 0) -> BlocksRemoved:
     """The last block of `path`."""
-    return Removed([hash_of(path)], tier, group)
+    return BlocksRemoved([hash_of(path)], tier, group)
 
 
 def keys(path: Sequence[int], salt: str | None = None, adapter: str | None = None, model: str = "m") -> list[Key]:
@@ -50,22 +50,22 @@ def keys(path: Sequence[int], salt: str | None = None, adapter: str | None = Non
 
 
 @pytest.fixture
-def index() -> Index:
-    made = Index(RING)
+def index() -> BlockIndex:
+    made = BlockIndex(RING)
     for target in (A, B, C):
         made.join(target, "m")
     return made
 
 
-def held(index: Index, path: Sequence[int], target: TargetId = A) -> tuple[int, int, int]:
-    return tuple(index.match(keys(path), [target]).get(target, Held(0, 0, 0)))
+def held(index: BlockIndex, path: Sequence[int], target: TargetId = A) -> tuple[int, int, int]:
+    return tuple(index.match(keys(path), [target]).get(target, HeldBlocks(0, 0, 0)))
 
 
-def test_each_target_has_its_own_run_and_who_holds_nothing_is_absent(index: Index) -> None:
+def test_each_target_has_its_own_run_and_who_holds_nothing_is_absent(index: BlockIndex) -> None:
     index.apply(A, stored([1, 2, 3]))
     index.apply(B, stored([1, 9]))
-    assert index.match(keys([1, 2, 3, 4]), [A, B, C]) == {A: Held(3, 3, 3), B: Held(1, 1, 1)}
-    assert index.match(keys([1, 2]), [B]) == {B: Held(1, 1, 1)}
+    assert index.match(keys([1, 2, 3, 4]), [A, B, C]) == {A: HeldBlocks(3, 3, 3), B: HeldBlocks(1, 1, 1)}
+    assert index.match(keys([1, 2]), [B]) == {B: HeldBlocks(1, 1, 1)}
     assert index.match([], [A, B]) == {}
     assert index.match(keys([1]), []) == {}
     assert index.match(keys([1]), [TargetId("never/0")]) == {}
@@ -78,23 +78,23 @@ class Unwalked(list[Key]):
         raise AssertionError("walked")
 
 
-def test_whole_targets_are_bisected_and_others_walked_in_the_same_match(index: Index) -> None:
+def test_whole_targets_are_bisected_and_others_walked_in_the_same_match(index: BlockIndex) -> None:
     prompt = Unwalked(keys([1, 2, 3, 4, 5]))
     index.apply(A, stored([1, 2, 3]))
     index.apply(B, stored([1, 2, 3, 4]))
     index.apply(B, removed([1, 2, 3, 4]))
-    assert index.match(prompt, [A, B, C]) == {A: Held(3, 3, 3), B: Held(3, 3, 3)}
+    assert index.match(prompt, [A, B, C]) == {A: HeldBlocks(3, 3, 3), B: HeldBlocks(3, 3, 3)}
     index.apply(B, removed([1, 2]))
     with pytest.raises(AssertionError, match="walked"):
         index.match(prompt, [A, B])
-    assert index.match(prompt, [A]) == {A: Held(3, 3, 3)}
-    assert index.match(keys([1, 2, 3]), [A, B]) == {A: Held(3, 3, 3), B: Held(1, 1, 1)}
+    assert index.match(prompt, [A]) == {A: HeldBlocks(3, 3, 3)}
+    assert index.match(keys([1, 2, 3]), [A, B]) == {A: HeldBlocks(3, 3, 3), B: HeldBlocks(1, 1, 1)}
     index.forget(B)
     index.apply(B, stored([1, 2]))
-    assert index.match(prompt, [A, B])[B] == Held(2, 2, 2), "whole again"
+    assert index.match(prompt, [A, B])[B] == HeldBlocks(2, 2, 2), "whole again"
 
 
-def test_tiers_are_cumulative_and_each_run_is_whole(index: Index) -> None:
+def test_tiers_are_cumulative_and_each_run_is_whole(index: BlockIndex) -> None:
     index.apply(A, stored([1, 2, 3, 4, 5]))
     index.apply(A, stored([1, 2, 3], tier=Tier.CPU))
     index.apply(A, stored([1, 2, 3, 4], start=3, tier=Tier.DISK))
@@ -105,7 +105,7 @@ def test_tiers_are_cumulative_and_each_run_is_whole(index: Index) -> None:
     assert index.stats(A).blocks == (3, 3, 1)
 
 
-def test_a_block_counts_once_whatever_tiers_and_groups_it_is_in(index: Index) -> None:
+def test_a_block_counts_once_whatever_tiers_and_groups_it_is_in(index: BlockIndex) -> None:
     assert index.held_blocks(A) == 0
     index.apply(A, stored([1, 2, 3]))
     index.apply(A, stored([1, 2], tier=Tier.CPU))
@@ -122,7 +122,7 @@ def test_a_block_counts_once_whatever_tiers_and_groups_it_is_in(index: Index) ->
     assert index.held_blocks(A) == 0
 
 
-def test_a_hash_goes_with_its_last_copy_and_never_below(index: Index) -> None:
+def test_a_hash_goes_with_its_last_copy_and_never_below(index: BlockIndex) -> None:
     index.apply(A, stored([1, 2]))
     index.apply(A, stored([1, 2], start=1))
     index.apply(A, removed([1, 2]))
@@ -134,7 +134,7 @@ def test_a_hash_goes_with_its_last_copy_and_never_below(index: Index) -> None:
     assert held(index, [1, 2])[0] == 2
 
 
-def test_two_groups_with_the_same_tokens_count_once(index: Index) -> None:
+def test_two_groups_with_the_same_tokens_count_once(index: BlockIndex) -> None:
     index.apply(A, stored([1, 2], group=0))
     index.apply(A, stored([1, 2], group=1))
     assert held(index, [1, 2])[0] == 2
@@ -146,7 +146,7 @@ def test_two_groups_with_the_same_tokens_count_once(index: Index) -> None:
     assert held(index, [1, 2])[0] == 1
 
 
-def test_a_third_group_with_the_same_tokens_is_counted_back_as_well(index: Index) -> None:
+def test_a_third_group_with_the_same_tokens_is_counted_back_as_well(index: BlockIndex) -> None:
     for group in range(3):
         index.apply(A, stored([1], group=group))
     for group, left in ((1, 1), (0, 1), (2, 0)):
@@ -154,7 +154,7 @@ def test_a_third_group_with_the_same_tokens_is_counted_back_as_well(index: Index
         assert held(index, [1])[0] == left
 
 
-def test_an_orphan_waits_and_is_never_hung_on_the_root(index: Index) -> None:
+def test_an_orphan_waits_and_is_never_hung_on_the_root(index: BlockIndex) -> None:
     assert index.apply(A, stored([1, 2, 3], start=2)) == []
     assert index.apply(A, stored([1, 2, 3, 4], start=3)) == []
     assert held(index, [3, 4]) == (0, 0, 0)
@@ -165,8 +165,8 @@ def test_an_orphan_waits_and_is_never_hung_on_the_root(index: Index) -> None:
     assert index.stats(A).orphans == 0
 
 
-def test_orphans_are_bounded_and_the_oldest_go(index: Index) -> None:
-    small = Index(RING, orphan_blocks=3)
+def test_orphans_are_bounded_and_the_oldest_go(index: BlockIndex) -> None:
+    small = BlockIndex(RING, orphan_blocks=3)
     small.join(A, "m")
     for name in (5, 6, 7, 8):
         small.apply(A, stored([name, 1], start=1))
@@ -179,9 +179,9 @@ def test_orphans_are_bounded_and_the_oldest_go(index: Index) -> None:
     assert small.stats(A).orphans == 0
 
 
-def test_a_long_line_of_single_orphans_does_not_recurse(index: Index) -> None:
+def test_a_long_line_of_single_orphans_does_not_recurse(index: BlockIndex) -> None:
     first, *others = (
-        Stored([EngineHash(i)], EngineHash(i - 1) if i else None, [i], 1, Tier.GPU, 0, None, None, None)
+        BlocksStored([EngineHash(i)], EngineHash(i - 1) if i else None, [i], 1, Tier.GPU, 0, None, None, None)
         for i in range(3000)
     )
     for event in reversed(others):
@@ -189,13 +189,13 @@ def test_a_long_line_of_single_orphans_does_not_recurse(index: Index) -> None:
     assert len(index.apply(A, first)) == 3000
 
 
-def test_a_parent_in_another_tier_is_known(index: Index) -> None:
+def test_a_parent_in_another_tier_is_known(index: BlockIndex) -> None:
     index.apply(A, stored([1, 2]))
     index.apply(A, stored([1, 2, 3], start=2, tier=Tier.CPU))
     assert held(index, [1, 2, 3]) == (2, 3, 3)
 
 
-def test_adapter_salt_and_model_are_other_worlds(index: Index) -> None:
+def test_adapter_salt_and_model_are_other_worlds(index: BlockIndex) -> None:
     index.join(B, "other")
     index.apply(A, stored([1], salt="s"))
     index.apply(A, stored([1, 2], start=1, salt="s"))
@@ -204,30 +204,30 @@ def test_adapter_salt_and_model_are_other_worlds(index: Index) -> None:
     assert index.match(keys([1]), [A, B]) == {}
     assert index.match(keys([1, 2], salt="s"), [A])[A].gpu == 2
     assert index.match(keys([1], adapter="lora"), [A])[A].gpu == 1
-    assert index.match(keys([1], model="other"), [A, B]) == {B: Held(1, 1, 1)}
+    assert index.match(keys([1], model="other"), [A, B]) == {B: HeldBlocks(1, 1, 1)}
 
 
-def test_an_offload_tier_that_forgets_the_salt_is_named_by_the_hash(index: Index) -> None:
+def test_an_offload_tier_that_forgets_the_salt_is_named_by_the_hash(index: BlockIndex) -> None:
     salted = stored([1, 2], salt="s")
     index.apply(A, salted)
     index.apply(A, salted._replace(tier=Tier.CPU, salt=None))
     assert held(index, [1, 2]) == (0, 0, 0)
-    assert index.match(keys([1, 2], salt="s"), [A])[A] == Held(2, 2, 2)
+    assert index.match(keys([1, 2], salt="s"), [A])[A] == HeldBlocks(2, 2, 2)
 
 
-def test_cleared_takes_every_tier_and_only_of_its_target(index: Index) -> None:
+def test_cleared_takes_every_tier_and_only_of_its_target(index: BlockIndex) -> None:
     for target in (A, B):
         index.apply(target, stored([1, 2]))
         index.apply(target, stored([1], tier=Tier.CPU))
-    index.apply(A, Cleared())
-    assert index.match(keys([1, 2]), [A, B]) == {B: Held(2, 2, 2)}
+    index.apply(A, BlocksCleared())
+    assert index.match(keys([1, 2]), [A, B]) == {B: HeldBlocks(2, 2, 2)}
     assert index.stats(A).blocks == (0, 0, 0)
     assert index.block_tokens(A) == BLOCK
     index.apply(A, stored([1]))
     assert held(index, [1, 2]) == (1, 1, 1)
 
 
-def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: Index) -> None:
+def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: BlockIndex) -> None:
     for name in range(1000):
         index.apply(A, stored([name]))
     index.forget(A)
@@ -241,11 +241,11 @@ def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: Inde
     index.apply(A, stored([1]))
     index.apply(A, stored([2]))
     index.join(B, "m")
-    assert index.match(keys([1]), [A, B]) == {A: Held(1, 1, 1)}
+    assert index.match(keys([1]), [A, B]) == {A: HeldBlocks(1, 1, 1)}
     assert index._bits == 4
 
 
-def test_whoever_left_is_unknown(index: Index) -> None:
+def test_whoever_left_is_unknown(index: BlockIndex) -> None:
     index.apply(A, stored([1]))
     index.leave(A)
     assert index.match(keys([1]), [A]) == {}
@@ -254,7 +254,7 @@ def test_whoever_left_is_unknown(index: Index) -> None:
         index.apply(A, stored([1]))
 
 
-def test_block_tokens_come_from_the_gpu(index: Index) -> None:
+def test_block_tokens_come_from_the_gpu(index: BlockIndex) -> None:
     assert index.block_tokens(A) is None
     index.apply(A, stored([1], tier=Tier.CPU)._replace(block_tokens=1, hashes=[EngineHash(1), EngineHash(2)]))
     assert index.block_tokens(A) == 1
@@ -267,7 +267,7 @@ def test_the_bytes_it_states_are_the_bytes_it_takes() -> None:
     gc.collect()
     tracemalloc.start()
     try:
-        index = Index(RING)
+        index = BlockIndex(RING)
         for target in (A, B):
             index.join(target, "m")
             for name in range(0, 20_000, 10):
@@ -297,7 +297,7 @@ class Told(NamedTuple):
     salt: str | None
 
     @property
-    def event(self) -> Stored:
+    def event(self) -> BlocksStored:
         tier, group = (Tier.GPU, 0) if self.who == D else (self.tier, self.group)
         return stored(self.path, self.start, tier, group, self.salt)
 
@@ -307,13 +307,13 @@ class Stories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.index, self.naive = Index(RING), NaiveIndex(RING)
+        self.index, self.naive = BlockIndex(RING), NaiveIndex(RING)
         self.told: list[Told] = []
         self.holed: set[TargetId] = set()
         for target in (A, B, C, D):
             self.both(lambda index, target=target: index.join(target, "m"))
 
-    def both(self, act: Callable[[Index | NaiveIndex], object]) -> None:
+    def both(self, act: Callable[[BlockIndex | NaiveIndex], object]) -> None:
         act(self.index)
         act(self.naive)
 
@@ -354,13 +354,13 @@ class Stories(RuleBasedStateMachine):
         told = data.draw(st.sampled_from(self.told))
         for _ in range(times):
             hash_ = data.draw(st.sampled_from(told.event.hashes))
-            self.tell(told.who, Removed([hash_], told.event.tier, told.event.group))
+            self.tell(told.who, BlocksRemoved([hash_], told.event.tier, told.event.group))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
     def evict_tail_first(self, data: st.DataObject) -> None:
         told = data.draw(st.sampled_from(self.told))
-        self.tell(told.who, Removed(told.event.hashes[::-1], told.event.tier, told.event.group))
+        self.tell(told.who, BlocksRemoved(told.event.hashes[::-1], told.event.tier, told.event.group))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -370,7 +370,7 @@ class Stories(RuleBasedStateMachine):
             self.store(trunk._replace(path=[*trunk.path[:4], name], start=len(trunk.path[:4])))
         gone = self.told[-2]  # the branch that goes on from the trunk's tip: the other only hangs there
         for end in range(len(gone.path), 0, -1):
-            self.tell(gone.who, Removed([hash_of(gone.path[:end], gone.salt)], gone.event.tier, gone.event.group))
+            self.tell(gone.who, BlocksRemoved([hash_of(gone.path[:end], gone.salt)], gone.event.tier, gone.event.group))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -378,13 +378,13 @@ class Stories(RuleBasedStateMachine):
         told = data.draw(st.sampled_from(self.told))
         for end in range(len(told.path), 0, -1):
             hash_ = hash_of(told.path[:end], told.salt)
-            self.tell(told.who, Removed([hash_], told.event.tier, told.event.group))
+            self.tell(told.who, BlocksRemoved([hash_], told.event.tier, told.event.group))
 
     @precondition(lambda self: not any(self.index.stats(target).orphans for target in (A, B, C, D)))
     @rule()
     def restart_the_router(self) -> None:
         shelves = {target: self.index.saved(target) for target in (A, B, C, D)}
-        self.index = Index(RING)
+        self.index = BlockIndex(RING)
         for target, shelf in shelves.items():
             assert shelf is not None
             self.index.restore(target, shelf)
@@ -398,7 +398,7 @@ class Stories(RuleBasedStateMachine):
         self.told = [told for told in self.told if told.who != who]
         self.holed.discard(who)
         if how == "clear":
-            self.tell(who, Cleared())
+            self.tell(who, BlocksCleared())
         elif how == "forget":
             self.both(lambda index: index.forget(who))
         else:
@@ -413,7 +413,7 @@ class Stories(RuleBasedStateMachine):
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
                 reach = [(who, held) for bits, held in self.index.reach(wanted) for who in self.index.named(bits)]
                 assert sorted(reach) == sorted(
-                    (who, self.naive.match(wanted, asked).get(who, Held(0, 0, 0))) for who in asked
+                    (who, self.naive.match(wanted, asked).get(who, HeldBlocks(0, 0, 0))) for who in asked
                 )
         for target in asked:
             assert not (self.index.stats(target).whole and target in self.holed)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
-from router.kvcache.events import Pooled, TargetId, Tier
-from router.kvcache.index import Index
-from router.kvcache.indexer import Knowledge, Sent
-from router.kvcache.overlap_estimate import Belief
-from router.kvcache.speculative import Approximate, Expected
+from router.kvcache.events import BlocksPooled, TargetId, Tier
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from scorers.contract import Overlap
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.router.kvcache.house import APPROXIMATE_TTL_S, IDS, PROMPT, TTL_S, A, B, House, late, tokens
@@ -86,7 +86,7 @@ def test_forgetting_takes_everything_with_it(house: House) -> None:
     house.send(A)
     cache.seq += 1
     house.knowledge.heard(A, cache.batch())  # a gap, and no replay to close it
-    assert house.belief(A) == Belief(None, 0, 4, 0)
+    assert house.belief(A) == OverlapEstimate(None, 0, 4, 0)
     assert tokens(house.overlap(A, prompt_of([7] * 9), believed=False)) == (0, 0, 0, 0)
 
 
@@ -252,7 +252,7 @@ STEPS = st.lists(
 )
 
 
-def take(house: House, cache: Cache, step: tuple[Any, ...], open_: list[Sent]) -> None:
+def take(house: House, cache: Cache, step: tuple[Any, ...], open_: list[SentPrompt]) -> None:
     match step:
         case ("stored", length, tier):
             house.knowledge.heard(A, cache.batch(*([cache.stored(IDS[:length], tier=tier)] if length >= 4 else [])))
@@ -276,7 +276,7 @@ def take(house: House, cache: Cache, step: tuple[Any, ...], open_: list[Sent]) -
             house.knowledge.stream_connected(A)
 
 
-def check(belief: Belief, length: int) -> None:
+def check(belief: OverlapEstimate, length: int) -> None:
     if (overlap := belief.overlap) is not None:
         gpu, cpu, disk, expected = tokens(overlap)
         assert 0 <= gpu <= cpu <= disk <= max(0, length - 1) // 4 * 4
@@ -294,7 +294,7 @@ def test_whatever_happens_beliefs_are_what_the_contract_says(steps: Sequence[tup
     house = House()
     cache = house.join(A)
     prompt = prompt_of(IDS[:length])
-    open_: list[Sent] = []
+    open_: list[SentPrompt] = []
     for step in steps:
         take(house, cache, step, open_)
         for believed in (True, False):
@@ -311,7 +311,7 @@ def test_the_pool_sees_the_roots_and_what_was_put_into_it(house: House) -> None:
     cache = house.join(A)
     root, rest = cache.stored(IDS[:8]), cache.stored(IDS, start=2)
     on_host = cache.stored(IDS[:8], tier=Tier.CPU)
-    pooled = Pooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
+    pooled = BlocksPooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
     house.knowledge.heard(A, cache.batch(root, rest, on_host, pooled))
     assert house.witnessed == [("m", root), ("m", pooled)]
     assert house.overlap(A).gpu_tokens == 16, "what went into the pool is not held twice"
@@ -319,9 +319,11 @@ def test_the_pool_sees_the_roots_and_what_was_put_into_it(house: House) -> None:
 
 def test_nobody_need_witness() -> None:
     clock = ManualClock(1000.0, wall=1000.0)
-    knowledge = Knowledge(Index(RING), Expected(TTL_S), Approximate(10_000, APPROXIMATE_TTL_S), clock)
+    knowledge = KvIndexer(
+        BlockIndex(RING), SpeculativeBlocks(TTL_S), ApproximateBlocks(10_000, APPROXIMATE_TTL_S), clock
+    )
     knowledge.join(A, "m", stream=True, replayable=False)
     cache = Cache()
-    pooled = Pooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
+    pooled = BlocksPooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
     knowledge.heard(A, cache.batch(cache.stored(IDS), pooled))
     assert tokens(knowledge.beliefs(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)

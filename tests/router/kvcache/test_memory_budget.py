@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.kvcache.memory_budget import Budget
+from router.kvcache.memory_budget import MemoryBudget
 
 
 def test_whoever_needs_room_what_can_be_forgotten_goes() -> None:
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     pieces = [30, 30, 30]
 
     def forget_oldest() -> bool:
@@ -26,6 +26,6 @@ def test_whoever_needs_room_what_can_be_forgotten_goes() -> None:
 
 
 def test_what_cannot_be_forgotten_may_exceed_it() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.take(25)
     assert (budget.held_bytes, budget.limit_bytes, budget.evicted) == (25, 10, 0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.kvcache.events import Cleared, TargetId, Tier
-from router.kvcache.overlap_estimate import LATELY_S, Belief
+from router.kvcache.events import BlocksCleared, TargetId, Tier
+from router.kvcache.overlap_estimate import LATELY_S, OverlapEstimate
 from scorers.contract import Overlap
 from tests.fakes.caches import Cache, prompt_of
 from tests.router.kvcache.house import APPROXIMATE_TTL_S, IDS, PROMPT, TTL_S, A, B, House, late, tokens
@@ -27,10 +27,10 @@ def house() -> House:
 def test_a_trusted_stream_is_the_truth(house: House) -> None:
     cache = house.join(A)
     house.join(B)
-    assert house.belief(A) == Belief(Overlap(0, 0, 0, 0, "events", 0.0), 0, 4, 0)
+    assert house.belief(A) == OverlapEstimate(Overlap(0, 0, 0, 0, "events", 0.0), 0, 4, 0)
     house.knowledge.heard(A, cache.batch(cache.stored(IDS[:12])))
     house.clock.advance(2.5)
-    assert house.belief(A) == Belief(Overlap(12, 12, 12, 12, "events", 2.5), 12, 4, 3)
+    assert house.belief(A) == OverlapEstimate(Overlap(12, 12, 12, 12, "events", 2.5), 12, 4, 3)
     assert house.overlap(B) == Overlap(0, 0, 0, 0, "events", 2.5)
 
 
@@ -108,8 +108,8 @@ def test_two_block_sizes_in_one_fleet(house: House) -> None:
     house.knowledge.heard(B, large.batch(large.stored(IDS[:12])))  # one full block of 8
     assert [house.knowledge.block_tokens(target) for target in (A, B)] == [4, 8]
     beliefs = house.knowledge.beliefs(prompt, {A: 4, B: 8}, frozenset())
-    assert beliefs[A] == Belief(Overlap(12, 12, 12, 12, "events", 0.0), 12, 4, 3)
-    assert beliefs[B] == Belief(Overlap(8, 8, 8, 8, "events", 0.0), 8, 8, 1)
+    assert beliefs[A] == OverlapEstimate(Overlap(12, 12, 12, 12, "events", 0.0), 12, 4, 3)
+    assert beliefs[B] == OverlapEstimate(Overlap(8, 8, 8, 8, "events", 0.0), 8, 8, 1)
 
 
 def test_no_belief_where_the_size_is_new(house: House) -> None:
@@ -122,7 +122,7 @@ def test_who_has_told_no_size_on_a_stream_heard_from_its_beginning_holds_nothing
     house.join(B, replayable=True)
     house.knowledge.stream_connected(B)  # still asking for what was before
     beliefs = house.knowledge.beliefs(PROMPT, {A: None, B: None}, frozenset())
-    assert beliefs == {A: Belief(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)}
+    assert beliefs == {A: OverlapEstimate(Overlap(0, 0, 0, 0, "events", None), 0, None, 0)}
     assert house.knowledge.sent(A, PROMPT, beliefs[A]) is None
 
 
@@ -191,12 +191,12 @@ def test_what_events_will_tell_is_not_remembered_beside_them(house: House) -> No
 
 def test_without_a_stream_it_holds_approximately_what_it_answered(house: House) -> None:
     house.join(A, stream=False)
-    assert house.belief(A) == Belief(Overlap(0, 0, 0, 0, "approximate", None), None, 4, 0)
+    assert house.belief(A) == OverlapEstimate(Overlap(0, 0, 0, 0, "approximate", None), None, 4, 0)
     sent = house.send(A)
     assert tokens(house.overlap(A)) == (0, 0, 0, 16), "on its way"
     house.knowledge.began(sent)
     house.clock.advance(TTL_S + 1)
-    assert house.belief(A) == Belief(Overlap(16, 16, 16, 16, "approximate", None), None, 4, 4)
+    assert house.belief(A) == OverlapEstimate(Overlap(16, 16, 16, 16, "approximate", None), None, 4, 4)
     house.clock.advance(APPROXIMATE_TTL_S)
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
 
@@ -219,7 +219,7 @@ def test_a_target_whose_promises_broke_goes_by_what_it_answered_but_its_promises
     cache = house.join(A)
     house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
     belief = house.belief(A, believed=False)
-    assert belief == Belief(Overlap(0, 0, 0, 0, "approximate", 0.0), 16, 4, 0)
+    assert belief == OverlapEstimate(Overlap(0, 0, 0, 0, "approximate", 0.0), 16, 4, 0)
     house.knowledge.began(house.send(A, believed=False))
     assert tokens(house.overlap(A, believed=False)) == (16, 16, 16, 16)
 
@@ -248,7 +248,7 @@ def test_a_stream_that_lost_its_place_is_not_believed_until_it_found_it(house: H
 
 def test_joined_late_nothing_is_unknown_and_something_is_known(house: House) -> None:
     cache = late(house)
-    assert house.belief(A) == Belief(None, 0, 4, 0)
+    assert house.belief(A) == OverlapEstimate(None, 0, 4, 0)
     house.knowledge.heard(A, cache.batch(cache.stored(IDS[:4])))
     assert tokens(house.overlap(A)) == (4, 4, 4, 4)
     assert house.belief(A, prompt_of([7] * 9)).overlap is None
@@ -321,7 +321,7 @@ def test_what_is_kept_of_earlier_beliefs_changes_none(
         elif word == "send":
             house.send(target, AKIN if amount else PROMPT)
         elif word == "clear":
-            house.knowledge.heard(target, cache.batch(Cleared()))
+            house.knowledge.heard(target, cache.batch(BlocksCleared()))
         elif word == "rejoin":
             caches[target] = house.join(target, stream=amount)
         elif word == "join late":
@@ -341,9 +341,9 @@ def test_what_is_kept_of_earlier_beliefs_changes_none(
                 assert age_s(belief) == pytest.approx(age_s(right[name]), abs=LATELY_S)
 
 
-def ageless(belief: Belief) -> Belief:
+def ageless(belief: OverlapEstimate) -> OverlapEstimate:
     return belief if belief.overlap is None else belief._replace(overlap=belief.overlap._replace(age_s=None))
 
 
-def age_s(belief: Belief) -> float | None:
+def age_s(belief: OverlapEstimate) -> float | None:
     return None if belief.overlap is None else belief.overlap.age_s

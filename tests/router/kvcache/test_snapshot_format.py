@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
 from router.kvcache.block_keys import Keyring
-from router.kvcache.event_sequencer import Cursor
-from router.kvcache.events import EngineHash, Key, Removed, Stored, TargetId, Tier
-from router.kvcache.index import Index
-from router.kvcache.snapshot_format import MAGIC, SavedIndex, SavedTarget, Unusable, from_bytes, to_bytes
+from router.kvcache.event_sequencer import StreamCursor
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TargetId, Tier
+from router.kvcache.index import BlockIndex
+from router.kvcache.snapshot_format import MAGIC, SavedIndex, SavedTarget, UnusableSnapshot, from_bytes, to_bytes
 
 RING = Keyring(5)
 A, B = TargetId("a/0"), TargetId("b/1")
 SECRET = (1 << 64) - 3
 
 
-def stored(*hashes: int, parent: int | None = None, tier: Tier = Tier.GPU, group: int = 0) -> Stored:
+def stored(*hashes: int, parent: int | None = None, tier: Tier = Tier.GPU, group: int = 0) -> BlocksStored:
     names = [EngineHash(hash_) for hash_ in hashes]
     before = None if parent is None else EngineHash(parent)
-    return Stored(names, before, list(hashes), 1, tier, group, None, None, None)
+    return BlocksStored(names, before, list(hashes), 1, tier, group, None, None, None)
 
 
-def a_busy_index() -> Index:
-    index = Index(RING)
+def a_busy_index() -> BlockIndex:
+    index = BlockIndex(RING)
     for target in (A, B):
         index.join(target, "m")
         index.apply(target, stored(1, 2, 3))
@@ -38,10 +38,10 @@ def a_busy_index() -> Index:
     return index
 
 
-def target(index: Index, name: TargetId) -> SavedTarget:
+def target(index: BlockIndex, name: TargetId) -> SavedTarget:
     shelf = index.saved(name)
     assert shelf is not None
-    return SavedTarget(name, shelf, Cursor(7, 1e9 + 0.25, True), 12)
+    return SavedTarget(name, shelf, StreamCursor(7, 1e9 + 0.25, True), 12)
 
 
 def a_snapshot() -> bytes:
@@ -58,10 +58,10 @@ def test_what_was_saved_comes_back_as_it_was() -> None:
     assert isinstance(saved, SavedIndex)
     assert saved.secret == SECRET
     assert [(t.target, t.cursor, t.stored_blocks) for t in saved.targets] == [
-        (A, Cursor(7, 1e9 + 0.25, True), 12),
-        (B, Cursor(7, 1e9 + 0.25, True), 12),
+        (A, StreamCursor(7, 1e9 + 0.25, True), 12),
+        (B, StreamCursor(7, 1e9 + 0.25, True), 12),
     ]
-    index, before = Index(RING), a_busy_index()
+    index, before = BlockIndex(RING), a_busy_index()
     for one in saved.targets:
         index.restore(one.target, one.shelf)
         assert index.wake(one.target, "m")
@@ -75,20 +75,20 @@ def test_what_was_saved_comes_back_as_it_was() -> None:
 
 
 def test_copies_twins_and_names_go_on_being_counted() -> None:
-    index = Index(RING)
+    index = BlockIndex(RING)
     saved = from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
     index.restore(A, saved.targets[0].shelf)
     index.wake(A, "m")
-    index.apply(A, Removed([EngineHash(2)], Tier.GPU, 0))
-    index.apply(A, Removed([EngineHash(2)], Tier.GPU, 0))
+    index.apply(A, BlocksRemoved([EngineHash(2)], Tier.GPU, 0))
+    index.apply(A, BlocksRemoved([EngineHash(2)], Tier.GPU, 0))
     assert index.match(prompt(1, 2, 3), [A])[A].gpu == 3, "the other group still holds it"
-    index.apply(A, Removed([EngineHash(2)], Tier.GPU, 1))
+    index.apply(A, BlocksRemoved([EngineHash(2)], Tier.GPU, 1))
     assert index.match(prompt(1, 2, 3), [A])[A] == (1, 3, 3)
 
 
 def test_until_its_target_joins_nothing_of_it_is_seen() -> None:
-    index, saved = Index(RING), from_bytes(a_snapshot())
+    index, saved = BlockIndex(RING), from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
     index.restore(B, saved.targets[1].shelf)
     assert index.match(prompt(1, 2), [B]) == {}
@@ -101,7 +101,7 @@ def test_until_its_target_joins_nothing_of_it_is_seen() -> None:
 
 @pytest.mark.parametrize("how", ["joins", "given up"])
 def test_what_nobody_takes_up_is_cleaned_away(how: str) -> None:
-    index, saved = Index(RING), from_bytes(a_snapshot())
+    index, saved = BlockIndex(RING), from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
     index.restore(B, saved.targets[1].shelf)
     index.join(B, "m") if how == "joins" else index.give_up(B)
@@ -130,24 +130,24 @@ def test_a_router_that_knows_nothing_saves_nothing() -> None:
 )
 def test_what_is_no_snapshot_is_unusable_and_says_why(raw: bytes, reason: str) -> None:
     found = from_bytes(raw)
-    assert isinstance(found, Unusable)
+    assert isinstance(found, UnusableSnapshot)
     assert reason in found.reason
 
 
 def test_one_of_another_byte_order_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = a_snapshot()
     monkeypatch.setattr(sys, "byteorder", "big" if sys.byteorder == "little" else "little")
-    assert from_bytes(raw) == Unusable("it is from another kind of machine")
+    assert from_bytes(raw) == UnusableSnapshot("it is from another kind of machine")
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_behind_a_right_checksum_are_more_than_unusable(noise: bytes) -> None:
     body = MAGIC + noise
-    assert isinstance(from_bytes(body + xxh3_64_digest(body)), Unusable | SavedIndex)
+    assert isinstance(from_bytes(body + xxh3_64_digest(body)), UnusableSnapshot | SavedIndex)
 
 
 @given(st.integers(0, len(a_snapshot()) - 1), st.integers(1, 255))
 def test_one_wrong_byte_is_noticed(position: int, change: int) -> None:
     raw = bytearray(a_snapshot())
     raw[position] ^= change
-    assert isinstance(from_bytes(bytes(raw)), Unusable)
+    assert isinstance(from_bytes(bytes(raw)), UnusableSnapshot)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from router.kvcache import snapshots as snapshot
-from router.kvcache.event_sequencer import Cursor
+from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import TargetId
-from router.kvcache.snapshot_format import SavedIndex, SavedShelf, SavedTarget
+from router.kvcache.snapshot_format import SavedIndex, SavedTarget, SavedTargetBlocks
 from router.kvcache.snapshots import Snapshots, load, write
 from router.tasks import Tasks
 
-SHELF = SavedShelf("m", 16, [], [], [])
+SHELF = SavedTargetBlocks("m", 16, [], [], [])
 
 
 def target(name: str, seq: int) -> SavedTarget:
-    return SavedTarget(TargetId(name), SHELF, Cursor(seq, 1.5, False), 0)
+    return SavedTarget(TargetId(name), SHELF, StreamCursor(seq, 1.5, False), 0)
 
 
 class Source:

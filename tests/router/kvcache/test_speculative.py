@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import Key, TargetId
-from router.kvcache.speculative import Approximate, Expected
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 
 A, B = TargetId("a/0"), TargetId("b/0")
 
@@ -15,7 +15,7 @@ PROMPT = keys(1, 2, 3, 4)
 
 
 def test_what_was_sent_continues_what_is_held() -> None:
-    expected = Expected(ttl_s=5.0)
+    expected = SpeculativeBlocks(ttl_s=5.0)
     assert expected.run(A, PROMPT, 1, now=0.0) == 1
     expected.sent(A, keys(2, 3), now=0.0)
     assert expected.run(A, PROMPT, 1, now=0.0) == 3
@@ -25,7 +25,7 @@ def test_what_was_sent_continues_what_is_held() -> None:
 
 
 def test_it_ends_when_events_speak_and_does_not_come_back_by_itself() -> None:
-    expected = Expected(ttl_s=5.0)
+    expected = SpeculativeBlocks(ttl_s=5.0)
     first = expected.sent(A, PROMPT, now=0.0)
     expected.stored(A, keys(1, 2))
     assert expected.run(A, PROMPT, 0, now=0.0) == 0  # stored and evicted again: the index says 0
@@ -35,7 +35,7 @@ def test_it_ends_when_events_speak_and_does_not_come_back_by_itself() -> None:
 
 
 def test_it_lasts_while_the_request_waits_and_a_while_after_its_first_byte() -> None:
-    expected = Expected(ttl_s=5.0)
+    expected = SpeculativeBlocks(ttl_s=5.0)
     sent = expected.sent(A, PROMPT, now=0.0)
     assert expected.run(A, PROMPT, 0, now=60.0) == 4
     expected.first_byte(sent, now=60.0)
@@ -46,7 +46,7 @@ def test_it_lasts_while_the_request_waits_and_a_while_after_its_first_byte() -> 
 
 
 def test_a_failed_request_takes_back_only_its_own() -> None:
-    expected = Expected(ttl_s=5.0)
+    expected = SpeculativeBlocks(ttl_s=5.0)
     first = expected.sent(A, PROMPT, now=0.0)
     second = expected.sent(A, keys(1, 2), now=0.0)
     expected.failed(first)
@@ -58,7 +58,7 @@ def test_a_failed_request_takes_back_only_its_own() -> None:
 
 
 def test_forgetting_a_target_leaves_the_others() -> None:
-    expected = Expected(ttl_s=5.0)
+    expected = SpeculativeBlocks(ttl_s=5.0)
     sent = expected.sent(A, PROMPT, now=0.0)
     expected.sent(B, PROMPT, now=0.0)
     expected.forget(A)
@@ -68,7 +68,7 @@ def test_forgetting_a_target_leaves_the_others() -> None:
 
 
 def test_it_is_bounded_and_the_oldest_give_way() -> None:
-    expected = Expected(ttl_s=5.0, max_blocks=6)
+    expected = SpeculativeBlocks(ttl_s=5.0, max_blocks=6)
     expected.sent(A, keys(1, 2, 3), now=0.0)
     expected.sent(A, keys(1, 2, 4), now=0.0)
     expected.sent(B, keys(7), now=0.0)
@@ -78,7 +78,7 @@ def test_it_is_bounded_and_the_oldest_give_way() -> None:
 
 
 def test_what_has_ended_keeps_no_keys_although_it_is_still_due() -> None:
-    expected = Expected(ttl_s=5.0, max_blocks=6)
+    expected = SpeculativeBlocks(ttl_s=5.0, max_blocks=6)
     first = expected.sent(A, keys(1, 2, 3, 4), now=0.0)
     expected.first_byte(first, now=0.0)
     expected.sent(A, keys(5, 6, 7), now=0.0)
@@ -87,7 +87,7 @@ def test_what_has_ended_keeps_no_keys_although_it_is_still_due() -> None:
 
 
 def test_approximate_remembers_what_was_sent_until_it_is_old() -> None:
-    approximate = Approximate(max_blocks=100, ttl_s=10.0)
+    approximate = ApproximateBlocks(max_blocks=100, ttl_s=10.0)
     assert approximate.run(A, PROMPT, now=0.0) == 0
     approximate.sent(A, PROMPT, now=0.0)
     approximate.sent(A, keys(1, 2, 9), now=6.0)
@@ -102,7 +102,7 @@ def test_approximate_remembers_what_was_sent_until_it_is_old() -> None:
 
 
 def test_approximate_is_bounded_and_keeps_what_is_used() -> None:
-    approximate = Approximate(max_blocks=40, ttl_s=1000.0)
+    approximate = ApproximateBlocks(max_blocks=40, ttl_s=1000.0)
     conversation = [Key(number) for number in range(10)]
     for turn in range(50):
         approximate.sent(A, conversation, now=turn)
@@ -113,7 +113,7 @@ def test_approximate_is_bounded_and_keeps_what_is_used() -> None:
 
 
 def test_approximate_counts_a_growing_prompt_once() -> None:
-    approximate = Approximate(max_blocks=40, ttl_s=1000.0)
+    approximate = ApproximateBlocks(max_blocks=40, ttl_s=1000.0)
     other = [Key(1000 + number) for number in range(10)]
     approximate.sent(A, other, now=0.0)
     for length in range(1, 11):
@@ -123,14 +123,14 @@ def test_approximate_counts_a_growing_prompt_once() -> None:
 
 
 def test_approximate_takes_the_beginning_of_a_prompt_beyond_its_bound() -> None:
-    approximate = Approximate(max_blocks=8, ttl_s=10.0)
+    approximate = ApproximateBlocks(max_blocks=8, ttl_s=10.0)
     long = [Key(number) for number in range(100)]
     approximate.sent(A, long, now=0.0)
     assert approximate.run(A, long, now=0.0) == 4
 
 
 def test_approximate_counts_each_block_once_until_the_last_prompt_is_old() -> None:
-    approximate = Approximate(max_blocks=16, ttl_s=10.0)
+    approximate = ApproximateBlocks(max_blocks=16, ttl_s=10.0)
     assert approximate.blocks(A, now=0.0) == 0
     approximate.sent(A, keys(1, 2, 3, 4), now=0.0)
     approximate.sent(A, keys(1, 2, 9), now=4.0)
@@ -153,7 +153,7 @@ def test_approximate_counts_each_block_once_until_the_last_prompt_is_old() -> No
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=60))
 def test_approximate_counts_what_is_in_either_generation(prompts: list[tuple[int, int]]) -> None:
     """Prompt families that share their first two blocks."""
-    approximate = Approximate(max_blocks=24, ttl_s=10.0)
+    approximate = ApproximateBlocks(max_blocks=24, ttl_s=10.0)
     for family, length in prompts:
         approximate.sent(A, [Key(i if i < 2 else 100 * family + i) for i in range(length)], now=0.0)
         assert approximate.blocks(A, now=0.0) == len({*approximate._young[A], *approximate._old.get(A, {})})

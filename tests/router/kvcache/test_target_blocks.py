@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from router.kvcache.block_holders import Holders
+from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import SHORT, Keyring
-from router.kvcache.events import EngineHash, Removed, Stored, Tier
-from router.kvcache.target_blocks import Shelf
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
+from router.kvcache.target_blocks import TargetBlocks
 
 RING = Keyring(2)
 PROMPT = RING.chain(RING.root("m", None, None), list(range(8)), 1)
 
 
-def stored(first: int, last: int, tier: Tier = Tier.GPU, group: int = 0) -> Stored:
+def stored(first: int, last: int, tier: Tier = Tier.GPU, group: int = 0) -> BlocksStored:
     """Blocks `first` to `last` of one chain; their engine hashes are beyond 60 bits."""
     hashes = [EngineHash((number + 1) << 60 | number) for number in range(8)]
     parent = hashes[first - 1] if first else None
-    return Stored(hashes[first : last + 1], parent, list(range(first, last + 1)), 1, tier, group, None, None, None)
+    return BlocksStored(
+        hashes[first : last + 1], parent, list(range(first, last + 1)), 1, tier, group, None, None, None
+    )
 
 
-def removed(*blocks: int) -> Removed:
-    return Removed([EngineHash((number + 1) << 60 | number) for number in blocks], Tier.GPU, 0)
+def removed(*blocks: int) -> BlocksRemoved:
+    return BlocksRemoved([EngineHash((number + 1) << 60 | number) for number in blocks], Tier.GPU, 0)
 
 
-class CountedShelf(Shelf):
+class CountedShelf(TargetBlocks):
     """Counts the events that took the straight path."""
 
     __slots__ = ("straight",)
@@ -36,7 +38,7 @@ class CountedShelf(Shelf):
 
 @pytest.fixture
 def shelf() -> CountedShelf:
-    return CountedShelf("m", 1, Holders(), RING, orphan_blocks=100)
+    return CountedShelf("m", 1, BlockHolders(), RING, orphan_blocks=100)
 
 
 def test_what_engines_mostly_send_takes_the_straight_path(shelf: CountedShelf) -> None:
@@ -60,10 +62,12 @@ def test_what_is_held_or_waited_for_takes_the_careful_one(shelf: CountedShelf) -
 @pytest.mark.parametrize(
     "event", [stored(0, 0, tier=Tier.CPU), stored(0, 0, group=1), removed(1)], ids=["tier", "group", "hole"]
 )
-def test_other_tiers_other_groups_and_holes_end_wholeness(shelf: CountedShelf, event: Stored | Removed) -> None:
+def test_other_tiers_other_groups_and_holes_end_wholeness(
+    shelf: CountedShelf, event: BlocksStored | BlocksRemoved
+) -> None:
     shelf.stored(stored(0, 2))
     assert shelf.whole
-    shelf.stored(event) if isinstance(event, Stored) else shelf.removed(event)
+    shelf.stored(event) if isinstance(event, BlocksStored) else shelf.removed(event)
     assert not shelf.whole
 
 

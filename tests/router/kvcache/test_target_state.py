@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from router.kvcache.event_sequencer import StreamBook
-from router.kvcache.events import Batch
-from router.kvcache.target_state import Story
+from router.kvcache.event_sequencer import EventSequencer
+from router.kvcache.events import EventBatch
+from router.kvcache.target_state import TargetCacheState
 
 
-def story(*, stream: bool = True, joined_late: bool = False) -> Story:
+def story(*, stream: bool = True, joined_late: bool = False) -> TargetCacheState:
     """After the first batch of its engine, or after a later one that was the first to be heard."""
-    story = Story("m")
+    story = TargetCacheState("m")
     if stream:
-        story.book = StreamBook(replayable=False)
+        story.book = EventSequencer(replayable=False)
         story.book.live(batch(41 if joined_late else 0), 0.0, 0.0)
         assert (story.book.trusted, story.book.joined_late) == (True, joined_late)
     return story
 
 
-def batch(seq: int, **skipped: int) -> Batch:
-    return Batch(seq, 0.0, None, [], skipped)
+def batch(seq: int, **skipped: int) -> EventBatch:
+    return EventBatch(seq, 0.0, None, [], skipped)
 
 
 def test_without_a_stream_nothing_is_sure() -> None:

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.config.schema import Limits
-from router.config.sections.listeners import Listen, Tls
-from router.errors import Refused
+from router.config.schema import LimitsConfig
+from router.config.sections.listeners import ListenConfig, TlsConfig
+from router.errors import RequestRefused
 from router.prompt.prompt import Endpoint
-from router.proxy.call import Call, ClientGone
-from router.proxy.disaggregated import Prefill, Prefilled, relay_after, relay_beside
+from router.proxy.call import ClientDisconnected, ClientRequest
+from router.proxy.disaggregated import PrefillLeg, PrefillResult, relay_after, relay_beside
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import Listener, serve_config
-from router.proxy.relay import End, Outgoing, relay
-from router.proxy.upstreams import Question, Upstreams
-from router.request.concurrency import Lobby
+from router.proxy.listener import HttpListener, serve_config
+from router.proxy.relay import End, OutgoingRequest, relay
+from router.proxy.upstreams import UpstreamRequest, Upstreams
+from router.request.concurrency import ConcurrencyLimiter
 
 PATIENCE_S = 5.0
 
@@ -108,7 +108,7 @@ class Watch:
     statuses: list[int] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     hide: bytes = b""
-    halves: list[Prefilled] = field(default_factory=list)
+    halves: list[PrefillResult] = field(default_factory=list)
 
     def first_byte(self, status: int) -> None:
         self.statuses.append(status)
@@ -120,17 +120,17 @@ class Watch:
     def last(self) -> bytes:
         return b""
 
-    def prefilled(self, prefilled: Prefilled) -> None:
+    def prefilled(self, prefilled: PrefillResult) -> None:
         self.halves.append(prefilled)
 
 
 class Front:
     """The listener with a line of its own: lobby, body, one relay. Keeps what came of each request."""
 
-    def __init__(self, limits: Limits, instance: str, hides: bytes) -> None:
+    def __init__(self, limits: LimitsConfig, instance: str, hides: bytes) -> None:
         self.limits = limits
         self.instance = instance
-        self.lobby = Lobby(limits.concurrent, limits.body_budget_bytes)
+        self.lobby = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         self.rules = HeaderRules(["x-vllm-priority"])
         self.hides = hides
@@ -140,20 +140,20 @@ class Front:
         self.port = 0
         self.running = 0
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: ClientRequest) -> None:
         self.running += 1
         try:
             with call:
                 await self._line(call)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             self.ends.put_nowait(f"refused {refusal.status}")
             call.answer(refusal.status, [], refusal.message.encode())
-        except ClientGone:
+        except ClientDisconnected:
             self.ends.put_nowait("gone")
         finally:
             self.running -= 1
 
-    async def _line(self, call: Call) -> None:
+    async def _line(self, call: ClientRequest) -> None:
         with self.lobby.pass_() as place:
             body = await call.body(self.limits.body_bytes, place)
             self.bodies.append(body)
@@ -164,8 +164,8 @@ class Front:
             if not call.started:
                 call.answer(502, [], type(end).__name__.encode())
 
-    def outgoing(self, call: Call, body: bytes) -> Outgoing:
-        return Outgoing(
+    def outgoing(self, call: ClientRequest, body: bytes) -> OutgoingRequest:
+        return OutgoingRequest(
             instance=self.instance,
             target=f"{self.instance}/0",
             record="rec-1",
@@ -176,7 +176,7 @@ class Front:
             hides=bool(self.hides),
         )
 
-    async def relay(self, call: Call, out: Outgoing, watch: Watch) -> End:
+    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> End:
         return await relay(call, self.upstreams, out, self.limits, watch)
 
     async def end(self) -> End | str:
@@ -192,7 +192,7 @@ class PairFront(Front):
 
     protocol = "mooncake"
 
-    async def relay(self, call: Call, out: Outgoing, watch: Watch) -> End:
+    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> End:
         out = out._replace(endpoint=Endpoint(call.path))
         if self.protocol == "mooncake":
             prefill = self.prefill(out, PAIR_PARAMS.prefill)
@@ -200,9 +200,9 @@ class PairFront(Front):
             return await relay_beside(call, self.upstreams, prefill, out, self.limits, watch)
         return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.limits, watch)
 
-    def prefill(self, out: Outgoing, params: bytes) -> Prefill:
+    def prefill(self, out: OutgoingRequest, params: bytes) -> PrefillLeg:
         body = prefill_body(out.endpoint, out.body, params)
-        return Prefill("p", "p/1", "rec-1", out.endpoint, Question("POST", out.path, out.headers, body, 1))
+        return PrefillLeg("p", "p/1", "rec-1", out.endpoint, UpstreamRequest("POST", out.path, out.headers, body, 1))
 
 
 class NixlFront(PairFront):
@@ -290,12 +290,12 @@ class House:
         kind: type[Front] = Front,
         **limits: Any,
     ) -> Front:
-        front = kind(Limits(**limits), "e", hides)
+        front = kind(LimitsConfig(**limits), "e", hides)
         if engine is not None or url:
             front.upstreams.add("e", url or f"http://127.0.0.1:{engine.port}", api_key=api_key, ca_file=ca_file)
-        tls = Tls(cert_file=certificate.cert_file, key_file=certificate.key_file) if certificate else None
-        where = Listen(host="127.0.0.1", port=0, tls=tls, **(listen or {}))
-        listener = Listener(serve_config(front, where, stall_timeout_s=stall_timeout_s))
+        tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file) if certificate else None
+        where = ListenConfig(host="127.0.0.1", port=0, tls=tls, **(listen or {}))
+        listener = HttpListener(serve_config(front, where, stall_timeout_s=stall_timeout_s))
         await listener.start()
         front.port = listener.port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.proxy.client_exchange import Asked, Exchange
+from router.proxy.client_exchange import ClientExchange, RequestHead
 
 
 class Transport:
@@ -54,16 +54,18 @@ def an_exchange(
     target: bytes = b"",
     http_1_1: bool = True,
     body: bytes | None = b"",
-) -> Exchange:
+) -> ClientExchange:
     """Over a `Connection` of its own, with all of `body` here; None: all of it is still to come."""
-    asked = Asked(method, path, target or path.encode(), list(headers), dict(reversed(headers)), http_1_1, http_1_1)
-    exchange = Exchange(Connection(), asked)
+    asked = RequestHead(
+        method, path, target or path.encode(), list(headers), dict(reversed(headers)), http_1_1, http_1_1
+    )
+    exchange = ClientExchange(Connection(), asked)
     if body is not None:
         arrive(exchange, body)
     return exchange
 
 
-def arrive(exchange: Exchange, piece: bytes, *, more: bool = False) -> None:
+def arrive(exchange: ClientExchange, piece: bytes, *, more: bool = False) -> None:
     """A piece of the body, as the connection delivers it."""
     if piece:
         exchange.pieces.append(piece)
@@ -72,12 +74,12 @@ def arrive(exchange: Exchange, piece: bytes, *, more: bool = False) -> None:
     exchange.tell()
 
 
-def connection_of(exchange: Exchange) -> Connection:
+def connection_of(exchange: ClientExchange) -> Connection:
     connection = exchange._connection
     assert isinstance(connection, Connection)
     return connection
 
 
-def said(exchange: Exchange) -> bytes:
+def said(exchange: ClientExchange) -> bytes:
     """All that was written."""
     return b"".join(connection_of(exchange).transport.written)

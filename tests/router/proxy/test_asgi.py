@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from router.proxy.asgi import Asgi
+from router.proxy.asgi import AsgiHandler
 from tests.router.proxy.connections import an_exchange, arrive, connection_of, said
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"A", b"b")]}
@@ -22,7 +22,7 @@ class App:
 
 async def played(exchange: Any) -> App:
     app = App()
-    await Asgi(app).answer(exchange)
+    await AsgiHandler(app).answer(exchange)
     return app
 
 
@@ -107,5 +107,5 @@ async def test_fastapi_serves_behind_it():
         return {"sum": sum(await request.json())}
 
     exchange = an_exchange((b"content-type", b"application/json"), path="/sum", body=b"[1,2]")
-    await Asgi(app).answer(exchange)
+    await AsgiHandler(app).answer(exchange)
     assert said(exchange).endswith(b'\r\n\r\n{"sum":3}')

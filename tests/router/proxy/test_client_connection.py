@@ -15,10 +15,10 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from router.config.sections.listeners import Listen
-from router.proxy.call import ClientGone
-from router.proxy.client_exchange import Exchange
-from router.proxy.listener import Listener, serve_config
+from router.config.sections.listeners import ListenConfig
+from router.proxy.call import ClientDisconnected
+from router.proxy.client_exchange import ClientExchange
+from router.proxy.listener import HttpListener, serve_config
 
 PATIENCE_S = 5.0
 
@@ -34,14 +34,14 @@ class Echo:
         self.gone = 0
         self.hanging = asyncio.Event()
 
-    async def answer(self, call: Exchange) -> None:
+    async def answer(self, call: ClientExchange) -> None:
         try:
             with call:
                 await self._answer(call)
-        except ClientGone:
+        except ClientDisconnected:
             self.gone += 1
 
-    async def _answer(self, call: Exchange) -> None:
+    async def _answer(self, call: ClientExchange) -> None:
         self.begun += 1
         if call.path == "/early":
             call.answer(413, [], b"early")
@@ -76,7 +76,7 @@ class Echo:
 
 
 class House:
-    def __init__(self, app: Echo, listener: Listener) -> None:
+    def __init__(self, app: Echo, listener: HttpListener) -> None:
         self.app = app
         self.listener = listener
         self._writers: list[asyncio.StreamWriter] = []
@@ -115,7 +115,9 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 @asynccontextmanager
 async def serving(stall_timeout_s: float = 60.0, **listen: Any) -> AsyncIterator[House]:
     app = Echo()
-    listener = Listener(serve_config(app, Listen(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s))
+    listener = HttpListener(
+        serve_config(app, ListenConfig(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s)
+    )
     await listener.start()
     house = House(app, listener)
     try:
@@ -458,8 +460,8 @@ def in_a_thread() -> Iterator[tuple[int, list[Any]]]:
     loop = uvloop.new_event_loop()
     errors: list[Any] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
-    listen = Listen(host="127.0.0.1", port=0, header_bytes=2048, header_timeout_s=0.5, body_idle_timeout_s=0.5)
-    listener = Listener(serve_config(Echo2(), listen))
+    listen = ListenConfig(host="127.0.0.1", port=0, header_bytes=2048, header_timeout_s=0.5, body_idle_timeout_s=0.5)
+    listener = HttpListener(serve_config(Echo2(), listen))
     loop.run_until_complete(listener.start())
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -475,8 +477,8 @@ def in_a_thread() -> Iterator[tuple[int, list[Any]]]:
 class Echo2:
     """Answers at the end of the body, whatever was asked."""
 
-    async def answer(self, call: Exchange) -> None:
-        with suppress(ClientGone), call:
+    async def answer(self, call: ClientExchange) -> None:
+        with suppress(ClientDisconnected), call:
             body = await call.body(1 << 30, self)
             call.answer(200, [], b"%d" % len(body))
 
@@ -549,4 +551,4 @@ async def test_an_exchange_goes_with_its_request_and_needs_no_collector() -> Non
 
 
 def exchanges() -> int:
-    return sum(isinstance(thing, Exchange) for thing in gc.get_objects())
+    return sum(isinstance(thing, ClientExchange) for thing in gc.get_objects())

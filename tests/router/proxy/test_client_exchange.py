@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.errors import TooBusy, TooLarge
-from router.proxy.call import ClientGone
+from router.proxy.call import ClientDisconnected
 from tests.router.proxy.connections import an_exchange, arrive, connection_of, said
 
 
@@ -94,7 +94,7 @@ async def test_a_client_that_leaves_during_its_body_ends_the_block():
     call = an_exchange(body=None)
     arrive(call, b"ab", more=True)
     asyncio.get_running_loop().call_soon(call.lost)
-    with pytest.raises(ClientGone), call:
+    with pytest.raises(ClientDisconnected), call:
         await call.body(10, Budget())
     assert asyncio.current_task().cancelling() == 0
 
@@ -102,13 +102,13 @@ async def test_a_client_that_leaves_during_its_body_ends_the_block():
 async def test_a_client_that_left_before_anybody_looked_ends_the_block():
     call = an_exchange(body=None)
     call.lost()
-    with pytest.raises(ClientGone), call:
+    with pytest.raises(ClientDisconnected), call:
         await call.body(10, Budget())
 
 
 async def test_whatever_the_block_waits_for_is_cut_short():
     call = an_exchange(body=b"{}")
-    with pytest.raises(ClientGone), call:  # noqa: PT012  the block is what is tested
+    with pytest.raises(ClientDisconnected), call:  # noqa: PT012  the block is what is tested
         await call.body(10, Budget())
         asyncio.get_running_loop().call_soon(call.lost)
         await asyncio.wait_for(asyncio.Event().wait(), 5)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from router.proxy.relay import Deadline, Finished, NotStarted, Rejected
+from router.proxy.relay import RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
 
 BODY = b'{"model": "m", "prompt": "a \\u00e9 }", "stream": true, "max_tokens": 7}\n'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -91,16 +91,16 @@ async def test_the_prefill_halfs_answer_is_for_nobody(house):
     head, body = await client.message()
     assert body == ANSWER
     assert b"x-warmroute-target: e/0" in head
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
     assert [half.end for half in front.watches[0].halves] in (["ok"], []), "whichever was there first"
 
 
 @pytest.mark.parametrize(
     ("says", "end", "half"),
     [
-        (b"", NotStarted("died", "the engine closed the connection", prefill=True), "died"),
-        (answer(b"{}")[:-1], NotStarted("died", "the engine closed the connection", prefill=True), "died"),
-        (answer(b"{}", 500), NotStarted("failed", "the prefill engine answered 500", prefill=True), "failed"),
+        (b"", RelayNotStarted("died", "the engine closed the connection", prefill=True), "died"),
+        (answer(b"{}")[:-1], RelayNotStarted("died", "the engine closed the connection", prefill=True), "died"),
+        (answer(b"{}", 500), RelayNotStarted("failed", "the prefill engine answered 500", prefill=True), "failed"),
     ],
 )
 @pytest.mark.parametrize("protocol", ["mooncake", "nixl"])
@@ -124,7 +124,7 @@ async def test_a_prefill_engine_that_cannot_be_reached(house, protocol):
     story = Story(None, None)
     front, client = await story.ask(house, await house.pair(protocol, NOBODY, await house.engine(story.decode)))
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("connect", True)
     assert (await client.message())[0].startswith(b"HTTP/1.1 502")
 
@@ -134,7 +134,7 @@ async def test_a_full_prefill_engine_and_a_fault_of_the_clients(house, protocol)
     story = Story(answer(b'{"error":"full"}', 503), None)
     front, _ = await story.begin(house, protocol)
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("busy", True)
     assert end.refusal is not None
     assert (end.refusal.status, end.refusal.body) == (503, b'{"error":"full"}')
@@ -142,7 +142,7 @@ async def test_a_full_prefill_engine_and_a_fault_of_the_clients(house, protocol)
     story = Story(answer(b'{"error":"too long"}', 400), None)
     front, _ = await story.begin(house, protocol)
     end = await front.end()
-    assert isinstance(end, Rejected)
+    assert isinstance(end, RelayRejected)
     assert (end.refusal.status, end.refusal.body) == (400, b'{"error":"too long"}')
     assert (b"x-warmroute-target", b"p/1") in end.refusal.headers
     assert (b"content-type", b"application/json") in end.refusal.headers
@@ -152,7 +152,7 @@ async def test_a_full_prefill_engine_and_a_fault_of_the_clients(house, protocol)
 async def test_a_prefill_engine_that_stays_silent(house, protocol):
     story = Story(None, None)
     front, _ = await story.begin(house, protocol, first_byte_timeout_s=0.05)
-    assert await front.end() == Deadline()
+    assert await front.end() == RelayDeadline()
 
 
 async def test_an_early_stop_lost_the_kv(house, eventually):
@@ -160,7 +160,7 @@ async def test_an_early_stop_lost_the_kv(house, eventually):
     engines = await house.engine(story.prefill), await house.engine(story.decode)
     front, _ = await story.ask(house, await house.pair("mooncake", *engines), b"/v1/messages")
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("failed", True)
     assert [half.end for half in front.watches[0].halves] == ["failed"]
 
@@ -177,7 +177,7 @@ async def test_a_decode_engine_that_fails_first_lets_the_prefill_engine_go(house
     front = await house.pair("mooncake", await house.engine(story.prefill), await house.engine(fails))
     await story.ask(house, front)
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("busy" if says else "died", False)
     await eventually(lambda: story.let_go == {"p"})
     assert front.watches[0].halves == [], "it was cut, it did not end"
@@ -204,7 +204,7 @@ async def test_after_the_first_byte_the_prefill_half_matters_no_more(house, even
     await eventually(lambda: [half.end for half in front.watches[0].halves] == ["died"])
     engine.peers[0].send(b"0\r\n\r\n")
     assert await client.until(b"0\r\n\r\n") == b"0\r\n\r\n"
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
 
 
 async def test_nixls_halves_go_out_in_turn_and_what_one_says_goes_into_the_other(house):
@@ -213,7 +213,7 @@ async def test_nixls_halves_go_out_in_turn_and_what_one_says_goes_into_the_other
     assert (await client.message())[1] == ANSWER
     assert json.loads(story.got["p"][1])["kv_transfer_params"]["do_remote_decode"] is True
     assert story.got["e"][1] == BODY.rstrip()[:-1] + b',"kv_transfer_params":' + HANDED + b"}"
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
     assert [half.end for half in front.watches[0].halves] == ["ok"]
 
 

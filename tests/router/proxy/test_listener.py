@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from router.config.sections.listeners import Listen, Tls
+from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
-from router.proxy.call import ClientGone
-from router.proxy.client_exchange import Exchange
-from router.proxy.listener import Listener, demand_free, serve_config
+from router.proxy.call import ClientDisconnected
+from router.proxy.client_exchange import ClientExchange
+from router.proxy.listener import HttpListener, demand_free, serve_config
 
 
 class Slow:
@@ -23,7 +23,7 @@ class Slow:
         self.proceed = asyncio.Event()
         self.gone = False
 
-    async def answer(self, call: Exchange) -> None:
+    async def answer(self, call: ClientExchange) -> None:
         try:
             with call:
                 call.start(200, [])
@@ -31,17 +31,17 @@ class Slow:
                 self.begun.set()
                 await self.proceed.wait()
                 call.finish(b"2")
-        except ClientGone:
+        except ClientDisconnected:
             self.gone = True
 
 
-async def started(app: Any) -> Listener:
-    listener = Listener(serve_config(app, Listen(host="127.0.0.1", port=0)))
+async def started(app: Any) -> HttpListener:
+    listener = HttpListener(serve_config(app, ListenConfig(host="127.0.0.1", port=0)))
     await listener.start()
     return listener
 
 
-async def ask(listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def ask(listener: HttpListener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     return reader, writer
@@ -57,21 +57,21 @@ async def test_the_bound_port_is_known():
 async def test_a_port_in_use_is_said_plainly():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        listener = Listener(serve_config(Slow(), Listen(host="127.0.0.1", port=port)))
+        listener = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=port)))
         with pytest.raises(ConfigError, match=f"port {port} is in use on 127.0.0.1"):
             await listener.start()
 
 
 async def test_an_address_of_another_machine_is_said_plainly():
-    listener = Listener(serve_config(Slow(), Listen(host="192.0.2.1", port=0)))
+    listener = HttpListener(serve_config(Slow(), ListenConfig(host="192.0.2.1", port=0)))
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         await listener.start()
 
 
 def test_certificates_that_cannot_be_used_are_said_plainly(tmp_path):
-    tls = Tls(cert_file=str(tmp_path / "none.pem"), key_file=str(tmp_path / "none.key"))
+    tls = TlsConfig(cert_file=str(tmp_path / "none.pem"), key_file=str(tmp_path / "none.key"))
     with pytest.raises(ConfigError, match=r"listen\.tls"):
-        serve_config(Slow(), Listen(tls=tls))
+        serve_config(Slow(), ListenConfig(tls=tls))
 
 
 async def test_stop_lets_running_answers_end_and_closes_idle_connections():
@@ -117,8 +117,8 @@ async def test_two_listeners_share_a_loop():
 # a port that several share
 
 
-async def sharing(port: int = 0) -> Listener:
-    listener = Listener(serve_config(Slow(), Listen(host="127.0.0.1", port=port)), shared=True)
+async def sharing(port: int = 0) -> HttpListener:
+    listener = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=port)), shared=True)
     await listener.start()
     return listener
 
@@ -127,7 +127,7 @@ async def test_two_listeners_may_share_a_port_if_both_say_so():
     first = await sharing()
     second = await sharing(first.port)
     assert second.port == first.port
-    alone = Listener(serve_config(Slow(), Listen(host="127.0.0.1", port=first.port)))
+    alone = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=first.port)))
     with pytest.raises(ConfigError, match=f"port {first.port} is in use"):
         await alone.start()
     await first.stop(0)

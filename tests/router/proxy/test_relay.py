@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 import pytest
 
-from router.proxy.engine_connection import Trouble
-from router.proxy.relay import Broken, Deadline, Finished, NotStarted
+from router.proxy.engine_connection import ExchangeFailure
+from router.proxy.relay import RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
 
 POST = b"POST /v1/completions?a=b%20c HTTP/1.1\r\nHost: router\r\nContent-Length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -86,7 +86,7 @@ async def test_the_answer_comes_back_as_it_was(house):
         b"",
         b"",
     ]
-    assert await front.end() == Finished(422, pytest.approx(0, abs=1))
+    assert await front.end() == RelayFinished(422, pytest.approx(0, abs=1))
 
 
 async def test_chunks_arrive_before_the_next_one_is_sent(house):
@@ -235,7 +235,7 @@ async def test_a_fresh_connection_that_dies_is_not_retried(house):
     client.send(POST)
     await client.message()
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert end.reason == "died"
     assert engine.connections == 1
 
@@ -253,7 +253,7 @@ async def test_a_reused_connection_with_half_an_answer_is_not_retried(house):
     for _ in range(2):
         client.send(POST)
         await client.message()
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
     assert (await front.end()).reason == "died"
     assert engine.connections == 1
 
@@ -286,9 +286,9 @@ async def test_before_the_first_body_byte_nothing_has_started(house, sent):
     client = await house.client(front.port)
     client.send(POST)
     head, body = await client.message()
-    assert (head[:12], body) == (b"HTTP/1.1 502", b"NotStarted")
+    assert (head[:12], body) == (b"HTTP/1.1 502", b"RelayNotStarted")
     end = await front.end()
-    assert isinstance(end, NotStarted)
+    assert isinstance(end, RelayNotStarted)
     assert end.reason == "died"
 
 
@@ -341,7 +341,7 @@ async def test_a_broken_event_stream_ends_with_an_error_event(house):
     lines = [line for line in body.split(b"\r\n") if line.startswith(b"data: ")]
     assert lines[0] == b"data: 1\n\n"
     assert json.loads(lines[1][6:])["error"]["type"] == "upstream_error"
-    assert (await front.end())[:2] == (200, Trouble.CLOSED)
+    assert (await front.end())[:2] == (200, ExchangeFailure.CLOSED)
     client.send(POST)  # the connection is sound
     assert (await client.until(b"\r\n")).startswith(b"HTTP/1.1 200")
 
@@ -368,7 +368,7 @@ async def test_a_broken_body_cuts_the_connection(house):
     client.send(POST)
     answer = await client.rest()
     assert answer.endswith(b"\r\n\r\nabc")
-    assert isinstance(await front.end(), Broken)
+    assert isinstance(await front.end(), RelayBroken)
 
 
 async def test_a_body_until_the_connection_closes_becomes_chunked(house):
@@ -382,7 +382,7 @@ async def test_a_body_until_the_connection_closes_becomes_chunked(house):
     head, body = await client.message()
     assert b"transfer-encoding: chunked" in head
     assert body == b"3\r\nabc\r\n0\r\n\r\n"
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
     assert front.upstreams.idle("e") == 0
 
 
@@ -430,7 +430,7 @@ async def test_head_requests(house):
     client.send(b"HEAD / HTTP/1.1\r\nHost: r\r\n\r\n")
     head = await client.until(b"\r\n\r\n")
     assert b"content-length: 10" in head
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
 
 
 async def test_bytes_nobody_asked_for_end_the_engines_connection(house, eventually):
@@ -474,8 +474,8 @@ async def test_an_engine_silent_before_the_first_byte(house):
     front = await house.front(await house.engine(silent), first_byte_timeout_s=0.05)
     client = await house.client(front.port)
     client.send(POST)
-    assert (await client.message())[1] == b"Deadline"
-    assert isinstance(await front.end(), Deadline)
+    assert (await client.message())[1] == b"RelayDeadline"
+    assert isinstance(await front.end(), RelayDeadline)
 
 
 async def test_an_engine_silent_mid_stream(house):
@@ -489,7 +489,7 @@ async def test_an_engine_silent_mid_stream(house):
     client.send(POST)
     _, body = await client.message()
     assert b"silent for too long" in body
-    assert (await front.end())[:2] == (200, Trouble.LATE)
+    assert (await front.end())[:2] == (200, ExchangeFailure.LATE)
 
 
 async def test_idle_connections_age_out(house, eventually):
@@ -532,7 +532,7 @@ async def test_a_reader_that_stops_stops_its_engine(house, eventually):
             if data.endswith(b"0\r\n\r\n"):
                 break
     assert got > 200_000_000
-    assert isinstance(await front.end(), Finished)
+    assert isinstance(await front.end(), RelayFinished)
 
 
 async def test_a_reader_that_never_reads_is_cut(house):

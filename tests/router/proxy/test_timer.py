@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.proxy.timer import Timer
+from router.proxy.timer import DeadlineTimer
 
 
 class Handle:
@@ -36,9 +36,9 @@ class Loop:
                 callback()
 
 
-def late_after(loop: Loop) -> tuple[Timer, list[float]]:
+def late_after(loop: Loop) -> tuple[DeadlineTimer, list[float]]:
     strikes: list[float] = []
-    return Timer(loop, lambda: strikes.append(loop.now)), strikes
+    return DeadlineTimer(loop, lambda: strikes.append(loop.now)), strikes
 
 
 def test_it_strikes_once():

@@ -12,8 +12,8 @@ import pytest
 from router.backends.vllm.disaggregation import decode_body, mooncake_params, prefill_body
 from router.prompt.prompt import Endpoint
 from router.proxy.headers import NO_HEADERS
-from router.proxy.token_ids import WithIds
-from router.proxy.upstreams import Exchange, Question, Unanswered, Upstreams
+from router.proxy.token_ids import TokenIdUpstreams
+from router.proxy.upstreams import UpstreamExchange, UpstreamRequest, Upstreams, UpstreamUnanswered
 
 PLAIN = b'{"model":"m","messages":[]}'
 IDS = (b"1,2", b"3")
@@ -52,14 +52,14 @@ def asked(house: Any) -> Any:
         upstreams = Upstreams(connect_timeout_s=1.0, keepalive_s=5.0)
         upstreams.add("d", f"http://127.0.0.1:{engine.port}")
         upstreams.add("p", f"http://127.0.0.1:{engine.port}")
-        with_ids = WithIds(upstreams, PLAIN, "d", IDS, takers, lambda *told: engines.refused.append(told))
-        question = Question("POST", b"/v1/chat/completions", NO_HEADERS, body)
+        with_ids = TokenIdUpstreams(upstreams, PLAIN, "d", IDS, takers, lambda *told: engines.refused.append(told))
+        question = UpstreamRequest("POST", b"/v1/chat/completions", NO_HEADERS, body)
         answer = await with_ids.ask(instance, question, first_byte_s=5.0, idle_s=5.0)
         try:
-            if isinstance(answer, Unanswered):
+            if isinstance(answer, UpstreamUnanswered):
                 yield answer.reason
             else:
-                assert isinstance(answer, Exchange)
+                assert isinstance(answer, UpstreamExchange)
                 with answer:
                     yield answer.status
         finally:

@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from router.backends.fetch import Answer, Fetch
+from router.backends.fetch import Fetch, HttpAnswer
 from router.errors import ConfigError
-from router.proxy.headers import NO_HEADERS, Forwarded
-from router.proxy.upstreams import Exchange, Question, Unanswered, Upstreams
+from router.proxy.headers import NO_HEADERS, ForwardedHeaders
+from router.proxy.upstreams import UpstreamExchange, UpstreamRequest, Upstreams, UpstreamUnanswered
 
-QUESTION = Question("GET", b"/", NO_HEADERS, b"")
+QUESTION = UpstreamRequest("GET", b"/", NO_HEADERS, b"")
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ async def answer_ok(peer):
 async def test_fetch_gives_the_whole_answer(house, upstreams):
     upstreams.add("e", url(await house.engine(answer_ok)))
     fetch: Fetch = upstreams.fetch
-    assert await fetch("e", "GET", "/metrics", timeout_s=5) == Answer(200, b"GET /metrics HTTP/1.1|")
-    assert await fetch("e", "POST", "/tokenize", b"{}", timeout_s=5) == Answer(200, b"POST /tokenize HTTP/1.1|{}")
+    assert await fetch("e", "GET", "/metrics", timeout_s=5) == HttpAnswer(200, b"GET /metrics HTTP/1.1|")
+    assert await fetch("e", "POST", "/tokenize", b"{}", timeout_s=5) == HttpAnswer(200, b"POST /tokenize HTTP/1.1|{}")
     assert upstreams.idle("e") == 1
 
 
@@ -78,9 +78,9 @@ async def test_the_instances_key_replaces_the_clients(house, upstreams):
         peer.send(b"HTTP/1.1 204 No\r\n\r\n")
 
     upstreams.add("e", url(await house.engine(script)), api_key="mine")
-    headers = Forwarded(b"", b"authorization: Bearer theirs\r\n")
-    answer = await upstreams.ask("e", Question("GET", b"/", headers, b"", 2), first_byte_s=5, idle_s=5)
-    assert isinstance(answer, Exchange)
+    headers = ForwardedHeaders(b"", b"authorization: Bearer theirs\r\n")
+    answer = await upstreams.ask("e", UpstreamRequest("GET", b"/", headers, b"", 2), first_byte_s=5, idle_s=5)
+    assert isinstance(answer, UpstreamExchange)
     with answer:
         assert await answer.more() == b""
     assert b"authorization: Bearer mine\r\n" in heads[0]
@@ -118,7 +118,7 @@ async def test_a_removed_instance_keeps_no_connection(house, upstreams, eventual
         assert await answer.whole(100) == b"abcd"  # what ran ended undisturbed
     async with asyncio.timeout(5):
         await closed.wait()
-    assert isinstance(await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5), Unanswered)
+    assert isinstance(await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5), UpstreamUnanswered)
 
 
 async def test_an_answer_not_read_to_its_end_closes_the_connection(house, upstreams):
@@ -150,7 +150,7 @@ async def test_connect_timeout(upstreams):
         made = Upstreams(connect_timeout_s=0.1, keepalive_s=1)
         made.add("e", f"http://127.0.0.1:{full.getsockname()[1]}")
         answer = await made.ask("e", QUESTION, first_byte_s=0.3, idle_s=0.3)
-        assert isinstance(answer, Unanswered)
+        assert isinstance(answer, UpstreamUnanswered)
         assert answer.reason in ("connect", "late")  # some kernels accept one more
         made.close()
 

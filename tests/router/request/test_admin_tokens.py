@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from router.config.sections.listeners import AdminToken
+from router.config.sections.listeners import AdminTokenConfig
 from router.request.admin_tokens import AdminTokens
 
 TOKENS = [
-    AdminToken(name=name, hash=sha256(secret.encode()).hexdigest(), rights=["read"])
+    AdminTokenConfig(name=name, hash=sha256(secret.encode()).hexdigest(), rights=["read"])
     for name, secret in (("ann", "secret-a"), ("bob", "secret-b"))
 ]
 

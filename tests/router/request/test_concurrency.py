@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import TooBusy
-from router.request.concurrency import Lobby
+from router.request.concurrency import ConcurrencyLimiter
 
 
 def test_one_more_than_allowed_is_refused_with_retry_after():
-    lobby = Lobby(concurrent=2, body_budget_bytes=100)
+    lobby = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
     with lobby.pass_(), lobby.pass_():
         with pytest.raises(TooBusy) as refused:
             lobby.pass_()
@@ -25,7 +25,7 @@ def test_one_more_than_allowed_is_refused_with_retry_after():
 
 
 def test_bytes_of_all_bodies_together_are_bounded():
-    lobby = Lobby(concurrent=9, body_budget_bytes=100)
+    lobby = ConcurrencyLimiter(concurrent=9, body_budget_bytes=100)
     with lobby.pass_() as first, lobby.pass_() as second:
         first.hold(60)
         with pytest.raises(TooBusy):
@@ -36,7 +36,7 @@ def test_bytes_of_all_bodies_together_are_bounded():
 
 
 def test_a_place_is_given_back_whatever_ends_its_request():
-    lobby = Lobby(concurrent=1, body_budget_bytes=100)
+    lobby = ConcurrencyLimiter(concurrent=1, body_budget_bytes=100)
     with suppress(ValueError), lobby.pass_() as place:
         place.hold(10)
         raise ValueError
@@ -44,7 +44,7 @@ def test_a_place_is_given_back_whatever_ends_its_request():
 
 
 def test_a_place_is_given_back_once():
-    lobby = Lobby(concurrent=2, body_budget_bytes=100)
+    lobby = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
     with lobby.pass_():
         with lobby.pass_() as place:
             place.hold(10)
@@ -54,7 +54,7 @@ def test_a_place_is_given_back_once():
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "hold", "leave"]), st.integers(0, 50)), max_size=60))
 def test_the_counts_are_always_those_of_the_places_held(steps):
-    lobby = Lobby(concurrent=4, body_budget_bytes=100)
+    lobby = ConcurrencyLimiter(concurrent=4, body_budget_bytes=100)
     places = []
     for step, number in steps:
         if step == "enter":

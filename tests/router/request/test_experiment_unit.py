@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.config.sections.experiment import Experiment, Unit
+from router.config.sections.experiment import ExperimentConfig, Unit
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Prompt
-from router.prompt.request_headers import Wishes
+from router.prompt.request_headers import RequestHeaders
 from router.request.experiment_unit import unit_of
 
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
@@ -22,7 +22,7 @@ def a_prompt(session: str | None = None, user: str | None = None, say: str = "he
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"ask {turn}"}]
     body: dict[str, Any] = {"model": "m", "messages": messages} | ({} if user is None else {"user": user})
     content = msgspec.json.encode(body)
-    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, Wishes(session))
+    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, RequestHeaders(session))
 
 
 def unit(
@@ -33,7 +33,7 @@ def unit(
     at_s: float = 0.0,
     window_s: float = 600.0,
 ) -> bytes:
-    experiment = Experiment(unit=kind, arms={"one": 100}, window_s=window_s)
+    experiment = ExperimentConfig(unit=kind, arms={"one": 100}, window_s=window_s)
     return unit_of(experiment, prompt, client, record, at_s)
 
 

@@ -6,11 +6,13 @@ from fastapi.testclient import TestClient
 
 from router.request.ops_api import ops_app
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import Snapshot
+from router.telemetry.metrics.state import RouterSnapshot
 
 
 def client(why_not: str | None = None) -> TestClient:
-    return TestClient(ops_app(lambda: why_not, Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True).scrape))
+    return TestClient(
+        ops_app(lambda: why_not, Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).scrape)
+    )
 
 
 def test_health_does_not_care_about_engines() -> None:

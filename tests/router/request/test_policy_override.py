@@ -6,18 +6,18 @@ from hashlib import sha256
 
 import pytest
 
-from router.config.sections.listeners import AdminToken
+from router.config.sections.listeners import AdminTokenConfig
 from router.errors import BadRequest, Forbidden
 from router.request.admin_tokens import AdminTokens
 from router.request.policy_override import wanted_policy
 from router.scheduling.policy.policy import fallback
 
-MAY = AdminToken(name="ann", hash=sha256(b"yes").hexdigest(), rights=["override"])
-MAY_NOT = AdminToken(name="bob", hash=sha256(b"no").hexdigest(), rights=["read", "write"])
+MAY = AdminTokenConfig(name="ann", hash=sha256(b"yes").hexdigest(), rights=["override"])
+MAY_NOT = AdminTokenConfig(name="bob", hash=sha256(b"no").hexdigest(), rights=["read", "write"])
 POLICIES = {"one": fallback(), "two": fallback()}
 
 
-def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminToken, ...] = (MAY, MAY_NOT)) -> object:
+def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminTokenConfig, ...] = (MAY, MAY_NOT)) -> object:
     headers = {b"x-warmroute-policy": policy, b"x-warmroute-token": token}
     return wanted_policy(headers.__getitem__, AdminTokens(tokens), POLICIES)
 

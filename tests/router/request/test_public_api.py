@@ -13,13 +13,13 @@ import pytest
 from router.clock import ManualClock
 from router.config import schema
 from router.errors import NoTarget, TooBusy
-from router.fleet.engine_facts import Card
+from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
-from router.proxy.call import Call, ClientGone
+from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
-from router.request.public_api import BY_LOAD, Door
+from router.request.public_api import BY_LOAD, PublicApi
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import Snapshot
+from router.telemetry.metrics.state import RouterSnapshot
 from tests.router.proxy.connections import an_exchange, said
 
 KEY = "sk-one"
@@ -47,30 +47,30 @@ class House:
         self.came: list[tuple[str, ...]] = []
         self.outcome: Exception | None = None
         self.recorded = False
-        fleet = Fleet(schema.Fleet())
-        fleet.join(schema.Instance(url="http://a:1", name="a"))
-        fleet.learned("a", [Card("m", "/models/m", None, 8192), Card("lora", "/l", "m", None)], [0])
-        self.metrics = Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True)
+        fleet = Fleet(schema.FleetConfig())
+        fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
+        fleet.learned("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
+        self.metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
         rooms = SimpleNamespace(
-            config=schema.Config(edge=schema.Edge.model_validate(edge)),
+            config=schema.Config(edge=schema.EdgeConfig.model_validate(edge)),
             clock=ManualClock(wall=1_700_000_000.9),
             metrics=self.metrics,
             core=SimpleNamespace(fleet=fleet),
         )
-        self.door = Door(rooms, self.ops, clients)  # type: ignore[arg-type]
+        self.door = PublicApi(rooms, self.ops, clients)  # type: ignore[arg-type]
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
 
-    async def route(self, call: Call, rooms: Any) -> None:
+    async def route(self, call: ClientRequest, rooms: Any) -> None:
         await self.line(call, "route", call.path)
 
-    async def route_stored(self, call: Call, response_id: str, rooms: Any) -> None:
+    async def route_stored(self, call: ClientRequest, response_id: str, rooms: Any) -> None:
         await self.line(call, "stored", response_id)
 
-    async def line(self, call: Call, *came: str) -> None:
+    async def line(self, call: ClientRequest, *came: str) -> None:
         self.came.append(came)
         call.recorded = self.recorded
         if self.outcome is not None:
@@ -234,6 +234,6 @@ async def test_what_has_a_record_is_not_counted_again(open_house: Any) -> None:
 
 async def test_a_client_that_left_gets_no_answer_and_is_counted(open_house: Any) -> None:
     house = open_house()
-    house.outcome = ClientGone()
+    house.outcome = ClientDisconnected()
     assert (await house.ask("POST", "/v1/completions")).status is None
     assert house.counted("warmroute_errors_total") == {("/v1/completions", "client_gone"): 1}

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from router.backends.token_ids.passthrough import Engine, Offer
-from router.fleet.engine_facts import Card
-from router.fleet.instance import Served
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Endpoint, Prompt, Unknown
-from router.proxy.token_ids import WithIds
+from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget
+from router.fleet.engine_facts import ModelCard
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.proxy.token_ids import TokenIdUpstreams
 from router.request.token_ids import asking, context_tokens, counted, offer_to
 
-KNOWN = Known(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
-PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", Unknown("not_needed"))
-SERVED = Served("m", "lora")
+KNOWN = TokenizedPrompt(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
+PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", UnknownIds("not_needed"))
+SERVED = ServedModel("m", "lora")
 UPSTREAMS: Any = object()
 
 
@@ -29,19 +29,21 @@ class Handing:
         self.takers = frozenset(takers)
         self.told: list[Any] = []
 
-    def offer(self, prompt: Prompt, known: Known, model: str, adapter: str | None, engines: Any) -> Offer | None:
+    def offer(
+        self, prompt: Prompt, known: TokenizedPrompt, model: str, adapter: str | None, engines: Any
+    ) -> PassthroughOffer | None:
         self.told.append((model, adapter, list(engines)))
-        return Offer(model, (), known, self.takers)
+        return PassthroughOffer(model, (), known, self.takers)
 
-    def observed(self, offer: Offer, *told: Any) -> None:
+    def observed(self, offer: PassthroughOffer, *told: Any) -> None:
         self.told.append(told)
 
-    def refused(self, instance: str, offer: Offer, answer: bytes | None) -> None:
+    def refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
         self.told.append((instance, answer))
 
 
 def share(instance: str, longest: int | None) -> Any:
-    cards = (Card("m", "/m", None, longest), Card("lora", "/l", "m", None))
+    cards = (ModelCard("m", "/m", None, longest), ModelCard("lora", "/l", "m", None))
     return SimpleNamespace(target=SimpleNamespace(instance=SimpleNamespace(id=instance, cards=cards)))
 
 
@@ -73,12 +75,12 @@ def test_the_record_says_who_got_ids(pair: bool, takers: str, expected: list[boo
     made = ticket(pair=pair)
     assert offer_to(handing, made, PROMPT, SERVED, KNOWN) is not None
     assert flags(made) == expected
-    engines = [Engine("d", 100)] + [Engine("p", None)] * pair
+    engines = [PassthroughTarget("d", 100)] + [PassthroughTarget("p", None)] * pair
     assert handing.told == [("m", "lora", engines)], "each with the context that it says its base model has"
 
 
 @pytest.mark.parametrize(
-    ("served", "known"), [(None, KNOWN), (SERVED, Unknown("media")), (SERVED, KNOWN._replace(spelled=()))]
+    ("served", "known"), [(None, KNOWN), (SERVED, UnknownIds("media")), (SERVED, KNOWN._replace(spelled=()))]
 )
 def test_without_ids_nobody_is_even_asked(served: Any, known: Any) -> None:
     handing: Any = Handing("d")
@@ -101,7 +103,7 @@ def test_a_refusal_is_written_down_and_told() -> None:
     made = ticket(pair=True)
     offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
     asks = asking(handing, offer, made, UPSTREAMS, b"{}")
-    assert isinstance(asks, WithIds)
+    assert isinstance(asks, TokenIdUpstreams)
     asks._refused("p", b"why")
     assert flags(made) == [True, False]
     asks._refused("d", None)
@@ -118,5 +120,5 @@ def test_the_end_s_count_is_held_against_ours() -> None:
 
 
 def test_the_context_is_that_of_the_base_model() -> None:
-    cards = [Card("other", "/o", None, 5), Card("m", "/m", None, 9)]
+    cards = [ModelCard("other", "/o", None, 5), ModelCard("m", "/m", None, 9)]
     assert [context_tokens(cards, name) for name in ("m", "other", "lora")] == [9, 5, None]

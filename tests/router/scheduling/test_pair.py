@@ -7,28 +7,28 @@ from collections.abc import Callable
 import pytest
 
 from router.config import schema
-from router.scheduling.experiments.policy_set import Regime
-from router.scheduling.pair import Choice, choose_pair, worth_prefilling
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.pair import PairChoice, choose_pair, worth_prefilling
 from router.scheduling.policy.policy import build_policy
-from router.scheduling.selector import Desk
+from router.scheduling.selector import Selector
 from scorers.contract import PoolHit, Row, View
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 PREFILLERS = (a_row("p", load=a_load(requests=3)), a_row("q", load=a_load(requests=1)))
 
 
-def a_desk(from_tokens: int = 0) -> Desk:
+def a_desk(from_tokens: int = 0) -> Selector:
     spec = {
         "scorers": [{"name": "round_robin"}],
         "prefill": {"scorers": [{"name": "least_requests"}]},
         "decode": {"scorers": [{"name": "prefix_overlap"}]},
         "prefill_from_tokens": from_tokens,
     }
-    policy = build_policy("mine", schema.Policy.model_validate(spec))
-    return Desk(Regime({"mine": policy}, "mine"), seed=1)
+    policy = build_policy("mine", schema.PolicyConfig.model_validate(spec))
+    return Selector(PolicySet({"mine": policy}, "mine"), seed=1)
 
 
-def chosen(desk: Desk, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> Choice:
+def chosen(desk: Selector, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> PairChoice:
     return choose_pair(desk, desk.regime.policy, view, prefill_rows)
 
 

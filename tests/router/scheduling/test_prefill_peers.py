@@ -9,7 +9,7 @@ import pytest
 from router.config import schema
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
-from router.scheduling.prefill_peers import MooncakePeer, Peers
+from router.scheduling.prefill_peers import MooncakePeer, PrefillPeers
 
 MOONCAKE = {"protocol": "mooncake", "bootstrap_url": "http://boot:8998"}
 NIXL = {"protocol": "nixl"}
@@ -17,12 +17,12 @@ NIXL = {"protocol": "nixl"}
 
 class Scene:
     def __init__(self) -> None:
-        self.fleet = Fleet(schema.Fleet())
-        self.peers = Peers()
+        self.fleet = Fleet(schema.FleetConfig())
+        self.peers = PrefillPeers()
 
     def join(self, name: str, role: str, transfer: dict[str, Any] | None, ranks: int = 1) -> Target:
         """The target of its last rank."""
-        config = schema.Instance.model_validate(
+        config = schema.InstanceConfig.model_validate(
             {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
         )
         self.fleet.join(config)

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.scheduler import Core, Ticket
+from router.scheduling.scheduler import Scheduler, Ticket
 from router.scheduling.view_builder import prefix_keys
 from router.wiring import build_core
 from scorers.best import Best
 from scorers.contract import Outcome, Row, Scorer, Unit, View
 from tests.fakes.caches import RING, Cache, prompt_of
 
-MODEL = Card("m", "/models/m", None, 8192)
-LORA = Card("lora", "/loras/lora", "m", None)
+MODEL = ModelCard("m", "/models/m", None, 8192)
+LORA = ModelCard("lora", "/loras/lora", "m", None)
 IDS = list(range(100, 140))  # 40 tokens: 10 blocks of 4, of which 9 can be used
 KNOWN = prompt_of(IDS)
 
@@ -38,7 +38,7 @@ def policy(*scorers: str) -> Policy:
     """`name` or `name:weight`."""
     named = [name.partition(":") for name in scorers]
     spec = {"scorers": [{"name": name, "weight": float(weight or 1)} for name, _, weight in named]}
-    return build_policy("test", schema.Policy.model_validate(spec))
+    return build_policy("test", schema.PolicyConfig.model_validate(spec))
 
 
 def page(block_tokens: int | None = 4, capacity_tokens: int | None = 400, running: int = 0, waiting: int = 0) -> Gauges:
@@ -50,17 +50,17 @@ class House:
 
     def __init__(self, *scorers: str, count: int = 3, stream: bool = True) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
-        limits = schema.Limits(responses_kept=3)
+        limits = schema.LimitsConfig(responses_kept=3)
         config = schema.Config(seed=1, limits=limits)
         deciding = policy(*(scorers or ("prefix_overlap", "queue_depth:0.5")))
-        self.core: Core = build_core(config, Regime({deciding.name: deciding}, deciding.name), RING, self.clock)
+        self.core: Scheduler = build_core(config, PolicySet({deciding.name: deciding}, deciding.name), RING, self.clock)
         self.caches: dict[str, Cache] = {}
         for name in "abcdefgh"[:count]:
             self.join(name, ranks=[0] if stream else [])
 
-    def join(self, name: str, ranks: Sequence[int] = (0,), cards: Sequence[Card] = (MODEL,)) -> None:
+    def join(self, name: str, ranks: Sequence[int] = (0,), cards: Sequence[ModelCard] = (MODEL,)) -> None:
         """Every rank of `ranks` publishes events, and its first batch is here."""
-        self.core.fleet.join(schema.Instance(url=f"http://{name}:8000", name=name))
+        self.core.fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
         sources = [EventEndpoint(rank, f"tcp://{name}:5557", None, "") for rank in ranks]
         self.core.joined(name, cards, sources)
         self.core.polled(name, {0: page()}, self.clock.now())
@@ -85,7 +85,7 @@ class House:
 
     def may_admit(
         self,
-        known: Known | None = KNOWN,
+        known: TokenizedPrompt | None = KNOWN,
         model: str = "m",
         *,
         record: Record | None = None,
@@ -104,7 +104,7 @@ class House:
             only=TargetId(only) if only is not None else None,
         )
 
-    def admit(self, *args: Known | None, **asked: object) -> Ticket:
+    def admit(self, *args: TokenizedPrompt | None, **asked: object) -> Ticket:
         ticket = self.may_admit(*args, **asked)  # type: ignore[arg-type]
         assert ticket is not None
         return ticket
@@ -260,7 +260,7 @@ def test_what_slower_tiers_hold_need_not_be_computed() -> None:
 
 def test_a_target_of_unknown_block_size_has_an_unknown_overlap() -> None:
     house = House("least_requests", count=0)
-    house.core.fleet.join(schema.Instance(url="http://x:1", name="x"))
+    house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     house.core.joined("x", [MODEL], [])
     assert house.core.block_sizes("m") == frozenset()
     ticket = house.admit()
@@ -462,7 +462,7 @@ def test_scorers_that_learn_hear_of_the_choice_and_its_outcome() -> None:
     house = House(count=1)
     pupil = Pupil()
     learning = Policy("p", [], [WeightedScorer("pupil", 1.0, pupil)], NamedPicker("best", Best()))
-    house.core.swap(Regime({"p": learning}, "p"))
+    house.core.swap(PolicySet({"p": learning}, "p"))
     house.answer(house.admit(), cached=8, after_s=0.5)
     ticket = house.admit()
     house.clock.advance(1.0)
@@ -513,7 +513,7 @@ def test_whatever_happens_the_books_are_empty_in_the_end(steps: Sequence[str]) -
 def test_joined_answers_with_its_targets_and_a_stranger_has_none() -> None:
     house = House(count=0)
     assert house.core.joined("nobody", [MODEL], []) == []
-    house.core.fleet.join(schema.Instance(url="http://x:1", name="x"))
+    house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(rank, f"tcp://x:{rank}", None, "") for rank in (0, 1)]
     assert [target.id for target in house.core.joined("x", [MODEL], sources)] == ["x/0", "x/1"]
     streams = [house.core.knowledge.stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
@@ -522,7 +522,7 @@ def test_joined_answers_with_its_targets_and_a_stranger_has_none() -> None:
 
 def test_a_replay_endpoint_makes_a_stream_replayable() -> None:
     house = House(count=0)
-    house.core.fleet.join(schema.Instance(url="http://x:1", name="x"))
+    house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(0, "tcp://x:0", "tcp://x:9", ""), EventEndpoint(1, "tcp://x:1", None, "")]
     house.core.joined("x", [MODEL], sources)
     books = [stream.book for rank in (0, 1) if (stream := house.core.knowledge.stream(TargetId(f"x/{rank}")))]

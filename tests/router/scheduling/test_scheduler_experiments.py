@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.policy_set import Regime, drawn
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.policy_set import PolicySet, drawn
 from router.scheduling.experiments.results import ArmReport
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Record
@@ -31,17 +31,17 @@ HALVES = {"calm": 50.0, "warm": 50.0}
 @cache
 def policy(name: str, said: str = "") -> Policy:
     """`said`: another policy's text under this name."""
-    return build_policy(name, schema.Policy.model_validate(SPECS[said or name]))
+    return build_policy(name, schema.PolicyConfig.model_validate(SPECS[said or name]))
 
 
 POLICIES: Mapping[str, Policy] = {name: policy(name) for name in ("calm", "warm", "turns")}
 
 
-def experiment(**changed: Any) -> Experiment:
-    return Experiment.model_validate({"unit": "request", "seed": 3, "arms": HALVES, **changed})
+def experiment(**changed: Any) -> ExperimentConfig:
+    return ExperimentConfig.model_validate({"unit": "request", "seed": 3, "arms": HALVES, **changed})
 
 
-def units_of(arm: str, count: int, spec: Experiment | None = None) -> list[bytes]:
+def units_of(arm: str, count: int, spec: ExperimentConfig | None = None) -> list[bytes]:
     """The first units that are drawn for an arm."""
     spec = spec or experiment()
     names = (b"unit-%d" % n for n in range(10_000))
@@ -51,9 +51,9 @@ def units_of(arm: str, count: int, spec: Experiment | None = None) -> list[bytes
 class Trying(House):
     """A house whose policies share the requests, unless there is no experiment."""
 
-    def __init__(self, spec: Experiment | None = None, *, count: int = 3, active: str = "turns") -> None:
+    def __init__(self, spec: ExperimentConfig | None = None, *, count: int = 3, active: str = "turns") -> None:
         super().__init__(count=count)
-        self.regime = Regime(POLICIES, active, spec)
+        self.regime = PolicySet(POLICIES, active, spec)
         self.core.swap(self.regime)
 
     def open(self, unit: bytes | None, model: str = "m") -> Record:
@@ -105,7 +105,7 @@ def test_a_units_arm_decides_and_retries_keep_it_through_a_swap() -> None:
     first = house.admit(record=record)
     first.end = "connect"
     house.core.settle(first)
-    house.core.swap(Regime(POLICIES, "calm"))  # the experiment ends meanwhile
+    house.core.swap(PolicySet(POLICIES, "calm"))  # the experiment ends meanwhile
     second = house.admit(record=record, excluding={first.target.id})
     assert (record.arm, record.unit) == ("warm", unit)
     assert [attempt.decision.policy for attempt in record.attempts] == ["warm", "warm"]
@@ -206,7 +206,7 @@ def test_a_swap_keeps_the_trial_while_the_experiment_is_the_same(
     house.whole(units_of("calm", 1)[0])
     before = house.core.trial
     policies = {name: policy(name, said.get(name, "")) for name in POLICIES}
-    house.core.swap(Regime(policies, "turns", experiment(**changed)))
+    house.core.swap(PolicySet(policies, "turns", experiment(**changed)))
     assert house.core.trial is not None
     assert (house.core.trial is before) == goes_on
     assert house.report("calm").requests == (1 if goes_on else 0)
@@ -215,21 +215,21 @@ def test_a_swap_keeps_the_trial_while_the_experiment_is_the_same(
 def test_another_active_policy_leaves_the_trial_alone_and_the_end_of_the_experiment_ends_it() -> None:
     house = Trying(experiment())
     before = house.core.trial
-    house.core.swap(Regime(POLICIES, "calm", experiment()))
+    house.core.swap(PolicySet(POLICIES, "calm", experiment()))
     assert house.core.trial is before
     running = house.open(units_of("calm", 1)[0])
-    house.core.swap(Regime(POLICIES, "calm"))
+    house.core.swap(PolicySet(POLICIES, "calm"))
     assert house.core.trial is None
     house.answer(house.admit(record=running))
     house.close(running, 200)  # of an experiment that is over: nobody counts it
-    house.core.swap(Regime(POLICIES, "calm", experiment()))
+    house.core.swap(PolicySet(POLICIES, "calm", experiment()))
     assert house.core.trial is not before
     assert house.report("calm").requests == 0
 
 
 def test_a_trial_that_begins_with_an_arm_rolled_back_does_not_count_it() -> None:
     house = Trying()
-    house.core.swap(Regime(POLICIES, "turns", experiment(), frozenset({"warm"})))
+    house.core.swap(PolicySet(POLICIES, "turns", experiment(), frozenset({"warm"})))
     assert house.report("warm").out is not None
     assert house.whole(units_of("warm", 1)[0]).policy is policy("calm")
     assert house.report("warm").requests == 0

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint, Gauges
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.prompt.usage import Usage
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
 from router.wiring import build_core
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -41,16 +41,18 @@ class House:
 
     def __init__(self, transfer: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
-        built = build_policy("test", schema.Policy.model_validate(policy or POLICY))
-        self.core: Core = build_core(schema.Config(seed=1), Regime({built.name: built}, built.name), RING, self.clock)
+        built = build_policy("test", schema.PolicyConfig.model_validate(policy or POLICY))
+        self.core: Scheduler = build_core(
+            schema.Config(seed=1), PolicySet({built.name: built}, built.name), RING, self.clock
+        )
         self.caches: dict[str, Cache] = {}
         for name in "pqcd":
             self.join(name, "prefill" if name in "pq" else "decode", transfer or {"protocol": "nixl"})
 
     def join(self, name: str, role: str, transfer: dict[str, Any] | None) -> None:
         spec = {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
-        self.core.fleet.join(schema.Instance.model_validate(spec))
-        card = Card("m", "/models/m", None, 8192)
+        self.core.fleet.join(schema.InstanceConfig.model_validate(spec))
+        card = ModelCard("m", "/models/m", None, 8192)
         self.core.joined(name, [card], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
         self.core.polled(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
         self.caches[name] = cache = Cache()
@@ -71,7 +73,7 @@ class House:
 
     def may_admit(
         self,
-        known: Known | None = KNOWN,
+        known: TokenizedPrompt | None = KNOWN,
         *,
         record: Record | None = None,
         excluding: Collection[str] = (),
@@ -180,7 +182,7 @@ def test_an_unnamed_engine_is_no_peer() -> None:
     half = house.admit(prompt_of([1] * 40)).half
     assert half is not None
     assert half.target.id == "q/0"
-    house.core.joined("q", [Card("m", None, None, None)], [])  # it restarted
+    house.core.joined("q", [ModelCard("m", None, None, None)], [])  # it restarted
     assert house.admit(prompt_of([2] * 40)).half is None
 
 

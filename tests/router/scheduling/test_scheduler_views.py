@@ -13,10 +13,10 @@ from router.clock import ManualClock
 from router.config import schema
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Record
-from router.scheduling.scheduler import Core
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
 from router.wiring import build_core
 from scorers.contract import Ask, View
@@ -38,8 +38,8 @@ def a_prompt(**known: Any) -> Prompt:
     return Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, **known)
 
 
-def core_with(secret: int) -> Core:
-    regime = Regime({"calm": policy("calm")}, "calm")
+def core_with(secret: int) -> Scheduler:
+    regime = PolicySet({"calm": policy("calm")}, "calm")
     return build_core(schema.Config(seed=1), regime, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
 
 

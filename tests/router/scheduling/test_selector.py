@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.policy_set import Regime
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision, Part
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
-from router.scheduling.selector import Desk
+from router.scheduling.selector import Selector
 from scorers.best import Best
 from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
 from tests.suites.plugins import BROKEN, Fixed
@@ -20,16 +20,16 @@ ROWS = (a_row("a"), a_row("b"), a_row("c"))
 OK = Outcome(True, 200, 12.0, 80.0, 100, 64, 20)
 
 
-def alone(policy: Policy) -> Regime:
-    return Regime({policy.name: policy}, policy.name)
+def alone(policy: Policy) -> PolicySet:
+    return PolicySet({policy.name: policy}, policy.name)
 
 
-def decide(desk: Desk, view: View, part: Part = "whole") -> Decision:
+def decide(desk: Selector, view: View, part: Part = "whole") -> Decision:
     return desk.decide(view, desk.regime.policy, part)
 
 
 def named(*names: str) -> Policy:
-    return build_policy("p", schema.Policy.model_validate({"scorers": [{"name": name} for name in names]}))
+    return build_policy("p", schema.PolicyConfig.model_validate({"scorers": [{"name": name} for name in names]}))
 
 
 def of(*scorers: Scorer, name: str = "mine") -> Policy:
@@ -70,12 +70,12 @@ class Unteachable(Pupil):
 
 
 def test_numbers_count_requests() -> None:
-    desk = Desk(alone(named("random")), seed=1)
+    desk = Selector(alone(named("random")), seed=1)
     assert [desk.next_number() for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_view_of_a_decision_holds_all_it_hangs_on() -> None:
-    desk = Desk(alone(named("session_affinity")), seed=77)
+    desk = Selector(alone(named("session_affinity")), seed=77)
     view = a_view(*ROWS, session="s", number=5, seed=0)
     first = decide(desk, view)
     desk.picked(first)
@@ -85,7 +85,7 @@ def test_the_view_of_a_decision_holds_all_it_hangs_on() -> None:
 
 
 def test_sessions_stay_where_they_were() -> None:
-    desk = Desk(alone(named("session_affinity")), seed=1)
+    desk = Selector(alone(named("session_affinity")), seed=1)
     for number in range(20):
         first = decide(desk, a_view(*ROWS, session=f"s{number}", number=number))
         desk.picked(first)
@@ -94,14 +94,14 @@ def test_sessions_stay_where_they_were() -> None:
 
 
 def test_deciding_leaves_no_trace() -> None:
-    desk = Desk(alone(named("round_robin")), seed=1)
+    desk = Selector(alone(named("round_robin")), seed=1)
     view = a_view(*ROWS, session="s")
     assert [decide(desk, view).target for _ in range(3)] == ["a/0"] * 3
     assert decide(desk, view).view.last_target is None
 
 
 def test_turns_are_taken_per_model_and_adapter() -> None:
-    desk = Desk(alone(named("round_robin")), seed=1)
+    desk = Selector(alone(named("round_robin")), seed=1)
     targets: dict[str, list[str]] = {"big": [], "small": [], "lora": []}
     for number in range(9):
         name = ("big", "small", "lora")[number % 3]
@@ -113,7 +113,7 @@ def test_turns_are_taken_per_model_and_adapter() -> None:
 
 
 def test_a_swap_changes_the_policy_and_keeps_the_sessions() -> None:
-    desk = Desk(alone(named("round_robin")), seed=1)
+    desk = Selector(alone(named("round_robin")), seed=1)
     desk.picked(decide(desk, a_view(*ROWS)))
     desk.picked(decide(desk, a_view(*ROWS, session="s")))  # second turn: b
     assert desk.needs == Needs.NONE
@@ -124,7 +124,7 @@ def test_a_swap_changes_the_policy_and_keeps_the_sessions() -> None:
 
 def test_lessons_reach_the_scorers_that_decided_also_after_a_swap() -> None:
     old, new = Pupil(), Pupil()
-    desk = Desk(alone(of(old)), seed=1)
+    desk = Selector(alone(of(old)), seed=1)
     first = decide(desk, a_view(*ROWS))
     desk.picked(first)
     desk.swap(alone(of(new)))
@@ -134,7 +134,7 @@ def test_lessons_reach_the_scorers_that_decided_also_after_a_swap() -> None:
 
 
 def test_a_broken_policy_costs_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(alone(of(Broken(), name="bad")), seed=1)
+    desk = Selector(alone(of(Broken(), name="bad")), seed=1)
     view = a_view(a_row("a", load=a_load(requests=4)), a_row("b", load=a_load(requests=1)), session="s")
     with caplog.at_level(logging.ERROR, logger="warmroute.decide"):
         decisions = [decide(desk, view) for _ in range(5)]
@@ -152,7 +152,7 @@ def test_a_broken_policy_costs_no_request(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_scorer_that_cannot_learn_does_not_keep_others_from_it() -> None:
     pupil = Pupil()
-    desk = Desk(alone(of(Unteachable(), pupil)), seed=1)
+    desk = Selector(alone(of(Unteachable(), pupil)), seed=1)
     decision = decide(desk, a_view(*ROWS))
     desk.picked(decision)
     assert pupil.heard == [("picked", decision.target)]
@@ -162,7 +162,7 @@ def test_a_scorer_that_cannot_learn_does_not_keep_others_from_it() -> None:
 
 def test_each_part_is_placed_by_its_profile_and_the_whole_one_stands_in() -> None:
     spec = {"scorers": [{"name": "round_robin"}], "prefill": {"scorers": [{"name": "least_requests"}]}}
-    desk = Desk(alone(build_policy("p", schema.Policy.model_validate(spec))), seed=1)
+    desk = Selector(alone(build_policy("p", schema.PolicyConfig.model_validate(spec))), seed=1)
     view = a_view(a_row("a", load=a_load(requests=4)), a_row("b", load=a_load(requests=1)))
     parts = {
         "whole": decide(desk, view),
@@ -178,7 +178,7 @@ def test_each_part_is_placed_by_its_profile_and_the_whole_one_stands_in() -> Non
 
 
 def test_prefill_halves_have_turns_and_sessions_of_their_own() -> None:
-    desk = Desk(alone(named("round_robin")), seed=1)
+    desk = Selector(alone(named("round_robin")), seed=1)
     desk.picked(decide(desk, a_view(*ROWS, session="s"), "decode"))
     desk.picked(decide(desk, a_view(*ROWS[1:], session="s"), "prefill"))
     desk.picked(decide(desk, a_view(*ROWS, session="s")))
@@ -196,21 +196,21 @@ def test_a_broken_profile_is_stood_in_for() -> None:
     bad = of(Broken(), name="p.prefill")
     good = of(Pupil(), name="p")
     whole = Policy("p", good.filters, good.scorers, good.picker, prefill=bad)
-    desk = Desk(alone(whole), seed=1)
+    desk = Selector(alone(whole), seed=1)
     assert decide(desk, a_view(*ROWS), "prefill").policy == "fallback"
     assert decide(desk, a_view(*ROWS), "decode").policy == "p"
     assert desk.faults == {("p.prefill", "scorer0"): 1}
 
 
-def with_shadows(*targets: str) -> Regime:
+def with_shadows(*targets: str) -> PolicySet:
     policies = {"live": of(Fixed("a/0"), name="live")}
     policies |= {target: of(Fixed(BROKEN if target == "boom" else target), name=target) for target in targets}
-    experiment = Experiment(arms={"live": 100}, shadows=list(targets))
-    return Regime(policies, "live", experiment)
+    experiment = ExperimentConfig(arms={"live": 100}, shadows=list(targets))
+    return PolicySet(policies, "live", experiment)
 
 
 def test_shadows_look_on_and_change_nothing() -> None:
-    desk = Desk(with_shadows("b/0", "a/0"), seed=1)
+    desk = Selector(with_shadows("b/0", "a/0"), seed=1)
     made = decide(desk, a_view(*ROWS, session="s"))
     desk.picked(made)
     looked = desk.look_on(made)
@@ -220,7 +220,7 @@ def test_shadows_look_on_and_change_nothing() -> None:
 
 
 def test_a_shadow_that_breaks_is_out_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(with_shadows("boom", "c/0"), seed=1)
+    desk = Selector(with_shadows("boom", "c/0"), seed=1)
     made = decide(desk, a_view(*ROWS))
     with caplog.at_level(logging.ERROR):
         looked = [desk.look_on(made) for _ in range(3)]
@@ -231,7 +231,7 @@ def test_a_shadow_that_breaks_is_out_and_the_others_go_on(caplog: pytest.LogCapt
 
 
 def test_a_shadow_that_stays_through_a_swap_keeps_what_it_has_seen() -> None:
-    desk = Desk(with_shadows("b/0"), seed=1)
+    desk = Selector(with_shadows("b/0"), seed=1)
     desk.look_on(decide(desk, a_view(*ROWS)))
     desk.swap(with_shadows("b/0", "c/0"))
     desk.look_on(decide(desk, a_view(*ROWS)))
@@ -239,7 +239,7 @@ def test_a_shadow_that_stays_through_a_swap_keeps_what_it_has_seen() -> None:
 
 
 def test_explaining_counts_nothing() -> None:
-    desk = Desk(alone(of(Broken(), name="bad")), seed=1)
+    desk = Selector(alone(of(Broken(), name="bad")), seed=1)
     decision = desk.explain(a_view(*ROWS), desk.regime.policy)
     assert decision.policy == "fallback"
     assert (desk.faults, desk.fallbacks) == ({}, 0)

@@ -13,11 +13,11 @@ from router.config import schema
 from router.fleet.instance import Target
 from router.kvcache.overlap_groups import NO_OVERLAP
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy, build_policy
-from router.scheduling.scheduler import Core
-from router.scheduling.shortlist import EQUALS, SMALL, Group, Request, all_but, shortlist
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.shortlist import EQUALS, SMALL, AlikeGroup, ShortlistRequest, all_but, shortlist
 from scorers.contract import PoolHit
 from tests.fakes.caches import prompt_of
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House, page
@@ -34,7 +34,7 @@ NAMED = {
     "two prices": {"scorers": [{"name": "expected_ttft"}, {"name": "least_work_left", "weight": 0.5}]},
     "two filters": WARM | {"filters": [{"name": "near_longest"}, {"name": "near_longest", "share": 0.4}]},
 }
-POLICIES = {name: build_policy(name, schema.Policy.model_validate(spec)) for name, spec in NAMED.items()}
+POLICIES = {name: build_policy(name, schema.PolicyConfig.model_validate(spec)) for name, spec in NAMED.items()}
 
 
 def large(deciding: str = "expected_ttft", count: int = MANY) -> House:
@@ -48,7 +48,7 @@ def target(house: House, number: int) -> Target:
     return house.target(f"e{number:02}/0")
 
 
-def narrowed(core: Core, policy: Policy, pool: PoolHit | None = None, number: int = 0) -> list[Target] | None:
+def narrowed(core: Scheduler, policy: Policy, pool: PoolHit | None = None, number: int = 0) -> list[Target] | None:
     assert policy.orders is not None
     now = core._clock.now()
     candidates = core.fleet.candidates("m", (), now)
@@ -205,8 +205,8 @@ def test_policies_without_the_promise_see_everybody() -> None:
 def test_so_does_everyone_where_a_shadow_has_not_given_it() -> None:
     house = large()
     promising, other = policy_of("expected_ttft"), policy_of("round_robin")
-    shadows = schema.Experiment(arms={"expected_ttft": 100.0}, shadows=["round_robin"])
-    house.core.swap(Regime({p.name: p for p in (promising, other)}, "expected_ttft", shadows))
+    shadows = schema.ExperimentConfig(arms={"expected_ttft": 100.0}, shadows=["round_robin"])
+    house.core.swap(PolicySet({p.name: p for p in (promising, other)}, "expected_ttft", shadows))
     assert len(house.admit().attempt.decision.view.rows) == MANY
 
 
@@ -261,13 +261,13 @@ def test_where_no_prompt_is_known_all_hold_as_little() -> None:
 
 
 def policy_of(name: str) -> Policy:
-    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": name}]}))
+    return build_policy(name, schema.PolicyConfig.model_validate({"scorers": [{"name": name}]}))
 
 
 def test_all_but_some() -> None:
-    assert all_but(20, ()) == Group(range(20), ())
-    assert all_but(20, {0, 3}) == Group(range(20), {0, 3})  # few, so they are looked at and then left out
-    assert all_but(5, {0, 3}) == Group([1, 2, 4])
+    assert all_but(20, ()) == AlikeGroup(range(20), ())
+    assert all_but(20, {0, 3}) == AlikeGroup(range(20), {0, 3})  # few, so they are looked at and then left out
+    assert all_but(5, {0, 3}) == AlikeGroup([1, 2, 4])
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -281,7 +281,7 @@ def test_those_left_out_of_the_largest_group_never_win(name: str) -> None:
     lineup = house.core.fleet.lineup("m", house.clock.now())
     orders = POLICIES[name].orders
     assert orders is not None
-    few = shortlist(lineup, {NO_OVERLAP: all_but(MANY, others)}, orders, Request(1, 7, 40, None, 100.0))
+    few = shortlist(lineup, {NO_OVERLAP: all_but(MANY, others)}, orders, ShortlistRequest(1, 7, 40, None, 100.0))
     assert len(few) == EQUALS
     assert not others.intersection(few)
 
@@ -298,4 +298,4 @@ def test_those_left_out_of_the_largest_group_never_win(name: str) -> None:
     ],
 )
 def test_whoever_looks_at_more_has_no_orders(spec: dict[str, object]) -> None:
-    assert build_policy("p", schema.Policy.model_validate(spec)).orders is None
+    assert build_policy("p", schema.PolicyConfig.model_validate(spec)).orders is None

@@ -12,7 +12,9 @@ from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
-POLICY = build_policy("default", schema.Policy.model_validate({"scorers": [{"name": "queue_depth", "weight": 2}]}))
+POLICY = build_policy(
+    "default", schema.PolicyConfig.model_validate({"scorers": [{"name": "queue_depth", "weight": 2}]})
+)
 VIEW = a_view(a_row("a", an_overlap(32, disk=48), a_load(requests=3)), a_row("b"), session="5e55", prompt_tokens=60)
 
 

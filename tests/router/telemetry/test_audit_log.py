@@ -8,19 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.telemetry.audit_log import KEPT, Audit, Entry, InForce
+from router.telemetry.audit_log import KEPT, AuditEntry, AuditLog, PoliciesInForce
 from tests.fakes.engines import eventually
 
-NEAR = InForce("near", {"near": "aa"})
-FAR = InForce("far", {"far": "bb"}, "e1", {"near": 90, "far": 10}, ["far"])
+NEAR = PoliciesInForce("near", {"near": "aa"})
+FAR = PoliciesInForce("far", {"far": "bb"}, "e1", {"near": 90, "far": 10}, ["far"])
 
 
-def an_entry(i: int = 0) -> Entry:
-    return Entry(1000.0 + i, "ann", f"switch {i}", NEAR, FAR, ["3 of 4 choices would change"], None, None)
+def an_entry(i: int = 0) -> AuditEntry:
+    return AuditEntry(1000.0 + i, "ann", f"switch {i}", NEAR, FAR, ["3 of 4 choices would change"], None, None)
 
 
 def test_newest_first_and_bounded() -> None:
-    audit = Audit()
+    audit = AuditLog()
     for i in range(KEPT + 5):
         audit.add(an_entry(i))
     assert [entry.what for entry in audit.latest(2)] == [f"switch {KEPT + 4}", f"switch {KEPT + 3}"]
@@ -29,7 +29,7 @@ def test_newest_first_and_bounded() -> None:
 
 
 async def test_one_line_of_json_each() -> None:
-    audit = Audit()
+    audit = AuditLog()
     audit.add(an_entry())
     assert msgspec.json.decode(msgspec.json.encode(audit.latest(1)[0])) == {
         "at_wall_s": 1000.0,
@@ -49,13 +49,13 @@ async def test_one_line_of_json_each() -> None:
 
 async def test_it_survives_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    audit = Audit(file)
+    audit = AuditLog(file)
     for i in range(3):
         audit.add(an_entry(i))
     assert audit.pending == 3
     assert await audit.flush()
     assert audit.pending == 0
-    again = Audit(file)
+    again = AuditLog(file)
     assert again.latest() == audit.latest()
     again.add(an_entry(3))
     assert await again.flush()
@@ -64,16 +64,16 @@ async def test_it_survives_a_restart(tmp_path: Path) -> None:
 
 async def test_a_torn_line_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "audit.jsonl"
-    audit = Audit(file)
+    audit = AuditLog(file)
     audit.add(an_entry(0))
     assert await audit.flush()
     with file.open("ab") as torn:
         torn.write(b'{"at_wall_s": 1001.0, "who": "an')
-    again = Audit(file)
+    again = AuditLog(file)
     assert "1 lines are no entries" in caplog.text
     again.add(an_entry(2))
     assert await again.flush()
-    assert [entry.what for entry in Audit(file).latest()] == ["switch 2", "switch 0"]
+    assert [entry.what for entry in AuditLog(file).latest()] == ["switch 2", "switch 0"]
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,14 +81,14 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "audit.jsonl").write_bytes(line * 10)
     monkeypatch.setattr("router.telemetry.audit_log.TAIL_BYTES", 4 * len(line) + 5)
     # The piece begins 5 bytes before the last four lines: what it cuts does not count.
-    assert len(Audit(tmp_path / "audit.jsonl").latest()) == 4
+    assert len(AuditLog(tmp_path / "audit.jsonl").latest()) == 4
 
 
 async def test_a_disk_that_refuses_holds_up_nothing_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "later"
-    audit = Audit(folder / "audit.jsonl", retry_s=0.01)
+    audit = AuditLog(folder / "audit.jsonl", retry_s=0.01)
     running = asyncio.create_task(audit.run())
     try:
         audit.add(an_entry(0))
@@ -99,14 +99,14 @@ async def test_a_disk_that_refuses_holds_up_nothing_and_is_tried_again(
         folder.mkdir()
         await eventually(lambda: audit.pending == 0)
         assert audit.trouble is None
-        assert [entry.what for entry in Audit(folder / "audit.jsonl").latest()] == ["switch 1", "switch 0"]
+        assert [entry.what for entry in AuditLog(folder / "audit.jsonl").latest()] == ["switch 1", "switch 0"]
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_what_waits_is_bounded_and_the_loss_is_counted(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "no" / "audit.jsonl")
+    audit = AuditLog(tmp_path / "no" / "audit.jsonl")
     for i in range(KEPT + 2):
         audit.add(an_entry(i))
     assert (audit.pending, audit.lost) == (KEPT, 2)
@@ -115,5 +115,5 @@ async def test_what_waits_is_bounded_and_the_loss_is_counted(tmp_path: Path) -> 
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert Audit(tmp_path).latest() == []  # a folder
+    assert AuditLog(tmp_path).latest() == []  # a folder
     assert f"audit file {tmp_path} cannot be read: is a directory" in caplog.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.scheduling.policy.record import Record, Stages
-from router.telemetry.recent_records import Ring
+from router.telemetry.recent_records import RecentRecords
 
 
 def record(id: str) -> Record:
@@ -14,7 +14,7 @@ def record(id: str) -> Record:
 
 
 def test_newest_first() -> None:
-    ring = Ring(10)
+    ring = RecentRecords(10)
     for id in "abc":
         ring.add(record(id))
     assert [r.id for r in ring.latest(2)] == ["c", "b"]
@@ -23,7 +23,7 @@ def test_newest_first() -> None:
 
 
 def test_a_record_in_flight_is_found_and_seen_changing() -> None:
-    ring = Ring(2)
+    ring = RecentRecords(2)
     running = record("a")
     ring.add(running)
     running.status = 200
@@ -33,7 +33,7 @@ def test_a_record_in_flight_is_found_and_seen_changing() -> None:
 
 
 def test_the_oldest_is_forgotten_when_full() -> None:
-    ring = Ring(3)
+    ring = RecentRecords(3)
     for n in range(10):
         ring.add(record(f"r{n}"))
     assert len(ring) == 3
@@ -43,4 +43,4 @@ def test_the_oldest_is_forgotten_when_full() -> None:
 
 
 def test_unknown_is_none() -> None:
-    assert Ring(1).get("nobody") is None
+    assert RecentRecords(1).get("nobody") is None

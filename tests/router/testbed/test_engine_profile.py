@@ -1,8 +1,8 @@
 import pytest
 
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="p",
     kv_tokens=1000,
     kv_bytes_per_token=1.0,

@@ -30,7 +30,7 @@ QWEN2_WORDS = (
 PLAIN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]  # added tokens that are not special, as in Qwen's
 
 
-class Size(NamedTuple):
+class ModelSize(NamedTuple):
     layers: int
     hidden: int
     heads: int
@@ -38,8 +38,8 @@ class Size(NamedTuple):
     intermediate: int
 
 
-TINY = Size(2, 256, 4, 2, 512)  # 2.2 M parameters, 1 KiB of KV cache per token
-MID = Size(8, 512, 8, 4, 1536)  # 27 M parameters, 8 KiB of KV cache per token
+TINY = ModelSize(2, 256, 4, 2, 512)  # 2.2 M parameters, 1 KiB of KV cache per token
+MID = ModelSize(8, 512, 8, 4, 1536)  # 27 M parameters, 8 KiB of KV cache per token
 
 TEMPLATE = """\
 {%- if tools %}
@@ -128,7 +128,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: Size) -> None:
+def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -148,7 +148,7 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: Size) -> 
     tokenizer.save_pretrained(folder)
 
 
-def make_adapter(folder: Path, size: Size) -> None:
+def make_adapter(folder: Path, size: ModelSize) -> None:
     """A LoRA of rank 8 on the query projections."""
     folder.mkdir(parents=True)
     settings: dict[str, object] = {

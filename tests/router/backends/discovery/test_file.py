@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from router.backends.discovery.file import FileDiscovery
-from router.config.schema import Instance
+from router.config.schema import InstanceConfig
 from tests.suites.discovery import DiscoverySuite, Source, instances, next_of, watching
 
 
-def text(found: list[Instance]) -> str:
+def text(found: list[InstanceConfig]) -> str:
     return yaml.safe_dump([instance.model_dump(exclude_defaults=True) for instance in found])
 
 
@@ -25,7 +25,7 @@ class InFile:
         self.path = path
         self.discovery = FileDiscovery(path, poll_s=0.005)
 
-    def put(self, instances: list[Instance]) -> None:
+    def put(self, instances: list[InstanceConfig]) -> None:
         """As a careful deployer does it: written beside, then renamed over."""
         beside = self.path.with_suffix(".new")
         beside.write_text(text(instances))
@@ -47,7 +47,7 @@ class Looking:
         self.discovery = FileDiscovery(path, 1.0)
         assert self.look() == instances("a", "b")
 
-    def look(self) -> list[Instance] | None:
+    def look(self) -> list[InstanceConfig] | None:
         self.discovery.look()
         return self.discovery.instances
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.backends.discovery.static import StaticDiscovery
-from router.config.schema import Instance
+from router.config.schema import InstanceConfig
 from tests.suites.discovery import DiscoverySuite, Source, instances
 
 
@@ -15,7 +15,7 @@ class Given:
     def __init__(self) -> None:
         self.discovery = StaticDiscovery([])
 
-    def put(self, instances: list[Instance]) -> None:
+    def put(self, instances: list[InstanceConfig]) -> None:
         self.discovery = StaticDiscovery(instances)
 
 

@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.backends.feeds.bootstrap import Bootstrap
-from router.backends.fetch import Answer
+from router.backends.feeds.bootstrap import BootstrapClient
+from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
-from router.scheduling.prefill_peers import Peers
+from router.scheduling.prefill_peers import PrefillPeers
 from router.tasks import Tasks
 
-NAMED = Answer(200, b'{"0": {"engine_id": "e0", "worker_addr": {}}, "1": {"engine_id": "e1", "worker_addr": {}}}')
+NAMED = HttpAnswer(200, b'{"0": {"engine_id": "e0", "worker_addr": {}}, "1": {"engine_id": "e1", "worker_addr": {}}}')
 
 
-def an_instance(name: str, role: str = "prefill", url: str | None = "http://p:8998") -> schema.Instance:
+def an_instance(name: str, role: str = "prefill", url: str | None = "http://p:8998") -> schema.InstanceConfig:
     transfer = {"protocol": "mooncake", "bootstrap_url": url}
-    return schema.Instance.model_validate(
+    return schema.InstanceConfig.model_validate(
         {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
     )
 
@@ -28,16 +28,16 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.tasks = Tasks("test")
-        self.peers = Peers()
+        self.peers = PrefillPeers()
         self.asked: list[str] = []
-        self.answer: Answer | None = NAMED
+        self.answer: HttpAnswer | None = NAMED
         self.gate = asyncio.Event()
         self.gate.set()
-        self.feed = Bootstrap(self.peers, self.fetch, self.tasks, self.clock)
+        self.feed = BootstrapClient(self.peers, self.fetch, self.tasks, self.clock)
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/query", b"")
         self.asked.append(instance)
         answer = self.answer
@@ -70,7 +70,7 @@ async def test_only_those_are_asked_that_prefill_and_have_a_server(scene: Scene)
     scene.peers.joined(an_instance("d", role="decode"))
     scene.peers.joined(an_instance("p", url=None))
     scene.peers.joined(
-        schema.Instance.model_validate(
+        schema.InstanceConfig.model_validate(
             {"url": "http://n:1", "name": "n", "role": "prefill", "transfer": {"protocol": "nixl"}}
         )
     )
@@ -79,9 +79,12 @@ async def test_only_those_are_asked_that_prefill_and_have_a_server(scene: Scene)
 
 
 @pytest.mark.parametrize(
-    "answer", [None, Answer(503, b""), Answer(200, b"{}"), Answer(200, b"<html>"), Answer(404, NAMED.body)]
+    "answer",
+    [None, HttpAnswer(503, b""), HttpAnswer(200, b"{}"), HttpAnswer(200, b"<html>"), HttpAnswer(404, NAMED.body)],
 )
-async def test_silence_and_nonsense_are_asked_again_with_growing_pauses(scene: Scene, answer: Answer | None) -> None:
+async def test_silence_and_nonsense_are_asked_again_with_growing_pauses(
+    scene: Scene, answer: HttpAnswer | None
+) -> None:
     scene.answer = answer
     scene.peers.joined(an_instance("p"))
     asked_at = []

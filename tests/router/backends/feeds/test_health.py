@@ -8,27 +8,27 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from router.backends.feeds.health import Health
-from router.backends.fetch import Answer
+from router.backends.feeds.health import HealthProbe
+from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
-from router.fleet.engine_facts import Card, EventEndpoint
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
-from router.fleet.instance import State
+from router.fleet.instance import InstanceState
 from router.tasks import Tasks
 
 
-def models(*names: str) -> Answer:
-    return Answer(200, msgspec.json.encode({"data": [{"id": name, "root": f"/{name}"} for name in names]}))
+def models(*names: str) -> HttpAnswer:
+    return HttpAnswer(200, msgspec.json.encode({"data": [{"id": name, "root": f"/{name}"} for name in names]}))
 
 
-def sources(**endpoints: str) -> Answer:
+def sources(**endpoints: str) -> HttpAnswer:
     ranks = {key.removeprefix("r"): {"endpoint": value, "publisher": "zmq"} for key, value in endpoints.items()}
-    return Answer(200, msgspec.json.encode(ranks))
+    return HttpAnswer(200, msgspec.json.encode(ranks))
 
 
-OK = Answer(200, b"")
-WELL: dict[str, Answer | None] = {
+OK = HttpAnswer(200, b"")
+WELL: dict[str, HttpAnswer | None] = {
     "/health": OK,
     "/v1/models": models("m"),
     "/kv_event_sources": sources(r0="tcp://*:5557"),
@@ -42,30 +42,30 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.tasks = Tasks("test")
-        self.fleet = Fleet(schema.Fleet())
-        self.engines: dict[str, dict[str, Answer | None]] = {}
+        self.fleet = Fleet(schema.FleetConfig())
+        self.engines: dict[str, dict[str, HttpAnswer | None]] = {}
         self.asked: list[tuple[float, str, str]] = []
         self.joins: list[tuple[str, list[str], list[EventEndpoint]]] = []
         self.changes: list[tuple[str, list[str]]] = []
         self.heard = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.health = Health(self, self.fetch, self.tasks, self.clock, schema.Health())
+        self.health = HealthProbe(self, self.fetch, self.tasks, self.clock, schema.HealthConfig())
 
-    def watch(self, name: str, kv_events: object = "auto", **answers: Answer | None) -> None:
+    def watch(self, name: str, kv_events: object = "auto", **answers: HttpAnswer | None) -> None:
         self.engines[name] = WELL | {"/" + path: answer for path, answer in answers.items()}
-        config = schema.Instance(url=f"http://{name}:8000", name=name, kv_events=kv_events)  # type: ignore[arg-type]
+        config = schema.InstanceConfig(url=f"http://{name}:8000", name=name, kv_events=kv_events)  # type: ignore[arg-type]
         self.fleet.join(config)
         self.health.watch(config)
 
     # what the core does
 
-    def joined(self, instance: str, cards: Sequence[Card], sources: Sequence[EventEndpoint]) -> None:
+    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         self.joins.append((instance, [card.id for card in cards], list(sources)))
         self.fleet.learned(instance, cards, [source.rank for source in sources])
         self.heard.set()
 
-    def serves(self, instance: str, cards: Sequence[Card]) -> None:
+    def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
         self.changes.append((instance, [card.id for card in cards]))
         self.fleet.serves(instance, cards)
 
@@ -77,7 +77,7 @@ class Scene:
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         assert (method, body, timeout_s) == ("GET", b"", 2.0)
         self.asked.append((self.clock.now(), instance, path))
         await self.gate.wait()
@@ -95,7 +95,7 @@ class Scene:
             await self.settle()
             self.clock.advance(0.05)
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> InstanceState:
         instance = self.fleet.get(name)
         assert instance is not None
         return instance.state
@@ -116,7 +116,7 @@ async def test_a_newcomer_is_asked_who_it_is_at_once(scene: Scene) -> None:
     await scene.run_for(0.05)
     assert [path for _, _, path in scene.asked] == ["/health", "/v1/models", "/kv_event_sources"]
     assert scene.joins == [("a", ["m"], [ENDPOINT])]
-    assert scene.state("a") is State.READY
+    assert scene.state("a") is InstanceState.READY
     assert scene.health.trouble("a") is None
 
 
@@ -129,16 +129,16 @@ async def test_a_ready_one_is_asked_every_two_seconds_whether_it_is_well(scene: 
     assert len(scene.joins) == 1
 
 
-@pytest.mark.parametrize("answer", [None, Answer(503, b""), Answer(500, b"")])
-async def test_it_goes_down_within_a_second_of_the_first_failed_probe(scene: Scene, answer: Answer | None) -> None:
+@pytest.mark.parametrize("answer", [None, HttpAnswer(503, b""), HttpAnswer(500, b"")])
+async def test_it_goes_down_within_a_second_of_the_first_failed_probe(scene: Scene, answer: HttpAnswer | None) -> None:
     scene.watch("a")
     await scene.run_for(0.05)
     scene.engines["a"]["/health"] = answer
     failing_from = scene.clock.now()
-    while scene.state("a") is State.READY:
+    while scene.state("a") is InstanceState.READY:
         assert scene.clock.now() < failing_from + 3.0
         await scene.run_for(0.05)
-    assert scene.state("a") is State.DOWN
+    assert scene.state("a") is InstanceState.DOWN
     assert scene.clock.now() - scene.probes("a")[-2] < 0.4
     assert "/health" in (scene.health.trouble("a") or "")
 
@@ -146,13 +146,13 @@ async def test_it_goes_down_within_a_second_of_the_first_failed_probe(scene: Sce
 async def test_a_down_one_is_asked_ever_less_often_and_joins_anew_when_it_is_back(scene: Scene) -> None:
     scene.watch("a", health=None)
     await scene.run_for(15.0)
-    assert scene.state("a") is State.DOWN
+    assert scene.state("a") is InstanceState.DOWN
     gaps = [b - a for a, b in zip(scene.probes("a"), scene.probes("a")[1:], strict=False)]
     assert gaps[:3] == pytest.approx([0.25, 0.5, 1.0], abs=0.06)
     assert all(1.75 < gap < 2.3 for gap in gaps[3:])
     scene.engines["a"]["/health"] = OK
     await scene.run_for(2.3)
-    assert scene.state("a") is State.READY
+    assert scene.state("a") is InstanceState.READY
     assert scene.joins == [("a", ["m"], [ENDPOINT])]
     assert scene.health.trouble("a") is None
 
@@ -164,7 +164,7 @@ async def test_suspicion_brings_the_next_probe_forward(scene: Scene) -> None:
     scene.health.suspect("a")
     scene.health.suspect("nobody")
     await scene.run_for(0.4)
-    assert scene.state("a") is State.DOWN
+    assert scene.state("a") is InstanceState.DOWN
 
 
 async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) -> None:
@@ -186,9 +186,9 @@ async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) ->
 @pytest.mark.parametrize(
     ("kv_events", "answer", "expected"),
     [
-        ("auto", Answer(404, b'{"detail":"Not Found"}'), []),
-        ("auto", Answer(200, b"{}"), []),
-        ("auto", Answer(200, b"<html>"), []),
+        ("auto", HttpAnswer(404, b'{"detail":"Not Found"}'), []),
+        ("auto", HttpAnswer(200, b"{}"), []),
+        ("auto", HttpAnswer(200, b"<html>"), []),
         ("auto", sources(r1="tcp://*:5558", r0="tcp://*:5557"), [ENDPOINT, EventEndpoint(1, "tcp://a:5558", None, "")]),
         ("off", None, []),
         (
@@ -199,7 +199,7 @@ async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) ->
     ],
 )
 async def test_where_events_come_from(
-    scene: Scene, kv_events: object, answer: Answer | None, expected: list[EventEndpoint]
+    scene: Scene, kv_events: object, answer: HttpAnswer | None, expected: list[EventEndpoint]
 ) -> None:
     scene.watch("a", kv_events, kv_event_sources=answer)
     await scene.run_for(0.05)
@@ -210,20 +210,25 @@ async def test_where_events_come_from(
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(None, "no answer"), (Answer(401, b"{}"), "api_key_env"), (Answer(200, b"?"), "no list"), (models(), "no list")],
+    [
+        (None, "no answer"),
+        (HttpAnswer(401, b"{}"), "api_key_env"),
+        (HttpAnswer(200, b"?"), "no list"),
+        (models(), "no list"),
+    ],
 )
 async def test_one_that_does_not_say_what_it_serves_stays_joining_and_says_why(
-    scene: Scene, answer: Answer | None, says: str
+    scene: Scene, answer: HttpAnswer | None, says: str
 ) -> None:
     scene.watch("a")
     scene.engines["a"]["/v1/models"] = answer
     await scene.run_for(5.0)
-    assert scene.state("a") is State.JOINING
+    assert scene.state("a") is InstanceState.JOINING
     assert says in (scene.health.trouble("a") or "")
     assert len(scene.probes("a")) <= 5, "backs off"
     scene.engines["a"]["/v1/models"] = models("m")
     await scene.run_for(2.3)
-    assert scene.state("a") is State.READY
+    assert scene.state("a") is InstanceState.READY
 
 
 async def test_an_adapter_loaded_while_it_runs_is_noticed(scene: Scene) -> None:
@@ -243,14 +248,14 @@ async def test_events_that_moved_mean_a_new_process(scene: Scene) -> None:
     assert scene.joins[1:] == [("a", ["m"], [EventEndpoint(0, "tcp://a:6000", None, "")])]
 
 
-@pytest.mark.parametrize("answer", [None, Answer(500, b""), Answer(200, b"?")])
-async def test_a_question_that_went_unanswered_changes_nothing(scene: Scene, answer: Answer | None) -> None:
+@pytest.mark.parametrize("answer", [None, HttpAnswer(500, b""), HttpAnswer(200, b"?")])
+async def test_a_question_that_went_unanswered_changes_nothing(scene: Scene, answer: HttpAnswer | None) -> None:
     scene.watch("a")
     await scene.run_for(5.0)
     scene.engines["a"]["/kv_event_sources"] = answer
     await scene.run_for(70.0)
     assert len(scene.joins) == 1
-    assert scene.state("a") is State.READY
+    assert scene.state("a") is InstanceState.READY
 
 
 async def test_one_that_left_while_we_waited_is_not_told_of(scene: Scene) -> None:
@@ -282,4 +287,4 @@ async def test_started_it_runs_by_itself(scene: Scene) -> None:
     scene.watch("a")
     async with asyncio.timeout(5.0):
         await scene.heard.wait()
-    assert scene.state("a") is State.READY
+    assert scene.state("a") is InstanceState.READY

@@ -14,11 +14,11 @@ import zmq
 import zmq.asyncio
 
 from router.backends.feeds import zmq_reader
-from router.backends.feeds.kv_events import KvEvents
+from router.backends.feeds.kv_events import KvEventSubscriber
 from router.clock import SystemClock
 from router.fleet.engine_facts import EventEndpoint
-from router.kvcache.event_sequencer import Apply, AskReplay, Forget, Step, StreamBook
-from router.kvcache.events import Batch, Removed, TargetId
+from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
+from router.kvcache.events import BlocksRemoved, EventBatch, TargetId
 from router.tasks import Tasks
 
 T = TargetId("e/0")
@@ -122,7 +122,7 @@ class Listener:
     """Keeps a stream book per target, and what its steps say."""
 
     def __init__(self) -> None:
-        self.books: dict[TargetId, StreamBook] = {}
+        self.books: dict[TargetId, EventSequencer] = {}
         self.known: dict[TargetId, list[int]] = {}
         self.reasons: list[str] = []
         self.connects = 0
@@ -131,31 +131,31 @@ class Listener:
     def _take(self, target: TargetId, steps: list[Step]) -> int | None:
         for step in steps:
             match step:
-                case Apply(events):
+                case ApplyBatch(events):
                     for event in events:
-                        assert isinstance(event, Removed)
+                        assert isinstance(event, BlocksRemoved)
                         self.known[target] += event.hashes
-                case Forget():
+                case ForgetTarget():
                     self.known[target].clear()
-                case AskReplay(start_seq):
+                case RequestReplay(start_seq):
                     return start_seq
         return None
 
-    def _book(self, target: TargetId) -> StreamBook:
+    def _book(self, target: TargetId) -> EventSequencer:
         self.known.setdefault(target, [])
-        return self.books.setdefault(target, StreamBook(replayable=True))
+        return self.books.setdefault(target, EventSequencer(replayable=True))
 
     def stream_connected(self, target: TargetId) -> int | None:
         self.connects += 1
         return self._take(target, self._book(target).connected(0.0))
 
-    def heard(self, target: TargetId, batch: Batch) -> int | None:
+    def heard(self, target: TargetId, batch: EventBatch) -> int | None:
         if self.raise_once:
             self.raise_once = False
             raise RuntimeError("a bug in the listener")
         return self._take(target, self._book(target).live(batch, 0.0, 0.0))
 
-    def replayed(self, target: TargetId, batch: Batch) -> None:
+    def replayed(self, target: TargetId, batch: EventBatch) -> None:
         self._take(target, self._book(target).replayed(batch, 0.0))
 
     def replay_ended(self, target: TargetId, complete: bool) -> int | None:
@@ -179,9 +179,9 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def feed(listener: Listener, replay_timeout_s: float = 5.0) -> AsyncIterator[KvEvents]:
+async def feed(listener: Listener, replay_timeout_s: float = 5.0) -> AsyncIterator[KvEventSubscriber]:
     tasks = Tasks("feed")
-    events = KvEvents(listener, tasks, SystemClock(), replay_timeout_s)
+    events = KvEventSubscriber(listener, tasks, SystemClock(), replay_timeout_s)
     try:
         yield events
     finally:

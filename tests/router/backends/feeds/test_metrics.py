@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from router.backends.feeds.metrics import MetricsPoll
-from router.backends.fetch import Answer
+from router.backends.feeds.metrics import MetricsPoller
+from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
 from router.fleet.engine_facts import Gauges
@@ -28,11 +28,11 @@ class Scene:
         self.told: list[tuple[str, Mapping[int, Gauges], float, float]] = []
         self.marked: list[str] = []
         self.busy: set[str] = set()
-        self.answer: Answer | None = Answer(200, PAGE)
+        self.answer: HttpAnswer | None = HttpAnswer(200, PAGE)
         self.heard = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.poll = MetricsPoll(self, self.fetch, self.tasks, self.clock, schema.MetricsPoll())
+        self.poll = MetricsPoller(self, self.fetch, self.tasks, self.clock, schema.MetricsPollConfig())
 
     def in_flight(self, instance: str) -> int:
         return int(instance in self.busy)
@@ -46,7 +46,7 @@ class Scene:
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/metrics", b"")
         assert self.marked[-1] == instance, "the books are marked before the question goes out"
         self.asked[instance] += 1
@@ -133,8 +133,8 @@ async def test_never_two_polls_of_one_at_once(scene: Scene) -> None:
     assert scene.asked["a"] == 2
 
 
-@pytest.mark.parametrize("answer", [None, Answer(500, PAGE), Answer(404, b"")])
-async def test_no_page_is_told_as_nothing_and_asked_for_again_later(scene: Scene, answer: Answer | None) -> None:
+@pytest.mark.parametrize("answer", [None, HttpAnswer(500, PAGE), HttpAnswer(404, b"")])
+async def test_no_page_is_told_as_nothing_and_asked_for_again_later(scene: Scene, answer: HttpAnswer | None) -> None:
     scene.answer = answer
     scene.poll.watch("a")
     scene.busy.add("a")
@@ -142,7 +142,7 @@ async def test_no_page_is_told_as_nothing_and_asked_for_again_later(scene: Scene
     assert scene.asked["a"] == 1
     assert scene.told == []
     assert scene.poll.unanswered == 1
-    scene.answer = Answer(200, PAGE)
+    scene.answer = HttpAnswer(200, PAGE)
     await scene.run_for(5.0)
     assert len(scene.told) >= 1
 

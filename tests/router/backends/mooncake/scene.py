@@ -9,24 +9,24 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from router.backends.mooncake.client import MooncakePool
+from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.keys import KeyForm
 from router.clock import SystemClock
 from router.config.sections import kv_store
 from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import Digest, EngineChain
-from router.kvcache.events import Pooled, Stored, Tier
-from router.kvcache.tokenized_prompt import Known, Origin
+from router.kvcache.events import BlocksPooled, BlocksStored, Tier
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
-from router.testbed.emulator.mooncake_master import Master, MasterFaults, MasterOptions
+from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from scorers.contract import PoolHit
 
 MODEL = "small"
 PATH = "/models/Small-1B"
 BLOCK = 4
 CHAIN = EngineChain("sha256_cbor")
-ORIGIN = Origin(MODEL, PATH, None, None)
+ORIGIN = HashInputs(MODEL, PATH, None, None)
 KEYRING = Keyring(7)
 
 
@@ -45,64 +45,64 @@ def prompt(
     complete: bool = True,
     adapter: str | None = None,
     salt: str | None = None,
-) -> Known:
+) -> TokenizedPrompt:
     """`blocks` full blocks and `extra` tokens. Prompts that begin with different numbers share nothing."""
     ids = array("I", (begins, *range(1, blocks * BLOCK + extra)))
     root = KEYRING.root(MODEL, adapter, salt)
-    return Known(ids, complete, "given", {BLOCK: KEYRING.chain(root, ids, BLOCK)}, 0.0, 0.0)
+    return TokenizedPrompt(ids, complete, "given", {BLOCK: KEYRING.chain(root, ids, BLOCK)}, 0.0, 0.0)
 
 
-def digests(known: Known) -> list[Digest]:
+def digests(known: TokenizedPrompt) -> list[Digest]:
     return CHAIN.chain(None, known.ids, BLOCK)
 
 
-def stored(known: Known, blocks: int = 1, chain: EngineChain = CHAIN) -> Stored:
+def stored(known: TokenizedPrompt, blocks: int = 1, chain: EngineChain = CHAIN) -> BlocksStored:
     """The prompt's first blocks entered an engine's cache."""
     ids = known.ids[: blocks * BLOCK]
     hashes = [chain.label(digest) for digest in chain.chain(None, ids, BLOCK)]
-    return Stored(hashes, None, ids, BLOCK, Tier.GPU, 0, None, None, None)
+    return BlocksStored(hashes, None, ids, BLOCK, Tier.GPU, 0, None, None, None)
 
 
-def pooled(known: Known, blocks: int = 1) -> Pooled:
+def pooled(known: TokenizedPrompt, blocks: int = 1) -> BlocksPooled:
     """An engine put the prompt's first blocks into the pool."""
     event = stored(known, blocks)
-    return Pooled(event.hashes, None, event.token_ids, BLOCK)
+    return BlocksPooled(event.hashes, None, event.token_ids, BLOCK)
 
 
 class Scene:
-    def __init__(self, masters: list[Master], settings: kv_store.Pool, upstreams: Upstreams) -> None:
+    def __init__(self, masters: list[MooncakeMaster], settings: kv_store.PoolConfig, upstreams: Upstreams) -> None:
         self.masters = masters
         self.upstreams = upstreams
         self.tasks = Tasks("pool")
         names = [f"master {number}" for number in range(len(masters))]
         for name, master in zip(names, masters, strict=True):
             upstreams.add(name, master.url)
-        self.pool = MooncakePool(settings, names, upstreams.fetch, self.tasks, SystemClock())
-        self.form = KeyForm(settings.models.get(MODEL) or kv_store.PoolModel(), "Small-1B")
+        self.pool = MooncakeStore(settings, names, upstreams.fetch, self.tasks, SystemClock())
+        self.form = KeyForm(settings.models.get(MODEL) or kv_store.PoolModelConfig(), "Small-1B")
 
     @property
-    def master(self) -> Master:
+    def master(self) -> MooncakeMaster:
         return self.masters[0]
 
     def faults(self, **changes: Any) -> None:
         self.master.faults = MasterFaults(**changes)
 
-    def keys(self, known: Known, blocks: Iterable[int]) -> list[str]:
+    def keys(self, known: TokenizedPrompt, blocks: Iterable[int]) -> list[str]:
         all_of_them = digests(known)
         return [key for block in blocks for key in self.form.keys(all_of_them[block])]
 
-    def put(self, known: Known, blocks: Iterable[int], tier: Any = "memory") -> None:
+    def put(self, known: TokenizedPrompt, blocks: Iterable[int], tier: Any = "memory") -> None:
         for key in self.keys(known, blocks):
             self.master.keys.setdefault(key, set()).add(tier)
 
-    def remove(self, known: Known, blocks: Iterable[int]) -> None:
+    def remove(self, known: TokenizedPrompt, blocks: Iterable[int]) -> None:
         for key in self.keys(known, blocks):
             del self.master.keys[key]
 
-    async def held(self, known: Known, origin: Origin = ORIGIN) -> PoolHit | None:
+    async def held(self, known: TokenizedPrompt, origin: HashInputs = ORIGIN) -> PoolHit | None:
         return await self.pool.held(known, origin)
 
-    async def tokens(self, known: Known) -> int | None:
+    async def tokens(self, known: TokenizedPrompt) -> int | None:
         hit = await self.held(known)
         return None if hit is None else hit.tokens
 
@@ -129,13 +129,13 @@ async def scene(
     """The room runs, knows its leader, and has seen by which hash the engines go. `settings`: of the `pool` section,
     with a patience that a loaded machine cannot exhaust."""
     async with AsyncExitStack() as stack:
-        its = [await stack.enter_async_context(Master(MasterOptions())) for _ in range(masters)]
+        its = [await stack.enter_async_context(MooncakeMaster(MasterOptions())) for _ in range(masters)]
         upstreams = Upstreams(connect_timeout_s=1.0, keepalive_s=4.0)
         stack.callback(upstreams.close)
         given = {"deadline_ms": 2000, "ttl_ms": 60_000, "health_interval_s": 0.05} | settings
         models = {MODEL: {"hash_algo": "sha256_cbor", **(model or {})}}
         urls = [master.url for master in its]
-        made = Scene(its, kv_store.Pool.model_validate({"masters": urls, "models": models} | given), upstreams)
+        made = Scene(its, kv_store.PoolConfig.model_validate({"masters": urls, "models": models} | given), upstreams)
         made.pool.start()
         stack.push_async_callback(made.pool.close)
         await until("a master leads", lambda: made.leader is not None)

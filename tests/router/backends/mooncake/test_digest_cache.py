@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.mooncake.digest_cache import DIGEST_BYTES, Digests, budget_for
+from router.backends.mooncake.digest_cache import DIGEST_BYTES, DigestCache, budget_for
 from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
 from router.kvcache.events import Key
-from router.kvcache.memory_budget import Budget
+from router.kvcache.memory_budget import MemoryBudget
 
 CHAIN, OTHER = EngineChain("sha256_cbor", "0"), EngineChain("xxhash", "0")
 RING = Keyring(1)
 SIZE = 2
 
 
-def remembering(limit_blocks: int) -> Digests:
-    return Digests(limit_blocks, budget_for(limit_blocks))
+def remembering(limit_blocks: int) -> DigestCache:
+    return DigestCache(limit_blocks, budget_for(limit_blocks))
 
 
 class Prompt:
@@ -36,7 +36,7 @@ class Prompt:
     def fresh(self, chain: EngineChain) -> list[Digest]:
         return chain.chain(None, self.ids, SIZE, self.adapter, self.salt)
 
-    def of(self, digests: Digests, chain: EngineChain = CHAIN) -> list[Digest]:
+    def of(self, digests: DigestCache, chain: EngineChain = CHAIN) -> list[Digest]:
         return digests.of(chain, self.keys, self.ids, SIZE, self.adapter, self.salt)
 
 
@@ -53,14 +53,14 @@ def test_always_as_if_hashed_afresh_and_never_more_than_the_limit(
     asked: list[tuple[Prompt, EngineChain]], limit: int
 ) -> None:
     budget = budget_for(limit)
-    digests = Digests(limit, budget)
+    digests = DigestCache(limit, budget)
     for prompt, chain in asked:
         assert prompt.of(digests, chain) == prompt.fresh(chain)
         assert len(digests) <= limit
         assert budget.held_bytes == len(digests) * DIGEST_BYTES
 
 
-def hashed(digests: Digests, prompt: Prompt) -> int:
+def hashed(digests: DigestCache, prompt: Prompt) -> int:
     """How many of its tokens are hashed when it is asked for now."""
     with mock.patch.object(EngineChain, "chain", autospec=True, side_effect=EngineChain.chain) as chain:
         prompt.of(digests)
@@ -118,8 +118,8 @@ def test_how_much_need_not_be_hashed_is_told_in_advance() -> None:
 
 def test_they_take_at_most_a_quarter_of_the_budget_whatever_their_own_limit() -> None:
     """A quarter of 12,000 bytes has room for 20 digests of 150, in two generations of 10."""
-    budget = Budget(12_000)
-    digests = Digests(1_000_000, budget)
+    budget = MemoryBudget(12_000)
+    digests = DigestCache(1_000_000, budget)
     for start in range(0, 200, 20):
         Prompt(range(start, start + 20)).of(digests)  # 10 blocks each
         assert len(digests) <= 20
@@ -128,14 +128,14 @@ def test_they_take_at_most_a_quarter_of_the_budget_whatever_their_own_limit() ->
 
 
 def test_without_memory_everything_is_hashed_again() -> None:
-    digests = Digests(100, Budget(0))
+    digests = DigestCache(100, MemoryBudget(0))
     assert hashed(digests, Prompt(range(10))) == hashed(digests, Prompt(range(10))) == 10
 
 
 def test_their_estimate_is_what_the_interpreter_takes() -> None:
     """32-byte digests of 40 prompts with 500 blocks each; keys come out of arrays, as a router's do."""
-    budget = Budget(1 << 30)
-    digests = Digests(1_000_000, budget)
+    budget = MemoryBudget(1 << 30)
+    digests = DigestCache(1_000_000, budget)
     prompts = [Prompt(range(start, start + 1000)) for start in range(40)]
     for prompt in prompts:
         prompt.fresh(CHAIN)  # the chain keeps bytes per token id, which are not the digests'

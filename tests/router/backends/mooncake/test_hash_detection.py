@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from router.backends.mooncake.hash_detection import AGREE, Calibration
-from router.backends.vllm.kv_events import Batch, decode
-from router.config.sections.kv_store import HashAlgo, PoolModel
+from router.backends.mooncake.hash_detection import AGREE, HashDetection
+from router.backends.vllm.kv_events import decode
+from router.config.sections.kv_store import HashAlgo, PoolModelConfig
 from router.kvcache.engine_hashes import EngineChain
-from router.kvcache.events import Stored, Tier
+from router.kvcache.events import BlocksStored, EventBatch, Tier
 from tests.paths import FRAMES
 
 
@@ -23,19 +23,19 @@ def stored(
     adapter: str | None = None,
     salt: str | None = None,
     extras: tuple[bytes, ...] | None = None,
-) -> Stored:
+) -> BlocksStored:
     """Two blocks from token 0 on, as an engine that hashes so announces them."""
     ids = array("I", range(first, first + 2 * size))
     path = None if adapter is None else (adapter, "/adapters/" + adapter)
     hashes = [chain.label(digest) for digest in chain.chain(None, ids, size, path, salt)]
-    return Stored(hashes, None, ids, size, Tier.GPU, 0, adapter, salt, extras)
+    return BlocksStored(hashes, None, ids, size, Tier.GPU, 0, adapter, salt, extras)
 
 
-def calibration(**config: object) -> Calibration:
-    return Calibration("m", PoolModel.model_validate(config))
+def calibration(**config: object) -> HashDetection:
+    return HashDetection("m", PoolModelConfig.model_validate(config))
 
 
-def told(events: list[Stored], **config: object) -> Calibration:
+def told(events: list[BlocksStored], **config: object) -> HashDetection:
     made = calibration(**config)
     for event in events:
         made.witness(event)
@@ -205,7 +205,7 @@ def test_salts_can_show_that_versions_are_mixed() -> None:
     assert "salts bare; before that blocks of 4 tokens by sha256 without PYTHONHASHSEED, salts tagged" in mixed.trouble
 
 
-def recorded(run: str) -> Iterator[Stored]:
+def recorded(run: str) -> Iterator[BlocksStored]:
     """Stores of a real vLLM 0.32 that begin at token 0."""
     for path in sorted(FRAMES.glob(f"{run}-*.bin")):
         if "replay" in path.name:
@@ -219,8 +219,8 @@ def recorded(run: str) -> Iterator[Stored]:
                 parts.append(data[at + 4 : at + 4 + size])
                 at += 4 + size
             batch = decode(parts)
-            assert isinstance(batch, Batch)
-            yield from (event for event in batch.events if isinstance(event, Stored) and event.parent is None)
+            assert isinstance(batch, EventBatch)
+            yield from (event for event in batch.events if isinstance(event, BlocksStored) and event.parent is None)
 
 
 @pytest.mark.parametrize(("run", "algo", "size"), [("t1", "sha256", 128), ("t2", "sha256_cbor", 32)])

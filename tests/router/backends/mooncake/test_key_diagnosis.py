@@ -4,7 +4,7 @@ import pytest
 
 from router.backends.mooncake.key_diagnosis import explain
 from router.backends.mooncake.keys import KeyForm
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 
 DIGEST = b"\xab" * 32
 
@@ -14,7 +14,7 @@ def keys(digest: bytes = DIGEST, path: str = "/models/mid", **config: object) ->
 
 
 def form(path: str = "/models/mid", **config: object) -> KeyForm:
-    made = KeyForm.of(PoolModel.model_validate(config), path)
+    made = KeyForm.of(PoolModelConfig.model_validate(config), path)
     assert made is not None
     return made
 

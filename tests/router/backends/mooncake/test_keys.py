@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.mooncake.keys import KeyForm, PoolKey, parse_key
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 
 DIGEST = bytes.fromhex("533ec8a1b5fc07589224e4e78c5f77a93711ebd3a1ab96fc3dd21808503da10d")
 SEEN = f"mid@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{DIGEST.hex()}"  # vLLM 0.32, --model .../models/mid
 
 
 def form(**config: object) -> KeyForm:
-    made = KeyForm.of(PoolModel.model_validate(config), "/models/mid/")
+    made = KeyForm.of(PoolModelConfig.model_validate(config), "/models/mid/")
     assert made is not None
     return made
 
@@ -29,9 +29,9 @@ def test_a_key_as_it_was_seen() -> None:
     [("Qwen/Qwen3-8B", "Qwen3-8B"), ("mid", "mid"), ("/models/mid//", "mid"), ("", None), (None, None)],
 )
 def test_the_model_is_the_last_part_of_its_path(path: str | None, model: str | None) -> None:
-    made = KeyForm.of(PoolModel(), path)
+    made = KeyForm.of(PoolModelConfig(), path)
     assert (made and made.model) == model
-    named = KeyForm.of(PoolModel(name="other"), path)
+    named = KeyForm.of(PoolModelConfig(name="other"), path)
     assert named is not None
     assert named.keys(DIGEST)[0].startswith("other@tp_rank:0")
 

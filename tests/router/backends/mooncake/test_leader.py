@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 
 import pytest
 
-from router.backends.fetch import Answer
-from router.backends.mooncake.leader import Leader
+from router.backends.fetch import HttpAnswer
+from router.backends.mooncake.leader import MasterLeader
 from router.clock import ManualClock
 from router.tasks import Tasks
-from router.testbed.emulator.mooncake_master import Master, MasterFaults, MasterOptions
+from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from tests.router.backends.mooncake.scene import BLOCK, prompt, scene, until
 
 LEADS = b'{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null}'
@@ -21,33 +21,33 @@ STANDS_BY = b'{"status":"ok","role":"standby","ha_state":"standby","service_read
 class Masters:
     """A fetcher that answers /health from a table; None: silence."""
 
-    def __init__(self, **answers: Answer | None) -> None:
+    def __init__(self, **answers: HttpAnswer | None) -> None:
         self.answers = answers
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/health", b"")
         return self.answers[instance]
 
 
-def leader_of(masters: Masters, changes: list[str]) -> Leader:
+def leader_of(masters: Masters, changes: list[str]) -> MasterLeader:
     names = list(masters.answers)
-    return Leader(names, 1.0, masters, Tasks("test"), ManualClock(5.0), lambda: changes.append("changed"))
+    return MasterLeader(names, 1.0, masters, Tasks("test"), ManualClock(5.0), lambda: changes.append("changed"))
 
 
 @pytest.mark.parametrize(
     ("answer", "leads", "trouble"),
     [
-        (Answer(200, LEADS), True, None),
-        (Answer(200, b"OK\n"), True, None),
-        (Answer(200, STANDS_BY), False, None),
-        (Answer(200, LEADS.replace(b"true", b"false")), False, "leads, but does not serve yet"),
-        (Answer(503, LEADS), False, "GET /health: 503"),
+        (HttpAnswer(200, LEADS), True, None),
+        (HttpAnswer(200, b"OK\n"), True, None),
+        (HttpAnswer(200, STANDS_BY), False, None),
+        (HttpAnswer(200, LEADS.replace(b"true", b"false")), False, "leads, but does not serve yet"),
+        (HttpAnswer(503, LEADS), False, "GET /health: 503"),
         (None, False, "GET /health: no answer"),
     ],
 )
-async def test_what_a_master_says_of_itself(answer: Answer | None, leads: bool, trouble: str | None) -> None:
+async def test_what_a_master_says_of_itself(answer: HttpAnswer | None, leads: bool, trouble: str | None) -> None:
     leader = leader_of(Masters(a=answer), [])
     await leader.look()
     assert leader.current == ("a" if leads else None)
@@ -55,7 +55,7 @@ async def test_what_a_master_says_of_itself(answer: Answer | None, leads: bool, 
 
 
 async def test_nonsense_does_not_lead() -> None:
-    leader = leader_of(Masters(a=Answer(200, b"<html>")), [])
+    leader = leader_of(Masters(a=HttpAnswer(200, b"<html>")), [])
     await leader.look()
     assert leader.current is None
     assert str(leader.masters[0].trouble).startswith("GET /health: ")
@@ -63,11 +63,11 @@ async def test_nonsense_does_not_lead() -> None:
 
 async def test_the_one_we_follow_is_followed_while_it_leads() -> None:
     changes: list[str] = []
-    masters = Masters(a=Answer(200, STANDS_BY), b=Answer(200, LEADS))
+    masters = Masters(a=HttpAnswer(200, STANDS_BY), b=HttpAnswer(200, LEADS))
     leader = leader_of(masters, changes)
     await leader.look()
     assert (leader.current, len(changes)) == ("b", 1)
-    masters.answers["a"] = Answer(200, LEADS)  # two claim it
+    masters.answers["a"] = HttpAnswer(200, LEADS)  # two claim it
     await leader.look()
     assert (leader.current, len(changes)) == ("b", 1)
     masters.answers["b"] = None
@@ -77,7 +77,7 @@ async def test_the_one_we_follow_is_followed_while_it_leads() -> None:
 
 async def test_a_lost_one_is_nobody_until_the_next_look() -> None:
     changes: list[str] = []
-    leader = leader_of(Masters(a=Answer(200, LEADS)), changes)
+    leader = leader_of(Masters(a=HttpAnswer(200, LEADS)), changes)
     await leader.look()
     leader.lost("b")
     assert leader.current == "a"
@@ -108,7 +108,7 @@ async def test_a_master_that_dies_is_unknown_at_once_and_one_that_comes_back_is_
         await its.master.__aexit__(None, None, None)
         assert await within(0.5, its.tokens(prompt(3, begins=1))) is None
         assert await within(0.5, its.tokens(known)) is None  # its last word is not believed either
-        async with Master(MasterOptions(port=its.master.port)):
+        async with MooncakeMaster(MasterOptions(port=its.master.port)):
             await until("it leads again", lambda: its.leader is not None)
             assert await its.tokens(known) == 0  # it has started with nothing
 

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.mooncake.answer_cache import Word
-from router.backends.mooncake.probe_plan import LEAST_AT_ONCE, Probe
+from router.backends.mooncake.answer_cache import BlockPresence
+from router.backends.mooncake.probe_plan import LEAST_AT_ONCE, ProbePlan
 
-THERE = st.sampled_from([Word.MEMORY, Word.DISK])
+THERE = st.sampled_from([BlockPresence.MEMORY, BlockPresence.DISK])
 
 
-def leading(pool: Sequence[Word]) -> int:
+def leading(pool: Sequence[BlockPresence]) -> int:
     """The oracle: what an engine would load."""
-    return next((block for block, word in enumerate(pool) if word == Word.ABSENT), len(pool))
+    return next((block for block, word in enumerate(pool) if word == BlockPresence.ABSENT), len(pool))
 
 
-def searched(pool: Sequence[Word], at_once: int, known: Sequence[int] = ()) -> tuple[Probe, list[int]]:
+def searched(pool: Sequence[BlockPresence], at_once: int, known: Sequence[int] = ()) -> tuple[ProbePlan, list[int]]:
     """The search's end, and the size of each of its questions. `known`: blocks that need not be asked for."""
-    words = bytearray(word if block in known else Word.UNKNOWN for block, word in enumerate(pool))
-    probe = Probe(words, at_once)
+    words = bytearray(word if block in known else BlockPresence.UNKNOWN for block, word in enumerate(pool))
+    probe = ProbePlan(words, at_once)
     sizes = []
     while blocks := probe.ask():
         assert len(set(blocks)) == len(blocks)
-        assert all(probe.words[block] == Word.UNKNOWN for block in blocks)
+        assert all(probe.words[block] == BlockPresence.UNKNOWN for block in blocks)
         assert all(block < probe.held for block in blocks)
         sizes.append(len(blocks))
         for block in blocks:
@@ -36,28 +36,32 @@ def searched(pool: Sequence[Word], at_once: int, known: Sequence[int] = ()) -> t
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> list[Word]:
+def runs(draw: st.DrawFn) -> list[BlockPresence]:
     """A pool without holes: a run of blocks that are there, then none."""
     there = draw(st.lists(THERE, max_size=300))
-    return there + [Word.ABSENT] * draw(st.integers(0, 300))
+    return there + [BlockPresence.ABSENT] * draw(st.integers(0, 300))
 
 
 @st.composite
-def with_holes(draw: st.DrawFn) -> list[Word]:
+def with_holes(draw: st.DrawFn) -> list[BlockPresence]:
     """Stretches of both kinds."""
-    stretches = draw(st.lists(st.tuples(st.sampled_from([Word.ABSENT, *Word][1:]), st.integers(1, 80)), max_size=12))
-    return [word if word else Word.ABSENT for word, length in stretches for _ in range(length)]
+    stretches = draw(
+        st.lists(
+            st.tuples(st.sampled_from([BlockPresence.ABSENT, *BlockPresence][1:]), st.integers(1, 80)), max_size=12
+        )
+    )
+    return [word if word else BlockPresence.ABSENT for word, length in stretches for _ in range(length)]
 
 
 @given(runs(), st.integers(1, 64))
-def test_a_run_without_holes_is_measured_exactly(pool: list[Word], at_once: int) -> None:
+def test_a_run_without_holes_is_measured_exactly(pool: list[BlockPresence], at_once: int) -> None:
     probe, sizes = searched(pool, at_once)
     assert probe.held == leading(pool)
     assert all(size <= max(LEAST_AT_ONCE, at_once) for size in sizes)
 
 
 @given(with_holes(), st.integers(1, 64), st.sets(st.integers(0, 400)))
-def test_only_holes_shorter_than_a_stride_are_missed(pool: list[Word], at_once: int, known: set[int]) -> None:
+def test_only_holes_shorter_than_a_stride_are_missed(pool: list[BlockPresence], at_once: int, known: set[int]) -> None:
     probe, _ = searched(pool, at_once, sorted(known))
     assert probe.held >= leading(pool)
     stride = ceil(len(pool) / (max(LEAST_AT_ONCE, at_once) - 1))
@@ -67,7 +71,7 @@ def test_only_holes_shorter_than_a_stride_are_missed(pool: list[Word], at_once: 
 
 @given(with_holes(), st.integers(1, 300), st.sets(st.integers(0, 400)))
 def test_a_prompt_of_two_questions_is_exact_with_whatever_holes(
-    pool: list[Word], at_once: int, known: set[int]
+    pool: list[BlockPresence], at_once: int, known: set[int]
 ) -> None:
     pool = pool[: 2 * max(LEAST_AT_ONCE, at_once)]
     probe, sizes = searched(pool, at_once, sorted(known) if len(pool) <= at_once else [])
@@ -76,11 +80,11 @@ def test_a_prompt_of_two_questions_is_exact_with_whatever_holes(
 
 
 @given(st.lists(THERE, max_size=60), st.integers(1, 80))
-def test_the_run_in_memory_ends_at_the_first_block_on_disk(there: list[Word], at_once: int) -> None:
-    pool = [*there, Word.ABSENT, Word.MEMORY]
+def test_the_run_in_memory_ends_at_the_first_block_on_disk(there: list[BlockPresence], at_once: int) -> None:
+    pool = [*there, BlockPresence.ABSENT, BlockPresence.MEMORY]
     probe, _ = searched(pool, max(at_once, len(pool)))
     assert probe.held == len(there)
-    assert probe.in_memory == (there.index(Word.DISK) if Word.DISK in there else len(there))
+    assert probe.in_memory == (there.index(BlockPresence.DISK) if BlockPresence.DISK in there else len(there))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_the_run_in_memory_ends_at_the_first_block_on_disk(there: list[Word], at
     ],
 )
 def test_what_a_prompt_of_80_000_tokens_costs(held: int, questions: int) -> None:
-    pool = [Word.MEMORY] * held + [Word.ABSENT] * (5000 - held)
+    pool = [BlockPresence.MEMORY] * held + [BlockPresence.ABSENT] * (5000 - held)
     probe, sizes = searched(pool, 256)
     assert probe.held == held
     assert len(sizes) <= questions
@@ -102,23 +106,23 @@ def test_what_a_prompt_of_80_000_tokens_costs(held: int, questions: int) -> None
 
 def test_many_small_holes_are_met_and_searched_down_to_the_first() -> None:
     """Eviction took every 40th block of 5,000, from block 39 on: a stride of 20 meets some of them."""
-    pool = [Word.ABSENT if block % 40 == 39 else Word.MEMORY for block in range(5000)]
+    pool = [BlockPresence.ABSENT if block % 40 == 39 else BlockPresence.MEMORY for block in range(5000)]
     probe, sizes = searched(pool, 256)
     assert probe.held == 39
     assert len(sizes) <= 4
 
 
 def test_a_known_part_is_not_asked_for_again() -> None:
-    pool = [Word.MEMORY] * 30 + [Word.ABSENT] * 10
+    pool = [BlockPresence.MEMORY] * 30 + [BlockPresence.ABSENT] * 10
     probe, sizes = searched(pool, 64, known=range(20))
     assert probe.held == 30
     assert sizes == [20]
     assert searched(pool, 64, known=range(31))[1] == []
 
 
-def longest_hole(pool: Sequence[Word]) -> int:
+def longest_hole(pool: Sequence[BlockPresence]) -> int:
     longest = run = 0
     for word in pool:
-        run = run + 1 if word == Word.ABSENT else 0
+        run = run + 1 if word == BlockPresence.ABSENT else 0
         longest = max(longest, run)
     return longest

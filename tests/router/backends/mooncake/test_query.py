@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.backends.fetch import Answer
-from router.backends.mooncake.answer_cache import Word
+from router.backends.fetch import HttpAnswer
+from router.backends.mooncake.answer_cache import BlockPresence
 from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import Leader
-from router.backends.mooncake.query import Asking
+from router.backends.mooncake.leader import MasterLeader
+from router.backends.mooncake.query import StoreClient
 from router.clock import ManualClock
-from router.config.sections.kv_store import PoolModel
+from router.config.sections.kv_store import PoolModelConfig
 from router.tasks import Tasks
 
-FORM = KeyForm(PoolModel(), "m")
+FORM = KeyForm(PoolModelConfig(), "m")
 DIGESTS = [bytes([number]) * 32 for number in range(3)]
 REPLICA = b'{"size_":10000,"buffer_address_":139852020449280,"protocol_":"tcp","transport_endpoint_":"127.0.0.1:12396"}'
 FOUND = (
@@ -33,43 +33,43 @@ NO_WORD = NOT_FOUND.replace(b"OBJECT_NOT_FOUND", b"INTERNAL_ERROR")
 class OneMaster:
     """Answers every path from a table; None: silence."""
 
-    def __init__(self, **answers: Answer | None) -> None:
+    def __init__(self, **answers: HttpAnswer | None) -> None:
         self.answers = {f"/{path}": answer for path, answer in answers.items()}
         self.paths: list[str] = []
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         self.paths.append(path)
         return self.answers[path.split("?")[0]]
 
 
-async def asking(master: OneMaster) -> tuple[Asking, Leader]:
-    master.answers["/health"] = Answer(200, b"OK")
-    leader = Leader(["a"], 1.0, master, Tasks("test"), ManualClock(), lambda: None)
+async def asking(master: OneMaster) -> tuple[StoreClient, MasterLeader]:
+    master.answers["/health"] = HttpAnswer(200, b"OK")
+    leader = MasterLeader(["a"], 1.0, master, Tasks("test"), ManualClock(), lambda: None)
     await leader.look()
-    return Asking(leader, master, ManualClock()), leader
+    return StoreClient(leader, master, ManualClock()), leader
 
 
-def said(*answers: bytes) -> Answer:
+def said(*answers: bytes) -> HttpAnswer:
     keys = [FORM.keys(digest)[0] for digest in DIGESTS]
     data = dict(zip(keys, map(msgspec.Raw, answers), strict=False))
-    return Answer(200, msgspec.json.encode({"success": True, "data": data}))
+    return HttpAnswer(200, msgspec.json.encode({"success": True, "data": data}))
 
 
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
-        (FOUND, Word.MEMORY),
-        (NOT_FOUND, Word.ABSENT),
-        (BEING_WRITTEN, Word.ABSENT),
-        (ON_DISK, Word.DISK),
-        (ON_DISK_OLDER, Word.DISK),
+        (FOUND, BlockPresence.MEMORY),
+        (NOT_FOUND, BlockPresence.ABSENT),
+        (BEING_WRITTEN, BlockPresence.ABSENT),
+        (ON_DISK, BlockPresence.DISK),
+        (ON_DISK_OLDER, BlockPresence.DISK),
     ],
 )
-async def test_what_is_said_of_a_key(answer: bytes, word: Word) -> None:
+async def test_what_is_said_of_a_key(answer: bytes, word: BlockPresence) -> None:
     asks, _ = await asking(OneMaster(batch_query_keys=said(FOUND, answer, NOT_FOUND)))
-    assert await asks.blocks(FORM, DIGESTS) == [Word.MEMORY, word, Word.ABSENT]
+    assert await asks.blocks(FORM, DIGESTS) == [BlockPresence.MEMORY, word, BlockPresence.ABSENT]
     assert asks.asked[:3] == (1, 3, 1)
 
 
@@ -77,25 +77,28 @@ async def test_what_is_said_of_a_key(answer: bytes, word: Word) -> None:
     ("answer", "trouble", "leads"),
     [
         (None, "silent", False),
-        (Answer(503, b'{"success":false,"error":"service plane is not active"}'), "standby", False),
-        (Answer(500, b""), "error", True),
-        (Answer(200, b"{}"), "error", True),
-        (Answer(200, b"nonsense"), "error", True),
+        (HttpAnswer(503, b'{"success":false,"error":"service plane is not active"}'), "standby", False),
+        (HttpAnswer(500, b""), "error", True),
+        (HttpAnswer(200, b"{}"), "error", True),
+        (HttpAnswer(200, b"nonsense"), "error", True),
         (said(FOUND, FOUND), "error", True),  # nothing on the third
         (said(FOUND, NO_WORD, FOUND), "error", True),
     ],
 )
-async def test_no_answer_is_trouble_and_may_cost_the_lead(answer: Answer | None, trouble: str, leads: bool) -> None:
+async def test_no_answer_is_trouble_and_may_cost_the_lead(answer: HttpAnswer | None, trouble: str, leads: bool) -> None:
     asks, leader = await asking(OneMaster(batch_query_keys=answer))
     assert await asks.blocks(FORM, DIGESTS) == trouble
     assert (leader.current is not None) == leads
 
 
 async def test_a_small_pool_is_listed_and_a_big_one_is_not() -> None:
-    pages = {"metrics": Answer(200, b"# TYPE x gauge\nmaster_key_count 2\n"), "get_all_keys": Answer(200, b"a\nb c\n")}
+    pages = {
+        "metrics": HttpAnswer(200, b"# TYPE x gauge\nmaster_key_count 2\n"),
+        "get_all_keys": HttpAnswer(200, b"a\nb c\n"),
+    }
     asks, _ = await asking(OneMaster(**pages))
     assert await asks.all_keys() == ["a", "b c", ""]
-    master = OneMaster(**pages | {"metrics": Answer(200, b"master_key_count 50001\n")})
+    master = OneMaster(**pages | {"metrics": HttpAnswer(200, b"master_key_count 50001\n")})
     asks, _ = await asking(master)
     assert await asks.all_keys() is None
     assert "/get_all_keys" not in master.paths

@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
-from router.backends.token_ids.passthrough import CHECK_EVERY, KINDS_KEPT, Engine, Handing, Offer
-from router.backends.token_ids.support import Taker
-from router.kvcache.tokenized_prompt import Known
+from router.backends.token_ids.passthrough import (
+    CHECK_EVERY,
+    KINDS_KEPT,
+    PassthroughOffer,
+    PassthroughTarget,
+    TokenIdPassthrough,
+)
+from router.backends.token_ids.support import InstanceSupport
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Prompt, Unknown
+from router.prompt.prompt import Prompt, UnknownIds
 
-A, B = Engine("a", 100), Engine("b", 100)
-IDS = Known(array("I", [1, 2, 3]), True, "local", {}, 0.0, 0.0, (b"1,2", b"3"))
+A, B = PassthroughTarget("a", 100), PassthroughTarget("b", 100)
+IDS = TokenizedPrompt(array("I", [1, 2, 3]), True, "local", {}, 0.0, 0.0, (b"1,2", b"3"))
 
 
 class Takers:
@@ -33,20 +39,22 @@ class Takers:
         self.taking.discard(instance)
         self.why[instance] = why
 
-    def report(self) -> dict[str, Taker]:
-        return {instance: Taker(True, "") for instance in self.taking}
+    def report(self) -> dict[str, InstanceSupport]:
+        return {instance: InstanceSupport(True, "") for instance in self.taking}
 
 
 class Scene:
     def __init__(self, *, on: bool = True) -> None:
         self.takers = Takers("a", "b")
         self.believed = True
-        self.handing = Handing(self.takers, lambda model: self.believed, on=on)  # type: ignore[arg-type]
+        self.handing = TokenIdPassthrough(self.takers, lambda model: self.believed, on=on)  # type: ignore[arg-type]
 
-    def offer(self, prompt: Prompt | None = None, known: Any = IDS, *engines: Engine) -> Offer | None:
+    def offer(
+        self, prompt: Prompt | None = None, known: Any = IDS, *engines: PassthroughTarget
+    ) -> PassthroughOffer | None:
         return self.handing.offer(prompt or chat(), known, "m", None, engines or (A,))
 
-    def handed(self, prompt: Prompt | None = None, known: Any = IDS, *engines: Engine) -> list[str]:
+    def handed(self, prompt: Prompt | None = None, known: Any = IDS, *engines: PassthroughTarget) -> list[str]:
         offer = self.offer(prompt, known, *engines)
         return [] if offer is None else sorted(offer.takers)
 
@@ -152,7 +160,7 @@ def test_only_instances_that_take_ids_get_them(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("context", "fits"), [(4, True), (3, False), (2, False), (None, False)])
 def test_a_prompt_must_be_shorter_than_the_context(scene: Scene, context: int | None, fits: bool) -> None:
-    assert (scene.handed(None, IDS, Engine("a", context)) != []) is fits
+    assert (scene.handed(None, IDS, PassthroughTarget("a", context)) != []) is fits
     assert scene.unhanded.get("length", 0) == (not fits)
 
 
@@ -170,7 +178,7 @@ def test_what_quotes_the_prompt_is_rendered_by_the_engine(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        Unknown("media"),
+        UnknownIds("media"),
         IDS._replace(complete=False),
         IDS._replace(how="remote"),
         IDS._replace(how="given"),
@@ -196,8 +204,8 @@ def test_off_is_off() -> None:
 def test_instances_are_told_of_only_while_it_is_on() -> None:
     told: list[str] = []
     takers: Any = SimpleNamespace(joined=lambda *which: told.append(which), forget=lambda which: told.append(which))
-    handing = Handing(takers, lambda model: True, on=True)
+    handing = TokenIdPassthrough(takers, lambda model: True, on=True)
     handing.joined("a", "m")
     handing.forget("a")
-    Handing(takers, lambda model: True, on=False).joined("b", "m")
+    TokenIdPassthrough(takers, lambda model: True, on=False).joined("b", "m")
     assert told == [("a", "m"), "a"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from router.backends.fetch import Answer
+from router.backends.fetch import HttpAnswer
 from router.backends.token_ids import support
-from router.backends.token_ids.support import TRIAL_PAUSES_S, Takers, taker_of
-from router.prompt.tokenization.local_tokenizer import Local
+from router.backends.token_ids.support import TRIAL_PAUSES_S, TokenIdSupport, taker_of
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
 
@@ -20,7 +20,7 @@ from tests.fakes.engines import eventually
 class Engine:
     """Answers what it is told to, in turn; the last answer for ever. `held`: no answer before it is set."""
 
-    def __init__(self, *answers: Answer | int | None) -> None:
+    def __init__(self, *answers: HttpAnswer | int | None) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
         self.held = asyncio.Event()
@@ -28,7 +28,7 @@ class Engine:
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         self.asked.append(json.loads(body))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await self.held.wait()
@@ -39,15 +39,15 @@ class Engine:
         return len(self.asked[-1]["kv_transfer_params"]["prompt_token_ids"])
 
 
-def counting(tokens: int) -> Answer:
-    return Answer(200, json.dumps({"choices": [], "usage": {"prompt_tokens": tokens}}).encode())
+def counting(tokens: int) -> HttpAnswer:
+    return HttpAnswer(200, json.dumps({"choices": [], "usage": {"prompt_tokens": tokens}}).encode())
 
 
 class Scene:
-    def __init__(self, engine: Engine, local: Local) -> None:
+    def __init__(self, engine: Engine, local: LocalTokenizer) -> None:
         self.engine = engine
         self.tasks = Tasks("test")
-        self.takers = Takers({"m": local}.get, engine, self.tasks)
+        self.takers = TokenIdSupport({"m": local}.get, engine, self.tasks)
 
     async def known(self, why: str) -> bool:
         """Whether it takes ids, once this is known of it."""
@@ -56,12 +56,12 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(local: Local, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def scene(local: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(support, "TRIAL_PAUSES_S", (0.0,) * len(TRIAL_PAUSES_S))
     monkeypatch.setattr(support, "AGAIN_AFTER_S", 0.0)
     made: list[Scene] = []
 
-    def make(*answers: Answer | int | None) -> Scene:
+    def make(*answers: HttpAnswer | int | None) -> Scene:
         made.append(Scene(Engine(*answers), local))
         return made[-1]
 
@@ -70,7 +70,7 @@ async def scene(local: Local, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         await one.tasks.close()
 
 
-async def test_the_count_of_the_ids_shows_that_they_were_taken(scene: Any, local: Local) -> None:
+async def test_the_count_of_the_ids_shows_that_they_were_taken(scene: Any, local: LocalTokenizer) -> None:
     here = scene(2)  # "Hi" is two tokens for the tokenizer of these tests, "H" and "i"
     here.takers.joined("a", "m")
     assert not here.takers.takes("a"), "it has not answered"
@@ -86,8 +86,8 @@ async def test_any_other_count_shows_that_they_were_not(scene: Any) -> None:
     assert len(here.engine.asked) == 1
 
 
-@pytest.mark.parametrize("silence", [None, Answer(503, b""), Answer(500, b"")])
-async def test_who_does_not_answer_is_asked_a_few_times(scene: Any, silence: Answer | None) -> None:
+@pytest.mark.parametrize("silence", [None, HttpAnswer(503, b""), HttpAnswer(500, b"")])
+async def test_who_does_not_answer_is_asked_a_few_times(scene: Any, silence: HttpAnswer | None) -> None:
     here = scene(silence, silence, 2)
     here.takers.joined("a", "m")
     assert await here.known("it takes token ids")

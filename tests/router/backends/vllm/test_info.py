@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.vllm.info import read_event_sources, read_models, read_tokenize
-from router.fleet.engine_facts import Card, EventEndpoint
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from tests.paths import DATA
 
 
@@ -42,12 +42,12 @@ def test_models_and_their_adapters() -> None:
             ],
         }
     )
-    assert read_models(body) == [Card("m", "/models/m", None, 16384), Card("lora-a", "/loras/a", "m", None)]
+    assert read_models(body) == [ModelCard("m", "/models/m", None, 16384), ModelCard("lora-a", "/loras/a", "m", None)]
 
 
 def test_cards_that_make_no_sense_are_left_out() -> None:
     body = json({"data": [{"id": 5}, None, "m", {"id": "m", "root": 1, "max_model_len": "x"}, {"root": "/m"}]})
-    assert read_models(body) == [Card("m", None, None, None)]
+    assert read_models(body) == [ModelCard("m", None, None, None)]
 
 
 @pytest.mark.parametrize(

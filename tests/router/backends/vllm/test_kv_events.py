@@ -11,13 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.backends.vllm.kv_events import Malformed, ReplayEnd, decode, decode_replay
+from router.backends.vllm.kv_events import MalformedMessage, ReplayEnd, decode, decode_replay
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import Batch, Cleared, Event, Pooled, Removed, Stored, TargetId, Tier
-from router.kvcache.index import Held, Index
+from router.kvcache.events import (
+    BlocksCleared,
+    BlocksPooled,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    EventBatch,
+    TargetId,
+    Tier,
+)
+from router.kvcache.index import BlockIndex, HeldBlocks
 from tests.paths import FRAMES
 
-TAGS = {Stored: "BlockStored", Removed: "BlockRemoved", Cleared: "AllBlocksCleared"}
+TAGS = {BlocksStored: "BlockStored", BlocksRemoved: "BlockRemoved", BlocksCleared: "AllBlocksCleared"}
 GOLDENS = sorted(path.stem for path in FRAMES.glob("*.json"))
 
 
@@ -38,10 +47,10 @@ def recorded(name: str) -> Iterator[list[bytes]]:
         yield parts
 
 
-def batches(name: str) -> list[Batch]:
+def batches(name: str) -> list[EventBatch]:
     decoded = [decode(frames) for frames in recorded(name)]
     assert decoded
-    assert all(isinstance(one, Batch) for one in decoded)
+    assert all(isinstance(one, EventBatch) for one in decoded)
     return decoded  # type: ignore[return-value]
 
 
@@ -49,15 +58,15 @@ def message(*events: Any, ts: Any = 1.5, seq: int = 7) -> list[bytes]:
     return [b"", seq.to_bytes(8, "big"), msgspec.msgpack.encode([ts, list(events), 0])]
 
 
-def batch_of(decoded: object) -> Batch:
-    assert isinstance(decoded, Batch)
+def batch_of(decoded: object) -> EventBatch:
+    assert isinstance(decoded, EventBatch)
     return decoded
 
 
 def one(event: Any) -> Event | str:
     """The event that `event` decodes to, or why it was skipped."""
     batch = decode(message(event))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, EventBatch)
     assert len(batch.events) + sum(batch.skipped.values()) == 1
     return batch.events[0] if batch.events else next(iter(batch.skipped))
 
@@ -85,7 +94,7 @@ def singly(events: list[Event]) -> list[Event]:
     return [
         one
         for event in events
-        for one in ([event._replace(hashes=[h]) for h in event.hashes] if isinstance(event, Removed) else [event])
+        for one in ([event._replace(hashes=[h]) for h in event.hashes] if isinstance(event, BlocksRemoved) else [event])
     ]
 
 
@@ -103,11 +112,11 @@ def test_a_recording_decodes_to_what_another_library_saw(name: str) -> None:
         assert (batch.seq, batch.wall_s, batch.rank, batch.skipped) == (wanted["seq"], wall_s, rank, {})
         for event, raw in zip(singly(batch.events), events, strict=True):
             assert TAGS[type(event)] == raw["type"]
-            if isinstance(event, Cleared):
+            if isinstance(event, BlocksCleared):
                 continue
             assert event.hashes == [low64(hash_) for hash_ in raw["block_hashes"]]
             assert (event.tier, event.group) == (Tier.GPU, raw["group_idx"])
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 parent = raw["parent_block_hash"]
                 assert event.parent == (None if parent is None else low64(parent))
                 assert list(event.token_ids) == raw["token_ids"]
@@ -120,7 +129,7 @@ def test_a_recording_decodes_to_what_another_library_saw(name: str) -> None:
     ("name", "salt", "adapter"), [("t1-05-cache-salt", "tenant-x", None), ("t2-08-lora", None, "lora1")]
 )
 def test_salt_and_adapter_of_the_recordings(name: str, salt: str | None, adapter: str | None) -> None:
-    firsts = [event for batch in batches(name) for event in batch.events if isinstance(event, Stored)]
+    firsts = [event for batch in batches(name) for event in batch.events if isinstance(event, BlocksStored)]
     assert {(event.salt, event.adapter) for event in firsts if event.parent is None} == {(salt, adapter)}
     assert {event.adapter for event in firsts} == {adapter}
 
@@ -133,10 +142,12 @@ def test_pool_events_are_told_apart(name: str, gpu_blocks: int, pool_blocks: int
     """What the saving instance put into the pool: the blocks that it has just stored, one event each."""
     decoded = batches(name)
     events = [event for batch in decoded for event in batch.events]
-    stored = [hash for event in events if isinstance(event, Stored) and event.tier is Tier.GPU for hash in event.hashes]
-    pooled = [event for event in events if isinstance(event, Pooled)]
+    stored = [
+        hash for event in events if isinstance(event, BlocksStored) and event.tier is Tier.GPU for hash in event.hashes
+    ]
+    pooled = [event for event in events if isinstance(event, BlocksPooled)]
     assert (len(stored), len(pooled)) == (gpu_blocks, pool_blocks)
-    assert len(events) == sum(isinstance(event, Stored | Pooled) for event in events)
+    assert len(events) == sum(isinstance(event, BlocksStored | BlocksPooled) for event in events)
     assert [event.hashes for event in pooled] == [[hash] for hash in stored][: len(pooled)]
     assert all(len(event.token_ids) == event.block_tokens == 128 for event in pooled)
     assert all(not batch.skipped for batch in decoded)
@@ -144,7 +155,7 @@ def test_pool_events_are_told_apart(name: str, gpu_blocks: int, pool_blocks: int
 
 def test_lower_case_cpu_as_the_hosts_memory() -> None:
     frames = message(stored(medium="cpu"), {"type": "BlockRemoved", "block_hashes": [1], "medium": "cpu"})
-    assert [type(event) for event in batch_of(decode(frames)).events] == [Pooled]
+    assert [type(event) for event in batch_of(decode(frames)).events] == [BlocksPooled]
     assert batch_of(decode(frames)).skipped == {"pool": 1}
     assert [event.tier for event in batch_of(decode(frames, host_cpu=True)).events] == [Tier.CPU, Tier.CPU]
     replayed = decode_replay([b"", *frames], host_cpu=True)
@@ -154,7 +165,7 @@ def test_lower_case_cpu_as_the_hosts_memory() -> None:
 @pytest.mark.parametrize(
     ("fields", "made"),
     [
-        ({"token_ids": []}, Pooled),  # after a retry the connector has no tokens left
+        ({"token_ids": []}, BlocksPooled),  # after a retry the connector has no tokens left
         ({"token_ids": [1, 2, 3]}, "broken"),
         ({"block_size": None}, "placeholder"),
         ({"block_size": "2"}, "broken"),
@@ -171,7 +182,7 @@ def test_odd_pool_events(fields: dict[str, Any], made: type | str) -> None:
 def test_a_recorded_replay(name: str, last: int) -> None:
     *decoded, end = [decode_replay(frames) for frames in recorded(name)]
     assert end == ReplayEnd()
-    assert [batch.seq for batch in decoded if isinstance(batch, Batch)] == list(range(3, last + 1))
+    assert [batch.seq for batch in decoded if isinstance(batch, EventBatch)] == list(range(3, last + 1))
     live = {batch.seq: batch for golden in GOLDENS if golden.startswith(name[:2]) for batch in batches(golden)}
     assert decoded == [live[seq] for seq in range(3, last + 1)]
 
@@ -184,12 +195,14 @@ PROMPT_B = [(11 * i + 5) % 4000 + 3 for i in range(300)]
 def test_a_whole_recorded_life_fed_to_the_index(run: str, block: int) -> None:
     """The prompts of the recording script are looked up as its requests were made."""
     ring, target = Keyring(3), TargetId("e/0")
-    index = Index(ring)
+    index = BlockIndex(ring)
     index.join(target, "m")
 
     def held(ids: list[int], salt: str | None = None, adapter: str | None = None) -> int:
         return (
-            index.match(ring.chain(ring.root("m", adapter, salt), ids, block), [target]).get(target, Held(0, 0, 0)).gpu
+            index.match(ring.chain(ring.root("m", adapter, salt), ids, block), [target])
+            .get(target, HeldBlocks(0, 0, 0))
+            .gpu
         )
 
     def play(step: str) -> None:
@@ -235,18 +248,18 @@ def test_both_shapes_say_the_same() -> None:
         "extra_keys",
     )
     as_map = stored(**dict(zip((*names, "group_idx"), fields, strict=True)))
-    wanted = Stored([11, 12], 9, array("I", [1, 2, 3, 4]), 2, Tier.CPU, 1, "lora", None, None)  # type: ignore[list-item,arg-type]
+    wanted = BlocksStored([11, 12], 9, array("I", [1, 2, 3, 4]), 2, Tier.CPU, 1, "lora", None, None)  # type: ignore[list-item,arg-type]
     assert one(as_map) == wanted
     assert one(["BlockStored", *fields]) == wanted
     assert one(["BlockStored", *fields, "full_attention", None, None, "from the future", 1]) == wanted
     assert one(["BlockRemoved", [5], "GPU", 1]) == one({"type": "BlockRemoved", "block_hashes": [5], "group_idx": 1})
-    assert one(["AllBlocksCleared"]) == one({"type": "AllBlocksCleared"}) == Cleared()
+    assert one(["AllBlocksCleared"]) == one({"type": "AllBlocksCleared"}) == BlocksCleared()
 
 
 def test_old_arrays_end_early() -> None:
     event = one(["BlockStored", [11], None, [1, 2], 2, None])  # 0.9: no medium yet
-    assert event == Stored([11], None, array("I", [1, 2]), 2, Tier.GPU, 0, None, None, None)  # type: ignore[list-item]
-    assert one(["BlockRemoved", [11]]) == Removed([11], Tier.GPU, 0)  # type: ignore[list-item]
+    assert event == BlocksStored([11], None, array("I", [1, 2]), 2, Tier.GPU, 0, None, None, None)  # type: ignore[list-item]
+    assert one(["BlockRemoved", [11]]) == BlocksRemoved([11], Tier.GPU, 0)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +285,7 @@ def test_medium(medium: Any, tier: Tier | str) -> None:
 def test_hashes_become_unsigned_64_bits() -> None:
     digest = bytes(range(32))
     event = one(stored(block_hashes=[-1, digest], parent_block_hash=digest[:16]))
-    assert isinstance(event, Stored)
+    assert isinstance(event, BlocksStored)
     assert event.hashes == [2**64 - 1, int.from_bytes(digest[-8:], "big")]
     assert event.parent == int.from_bytes(digest[8:16], "big")
 
@@ -312,7 +325,7 @@ def test_what_is_skipped_and_why(changes: dict[str, Any], reason: str) -> None:
 
 @pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
 def test_full_attention_is_taken(kind: str | None) -> None:
-    assert isinstance(one(stored(kv_cache_spec_kind=kind)), Stored)
+    assert isinstance(one(stored(kv_cache_spec_kind=kind)), BlocksStored)
 
 
 @pytest.mark.parametrize("event", [None, 3, "BlockStored", [], [None], [["BlockStored"]]])
@@ -324,14 +337,14 @@ def test_a_strange_event_does_not_take_the_batch_with_it() -> None:
     batch = decode(
         message(stored(), {"type": "New"}, 5, stored(medium="cpu"), stored(medium="tpu"), ["AllBlocksCleared"])
     )
-    assert isinstance(batch, Batch)
-    assert [type(event) for event in batch.events] == [Stored, Pooled, Cleared]
+    assert isinstance(batch, EventBatch)
+    assert [type(event) for event in batch.events] == [BlocksStored, BlocksPooled, BlocksCleared]
     assert batch.skipped == {"unknown": 1, "broken": 1, "medium": 1}
 
 
 def extra(keys: list[Any], adapter: str | None = None, parent: int | None = None) -> tuple[str | None, Any]:
     event = one(stored(extra_keys=keys, lora_name=adapter, parent_block_hash=parent))
-    assert isinstance(event, Stored)
+    assert isinstance(event, BlocksStored)
     return event.salt, event.extras
 
 
@@ -369,7 +382,7 @@ def test_mooncake_masters_events_pass_through() -> None:
         "parent_block_hash": None,
     }
     batch = decode(message(event, event | {"medium": "cpu"}, event | {"medium": "CPU"}, ts=1_795_226_212_615, seq=1))
-    assert batch == Batch(1, 1_795_226_212.615, 0, [], {"medium": 1, "placeholder": 2})
+    assert batch == EventBatch(1, 1_795_226_212.615, 0, [], {"medium": 1, "placeholder": 2})
 
 
 @pytest.mark.parametrize(
@@ -392,7 +405,7 @@ def test_mooncake_masters_events_pass_through() -> None:
     ],
 )
 def test_malformed_messages(frames: list[bytes], reason: str) -> None:
-    assert decode(frames) == Malformed(reason)  # type: ignore[arg-type]
+    assert decode(frames) == MalformedMessage(reason)  # type: ignore[arg-type]
 
 
 def test_replays_are_read_from_the_back() -> None:
@@ -401,8 +414,8 @@ def test_replays_are_read_from_the_back() -> None:
     assert old == new == decode(message(stored()))
     end = b"\xff" * 8
     assert decode_replay([b"", end, b""]) == decode_replay([b"", b"", end, b""]) == ReplayEnd()
-    assert decode_replay([b"", seq]) == Malformed("frames")
-    assert decode_replay([b""] * 5) == Malformed("frames")
+    assert decode_replay([b"", seq]) == MalformedMessage("frames")
+    assert decode_replay([b""] * 5) == MalformedMessage("frames")
 
 
 wire = st.recursive(
@@ -422,16 +435,16 @@ wire = st.recursive(
 def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> None:
     broken = stored(**{data.draw(st.sampled_from([*stored(), "extra_keys", "group_idx"])): data.draw(wire)})
     batch = decode(message(*events, broken, ["AllBlocksCleared"]))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, EventBatch)
     assert len(batch.events) + sum(batch.skipped.values()) == len(events) + 2
-    assert batch.events[-1] == Cleared()
+    assert batch.events[-1] == BlocksCleared()
 
 
 @settings(max_examples=300)
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_no_bytes_are_ever_an_error(frames: list[bytes]) -> None:
-    assert isinstance(decode(frames), (Batch, Malformed))
-    assert isinstance(decode_replay(frames), (Batch, Malformed, ReplayEnd))
+    assert isinstance(decode(frames), (EventBatch, MalformedMessage))
+    assert isinstance(decode_replay(frames), (EventBatch, MalformedMessage, ReplayEnd))
 
 
 def removal(*hashes: int, **changes: Any) -> dict[str, Any]:
@@ -440,12 +453,12 @@ def removal(*hashes: int, **changes: Any) -> dict[str, Any]:
 
 def test_removals_that_follow_each_other_are_one_event_and_the_order_stays() -> None:
     batch = batch_of(decode(message(removal(1), removal(2, 3), stored(), removal(4), {"type": "odd"}, removal(5))))
-    told = [event.hashes for event in batch.events if not isinstance(event, Cleared)]
+    told = [event.hashes for event in batch.events if not isinstance(event, BlocksCleared)]
     assert told == [[1, 2, 3], [11, 12], [4, 5]]
     assert batch.skipped == {"unknown": 1}
 
 
 def test_removals_of_other_tiers_and_groups_stay_apart() -> None:
     raw = [removal(1), removal(2, medium="CPU"), removal(3, medium="CPU", group_idx=1), removal(4)]
-    told = [(e.hashes, e.tier, e.group) for e in batch_of(decode(message(*raw))).events if isinstance(e, Removed)]
+    told = [(e.hashes, e.tier, e.group) for e in batch_of(decode(message(*raw))).events if isinstance(e, BlocksRemoved)]
     assert told == [([1], Tier.GPU, 0), ([2], Tier.CPU, 0), ([3], Tier.CPU, 1), ([4], Tier.GPU, 0)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.backends.vllm.metrics import scan
-from router.fleet.engine_facts import Gauges, PoolLoads
+from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from tests.paths import DATA
 
 RECORDED = (DATA / "vllm-0.32-metrics.txt").read_bytes()
@@ -29,7 +29,7 @@ def test_a_recorded_page_of_0_32() -> None:
         adapters=None,
         max_adapters=None,
         waiting_adapters=None,
-        pool_loads=PoolLoads(operations=7, blocks=189, seconds=0.17991625199988448),
+        pool_loads=PoolTransferCounts(operations=7, blocks=189, seconds=0.17991625199988448),
         output_tokens=160,
     )
     # 189 blocks of 128 tokens: the very 24192 that the page counts as external_prefix_cache_hits
@@ -172,7 +172,7 @@ vllm:num_requests_running{engine="1"} 1.0
 
 def test_loads_from_the_pool_are_counted_where_they_worked_and_all_is_told() -> None:
     ranks = scan(STORE)
-    assert ranks[0].pool_loads == PoolLoads(2, 20, 0.5)
+    assert ranks[0].pool_loads == PoolTransferCounts(2, 20, 0.5)
     assert ranks[1].pool_loads is None, "the page does not say how many keys"
 
 

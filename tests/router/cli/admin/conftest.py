@@ -11,9 +11,9 @@ import typer
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typer.testing import CliRunner
 
-from router.config.sections.listeners import AdminToken, Listen
+from router.config.sections.listeners import AdminTokenConfig, ListenConfig
 from router.control.api.admin import admin_app
-from router.proxy.listener import Listener, serve_config
+from router.proxy.listener import HttpListener, serve_config
 from tests.router.control.api.test_admin import Rooms, Unexplained, token
 from tests.router.control.steered import Steered, crowded_holder
 
@@ -35,14 +35,14 @@ class Running:
         return result.output
 
 
-def served(*tokens: AdminToken) -> Iterator[Running]:
+def served(*tokens: AdminTokenConfig) -> Iterator[Running]:
     with start_blocking_portal(backend_options={"use_uvloop": True}) as portal:
 
-        def build() -> tuple[Steered, Listener]:
+        def build() -> tuple[Steered, HttpListener]:
             house = Steered()
             house.decided(crowded_holder(), crowded_holder())
             admin = admin_app(Rooms(), house.control, Unexplained(), tokens)
-            return house, Listener(serve_config(admin, Listen(host="127.0.0.1", port=0)))
+            return house, HttpListener(serve_config(admin, ListenConfig(host="127.0.0.1", port=0)))
 
         house, listener = portal.call(build)
         portal.call(listener.start)

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from router.cli.admin.client import Door
+from router.cli.admin.client import AdminClient
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.emulator.listener import Listener
+from router.testbed.emulator.listener import EmulatorListener
 from tests.router.cli.admin.conftest import Running
 
 
@@ -17,34 +17,34 @@ def test_nobody_listens() -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(WarmrouteError) as refused:
-            Door(url).get("policies")
+            AdminClient(url).get("policies")
     assert str(refused.value) == f"nobody listens at {url}: is a router running, and is --admin right?"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://a", "http://[", "http://a:b", "http://a:0", "http:///x"])
 def test_no_url(url: str) -> None:
     with pytest.raises(ConfigError, match=r"--admin: .*: wanted http://HOST:PORT"):
-        Door(url)
+        AdminClient(url)
 
 
 def test_a_token_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="--token-env: the environment variable MY_TOKEN is not set"):
-        Door("http://127.0.0.1:1", "MY_TOKEN")
+        AdminClient("http://127.0.0.1:1", "MY_TOKEN")
 
 
 def test_tokens_and_rights(guarded_router: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WarmrouteError, match=r"an admin token is needed.*\(see --token-env\)"):
-        Door(guarded_router.url).get("policies")
+        AdminClient(guarded_router.url).get("policies")
     monkeypatch.setenv("MY_TOKEN", "eye-token")
-    door = Door(guarded_router.url, "MY_TOKEN")
+    door = AdminClient(guarded_router.url, "MY_TOKEN")
     assert door.get("policies")["active"] == "near"
     with pytest.raises(WarmrouteError, match='this token has no right to "write"'):
         door.post(None, "undo")
 
 
 def test_what_was_typed_wrong_is_told_apart(router: Running) -> None:
-    door = Door(router.url + "/")
+    door = AdminClient(router.url + "/")
     with pytest.raises(ConfigError, match='unknown policy "fra": did you mean "far"'):
         door.text("policies", "fra")
     with pytest.raises(ConfigError, match="policy new:1: the text is empty"):
@@ -59,6 +59,6 @@ def test_somebody_else_listens(router: Running) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": b"hello"})  # type: ignore[operator]
 
-    listener = router.portal.wrap_async_context_manager(Listener(other, "127.0.0.1", 0))  # type: ignore[arg-type]
+    listener = router.portal.wrap_async_context_manager(EmulatorListener(other, "127.0.0.1", 0))  # type: ignore[arg-type]
     with listener as listening, pytest.raises(WarmrouteError, match="does not answer like an admin API of warmroute"):
-        Door(listening.url).get("policies")
+        AdminClient(listening.url).get("policies")

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from router.cli.advise.report import LADDER_GB, Counsel, in_gb, sizes_gb
+from router.cli.advise.report import LADDER_GB, AdviceReport, in_gb, sizes_gb
 from router.errors import ConfigError
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Link
-from router.testbed.simulator.sizing import Advice, Cell, Placement
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import LinkSpeed
+from router.testbed.simulator.sizing import Placement, SizingAdvice, SizingCell
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="plain",
     kv_tokens=1000,
     kv_bytes_per_token=1e6,  # 1,000 tokens are a GB
@@ -27,8 +27,8 @@ PROFILE = Profile(
 )
 
 
-def a_cell(instances: int, placement: Placement, gb: float, hits: int, prefill_ms: float) -> Cell:
-    return Cell(instances, placement, round(gb * 1000), 10, 1000, hits, 0, prefill_ms / 1e3)
+def a_cell(instances: int, placement: Placement, gb: float, hits: int, prefill_ms: float) -> SizingCell:
+    return SizingCell(instances, placement, round(gb * 1000), 10, 1000, hits, 0, prefill_ms / 1e3)
 
 
 CELLS = (
@@ -47,11 +47,15 @@ CELLS = (
 )
 
 
-def some(cells: tuple[Cell, ...] = CELLS, working_set_gb: float = 350, *, whole_ladder: bool = True) -> Counsel:
-    return Counsel("some", PROFILE, Link(1e5), Advice(cells, round(1000 * working_set_gb)), whole_ladder=whole_ladder)
+def some(
+    cells: tuple[SizingCell, ...] = CELLS, working_set_gb: float = 350, *, whole_ladder: bool = True
+) -> AdviceReport:
+    return AdviceReport(
+        "some", PROFILE, LinkSpeed(1e5), SizingAdvice(cells, round(1000 * working_set_gb)), whole_ladder=whole_ladder
+    )
 
 
-def printed(counsel: Counsel) -> str:
+def printed(counsel: AdviceReport) -> str:
     console = Console(file=io.StringIO(), width=120)
     for table in counsel.tables():
         console.print(table)
@@ -104,7 +108,11 @@ def test_json() -> None:
 
 
 def test_kv_bytes_turn_tokens_into_gb() -> None:
-    bigger = Counsel(
-        "some", replace(PROFILE, kv_bytes_per_token=2e6), Link(1e5), Advice(CELLS, 350_000), whole_ladder=True
+    bigger = AdviceReport(
+        "some",
+        replace(PROFILE, kv_bytes_per_token=2e6),
+        LinkSpeed(1e5),
+        SizingAdvice(CELLS, 350_000),
+        whole_ladder=True,
     )
     assert bigger.title().endswith("700 GB")

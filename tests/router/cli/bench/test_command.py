@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from router.cli.bench.command import bench_agents, bench_layers
-from router.cli.terminal.drawing import NoCharts
-from router.config.schema import Config, Instance
+from router.cli.terminal.drawing import ChartsUnavailable
+from router.config.schema import Config, InstanceConfig
 from router.testbed.bench.agents import Stage
-from router.testbed.bench.environment import BenchFailed, Site
+from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.workloads import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
 
@@ -30,15 +30,15 @@ def stage_of(engines: int = 2, running: list[FakeEngine] | None = None, **option
     """Fresh emulated engines, put into `running`; there is never a pool under them, whatever is asked."""
 
     @asynccontextmanager
-    async def stage(pool: bool) -> AsyncIterator[Site]:
+    async def stage(pool: bool) -> AsyncIterator[Environment]:
         async with AsyncExitStack() as stack:
             fakes = [await stack.enter_async_context(engine(model="m", **options)) for _ in range(engines)]
             if running is not None:
                 running.extend(fakes)
-            instances = [Instance(url=fake.url) for fake in fakes]
+            instances = [InstanceConfig(url=fake.url) for fake in fakes]
             front = Config.model_validate({"policies": POLICIES, "active": "round_robin"})
             front = front.model_copy(update={"fleet": front.fleet.model_copy(update={"instances": instances})})
-            yield Site(tuple(fake.url for fake in fakes), None, "m", front)
+            yield Environment(tuple(fake.url for fake in fakes), None, "m", front)
 
     return stage
 
@@ -142,5 +142,5 @@ async def test_a_workload_too_long_for_the_engines_is_refused(tmp_path: Path) ->
 
 async def test_charts_without_matplotlib_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(NoCharts, match=r"warmroute\[bench\]"):
+    with pytest.raises(ChartsUnavailable, match=r"warmroute\[bench\]"):
         await bench_layers(stage_of(), tmp_path, 64, 1, 7, True, console=console())

@@ -8,7 +8,7 @@ import pytest
 
 from router.cli.load.chart import COLOURS, loaded_chart
 from router.errors import WarmrouteError
-from router.testbed.loadgen.report import Loaded
+from router.testbed.loadgen.report import LoadReport
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 MANY = [answered(target=f"engine-{number}/0", sent_s=float(number)) for number in range(2 * len(COLOURS))]
@@ -19,7 +19,7 @@ MANY = [answered(target=f"engine-{number}/0", sent_s=float(number)) for number i
     [loaded(answered()), loaded(answered(target=None), failed(None, "gone")), loaded(*MANY)],
     ids=["one", "without targets", "more targets than colours"],
 )
-def test_a_png_is_drawn(some: Loaded, tmp_path: Path) -> None:
+def test_a_png_is_drawn(some: LoadReport, tmp_path: Path) -> None:
     loaded_chart(some, "warmroute 0", "now", tmp_path / "deep" / "load.png")
     assert (tmp_path / "deep" / "load.png").read_bytes().startswith(b"\x89PNG")
 

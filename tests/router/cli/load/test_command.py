@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.cli.load.command import Asked, NothingAnswered, run_load
+from router.cli.load.command import LoadRequest, NoAnswers, run_load
 from router.errors import ConfigError
-from router.testbed.loadgen.calibration import NoEndpoint
+from router.testbed.loadgen.calibration import EndpointUnavailable
 from router.testbed.workloads import CODEX, GROUPS, Workload
 from tests.fakes.engines import engine, eventually
 
@@ -30,8 +30,8 @@ def printed(told: Console) -> str:
     return told.file.getvalue()
 
 
-def asked(url: str, **changes: Any) -> Asked:
-    return Asked(**({"url": url, "at_once": 3} | changes))
+def asked(url: str, **changes: Any) -> LoadRequest:
+    return LoadRequest(**({"url": url, "at_once": 3} | changes))
 
 
 async def test_two_processes_one_report(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ async def test_ids_are_exact_and_nothing_is_calibrated(tmp_path: Path) -> None:
 
 
 async def test_an_endpoint_that_is_down_is_one_line() -> None:
-    with pytest.raises(NoEndpoint, match="does it run there"):
+    with pytest.raises(EndpointUnavailable, match="does it run there"):
         await run_load(asked(NOBODY), AGENTS, console=console())
-    with pytest.raises(NoEndpoint, match="the first request failed"):
+    with pytest.raises(EndpointUnavailable, match="the first request failed"):
         await run_load(asked(NOBODY, model="m"), AGENTS, console=console())
 
 
 async def test_where_nothing_is_answered_the_report_says_why_and_then_it_fails() -> None:
     told = console()
-    with pytest.raises(NothingAnswered):
+    with pytest.raises(NoAnswers):
         await run_load(asked(NOBODY, model="m", prompts="ids"), AGENTS, console=told)
     assert "0 / 0 / 4" in printed(told)
     assert "failed 4x: no answer: ConnectError" in printed(told)

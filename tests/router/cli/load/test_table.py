@@ -8,11 +8,11 @@ from io import StringIO
 from rich.console import Console
 
 from router.cli.load.table import REASONS, loaded_remarks, loaded_table
-from router.testbed.loadgen.report import Loaded
+from router.testbed.loadgen.report import LoadReport
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 
-def printed(some: Loaded) -> str:
+def printed(some: LoadReport) -> str:
     console = Console(width=160, file=StringIO())
     console.print(loaded_table(some))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]

@@ -20,8 +20,8 @@ from router.config import schema
 from router.errors import ConfigError, WarmrouteError
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.reader import LedgerError
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.reader import DecisionLogError
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, Unit, View
@@ -61,7 +61,7 @@ def row_of(table: str, name: str) -> list[str]:
 
 def test_what_the_ledger_wrote_is_decided_again_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
-    ledger = JsonLines(schema.Ledger(folder=str(folder)), 5, "run", SystemClock())
+    ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 5, "run", SystemClock())
     ledger.start()
     for record in decided(named("session_affinity"), [VIEW._replace(session=f"s{i % 7}") for i in range(300)]):
         ledger.add(record)
@@ -124,7 +124,9 @@ def test_a_limit_ends_it_early(log: Path) -> None:
 
 
 def test_a_choice_that_comes_out_otherwise_is_an_error_with_its_record(tmp_path: Path) -> None:
-    spec = schema.Policy.model_validate({"scorers": [{"name": "least_requests"}], "filters": [{"name": "max_waiting"}]})
+    spec = schema.PolicyConfig.model_validate(
+        {"scorers": [{"name": "least_requests"}], "filters": [{"name": "max_waiting"}]}
+    )
     records = [*decided(to("a/0", name="liar", spec=spec), [VIEW] * 2), *decided(named("random"), [VIEW] * 3)]
     log = write(tmp_path / "ledger-1.jsonl", records)
     told = console()
@@ -146,7 +148,7 @@ def test_a_policy_that_cannot_be_built_is_an_error_with_its_reason(tmp_path: Pat
 
 
 def learning(spec: str) -> Policy:
-    wanted = schema.Policy.model_validate({"scorers": [{"name": spec}]})
+    wanted = schema.PolicyConfig.model_validate({"scorers": [{"name": spec}]})
     return Policy("learns", [], [WeightedScorer(spec, 1.0, Pupil())], NamedPicker("best", Best()), spec=wanted)
 
 
@@ -233,7 +235,7 @@ def test_a_log_that_knows_nothing_of_caches_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_wrongly_is_refused_before_anything_is_read(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="no such file or folder"):
+    with pytest.raises(DecisionLogError, match="no such file or folder"):
         replay([tmp_path / "gone"], console=console())
     with pytest.raises(ConfigError, match=r"--chart: .*r.pdf: wanted a name that ends in .png or .svg"):
         replay([log], [str(FOLDER / "random.yaml")], chart=tmp_path / "r.pdf", console=console())

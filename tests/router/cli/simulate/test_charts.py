@@ -7,20 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from router.cli.simulate.charts import all_of
-from router.cli.simulate.plots import COLOURS, OTHER, TITLE, Line, line_chart, png, svg
+from router.cli.simulate.plots import COLOURS, OTHER, TITLE, PlotLine, line_chart, png, svg
 from router.testbed.simulator.scenario import Trouble
-from router.testbed.sweep.cells import Load
-from router.testbed.sweep.columns import Value
-from router.testbed.sweep.comparison import Capacity, Table, compared
-from router.testbed.sweep.fleets import Fleet
+from router.testbed.sweep.cells import LoadLevel
+from router.testbed.sweep.columns import FigureValue
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, compared
+from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 
-def tables(loads: tuple[float, ...] = (0.6, 0.9), sizes: tuple[int, ...] = (4, 8)) -> list[Table]:
+def tables(loads: tuple[float, ...] = (0.6, 0.9), sizes: tuple[int, ...] = (4, 8)) -> list[ComparisonTable]:
     """TTFT is the load times ten for `warm`, twice that for `random`; hits are a percent per instance."""
     return compared(
         a_result(
-            a_cell(policy, instances=size, load=Load("rho", load)),
+            a_cell(policy, instances=size, load=LoadLevel("rho", load)),
             ttft_p90_s=load * 10 * factor,
             local_share=size / 100,
             good_per_s=load / factor,
@@ -81,8 +81,8 @@ def test_served_well_at_the_best_load() -> None:
 
 def test_capacities_that_were_searched() -> None:
     found = [
-        Capacity("a", Fleet(4), "sessions", Value(12.0, None), None, None, bounded=False),
-        Capacity("b", Fleet(4), "sessions", None, None, None, bounded=True),
+        CapacityTable("a", FleetOption(4), "sessions", FigureValue(12.0, None), None, None, bounded=False),
+        CapacityTable("b", FleetOption(4), "sessions", None, None, None, bounded=True),
     ]
     drawn = all_of([], found)
     assert list(drawn) == ["capacity"]
@@ -96,7 +96,10 @@ def test_nothing_found_nothing_drawn() -> None:
 
 
 def test_more_policies_than_colours_go_grey() -> None:
-    lines = [Line(f"p{i}", ((1.0, Value(1.0, None)), (2.0, Value(2.0, None)))) for i in range(len(COLOURS) + 2)]
+    lines = [
+        PlotLine(f"p{i}", ((1.0, FigureValue(1.0, None)), (2.0, FigureValue(2.0, None))))
+        for i in range(len(COLOURS) + 2)
+    ]
     (axes,) = shown(line_chart("t", "s", "load", {"panel": lines}))
     colours = {str(line.get_label()): line.get_color() for line in axes.get_lines()}
     assert colours["p0"] == COLOURS[0]

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.cli.simulate.command import NothingDone, Wanted, simulate
+from router.cli.simulate.command import AllCellsFailed, SweepOutput, simulate
 from router.errors import ConfigError
-from router.testbed.sweep.spec import Asked
+from router.testbed.sweep.spec import SweepSpec
 
 FEW: dict[str, Any] = {"workload": "tools", "requests": 40, "instances": "2", "policies": ["warm", "random"]}
 
 
-def run(asked: Asked, wanted: Wanted) -> tuple[bool, str]:
+def run(asked: SweepSpec, wanted: SweepOutput) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), width=200)
     whole = simulate(asked, wanted, console)
     assert isinstance(console.file, io.StringIO)
@@ -30,8 +30,8 @@ def run(asked: Asked, wanted: Wanted) -> tuple[bool, str]:
 
 
 def test_tables_json_charts_and_a_page(tmp_path: Path) -> None:
-    asked = Asked(**FEW | {"rho": "0.5,0.9", "seeds": 2})
-    whole, told = run(asked, Wanted(jobs=2, out=tmp_path, said="warmroute simulate and so on"))
+    asked = SweepSpec(**FEW | {"rho": "0.5,0.9", "seeds": 2})
+    whole, told = run(asked, SweepOutput(jobs=2, out=tmp_path, said="warmroute simulate and so on"))
     assert whole
     assert told.count("2 instances, no pool, rho") == 2
     assert "Means over 2 seeds" in told
@@ -47,8 +47,8 @@ def test_tables_json_charts_and_a_page(tmp_path: Path) -> None:
 
 
 def test_a_capacity(tmp_path: Path) -> None:
-    asked = Asked(**FEW | {"policies": ["random"], "ttft_limit_s": 5.0})
-    _, told = run(asked, Wanted(0.9, jobs=1, out=tmp_path, chart=False))
+    asked = SweepSpec(**FEW | {"policies": ["random"], "ttft_limit_s": 5.0})
+    _, told = run(asked, SweepOutput(0.9, jobs=1, out=tmp_path, chart=False))
     assert "Capacity of 2 instances, no pool" in told
     (found,) = json.loads((tmp_path / "simulate.json").read_text())["capacities"]
     assert found["best"]["share"] >= 0.9
@@ -58,7 +58,7 @@ def test_a_capacity(tmp_path: Path) -> None:
 
 
 def test_trouble_shows_in_the_figures_the_words_and_the_json(tmp_path: Path) -> None:
-    asked = Asked(
+    asked = SweepSpec(
         policies=["warm"], workload="codex", sessions=8, scale=0.2, think=0.2, instances="2", sessions_per_instance="4",
         trouble=f"off,{tmp_path / 'dead.yaml'},{tmp_path / 'deaf.yaml'},{tmp_path / 'slow.yaml'}", host_memory="90000",
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_trouble_shows_in_the_figures_the_words_and_the_json(tmp_path: Path) -> 
     (tmp_path / "dead.yaml").write_text(json.dumps({"down": deaths}))
     (tmp_path / "deaf.yaml").write_text("events_lost: 1\nrouter_starts_s: 30\n")
     (tmp_path / "slow.yaml").write_text("slow: [{instance: 0, factor: 8}]\n")
-    _, told = run(asked, Wanted(jobs=2, out=tmp_path / "out"))
+    _, told = run(asked, SweepOutput(jobs=2, out=tmp_path / "out"))
     page = (tmp_path / "out" / "simulate.html").read_text()
     for said in (
         "host memory at 90,000 tokens/s, trouble dead,",
@@ -88,8 +88,10 @@ def test_trouble_shows_in_the_figures_the_words_and_the_json(tmp_path: Path) -> 
 
 
 def test_a_closed_loop() -> None:
-    asked = Asked(policies=["warm"], workload="codex", sessions=4, scale=0.2, instances="2", sessions_per_instance="2")
-    whole, told = run(asked, Wanted(jobs=1))
+    asked = SweepSpec(
+        policies=["warm"], workload="codex", sessions=4, scale=0.2, instances="2", sessions_per_instance="2"
+    )
+    whole, told = run(asked, SweepOutput(jobs=1))
     assert whole
     assert "2 instances, no pool, 2 sessions per instance" in [line.strip() for line in told.splitlines()]
 
@@ -112,8 +114,8 @@ def test_a_failed_cell_is_named_and_does_not_stop_the_others(tmp_path: Path) -> 
     one = tmp_path / "one.jsonl"  # its one request has no rate that could be changed
     one.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n')
     console = Console(file=io.StringIO(), width=200)
-    with pytest.raises(NothingDone, match="all 2 cells failed"):
-        simulate(Asked(**FEW | {"workload": str(one), "requests": None}), Wanted(jobs=1), console)
+    with pytest.raises(AllCellsFailed, match="all 2 cells failed"):
+        simulate(SweepSpec(**FEW | {"workload": str(one), "requests": None}), SweepOutput(jobs=1), console)
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert "warm, 2 instances, no pool, rho 0.9, seed 1 failed: ValueError" in told
@@ -131,7 +133,7 @@ def test_ctrl_c_ends_the_simulating_and_what_is_done_is_told(tmp_path: Path) -> 
 
     pressing = threading.Thread(target=press, daemon=True)
     pressing.start()
-    whole, told = run(Asked(**FEW | {"seeds": 50}), Wanted(jobs=1, out=tmp_path, chart=False))
+    whole, told = run(SweepSpec(**FEW | {"seeds": 50}), SweepOutput(jobs=1, out=tmp_path, chart=False))
     pressing.join()
     assert not whole
     assert "Interrupted: this is what was done by then." in told
@@ -143,4 +145,4 @@ def test_ctrl_c_ends_the_simulating_and_what_is_done_is_told(tmp_path: Path) -> 
 
 def test_capacity_with_several_loads_is_refused() -> None:
     with pytest.raises(ConfigError, match="--find-capacity searches for the load"):
-        simulate(Asked(**FEW | {"rho": "0.5,0.9"}), Wanted(0.9))
+        simulate(SweepSpec(**FEW | {"rho": "0.5,0.9"}), SweepOutput(0.9))

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from math import inf
 
-from router.cli.simulate.fault_remarks import Part, parts, remarks
-from router.testbed.simulator.scenario import Failure, Trouble
+from router.cli.simulate.fault_remarks import FaultRemark, parts, remarks
+from router.testbed.simulator.scenario import InstanceFailure, Trouble
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
-DIES = ("dies", Trouble(failures=(Failure("down", 0, 60.0),), events_lost=0.05))
+DIES = ("dies", Trouble(failures=(InstanceFailure("down", 0, 60.0),), events_lost=0.05))
 
 
 def test_each_thing_is_said_with_its_time() -> None:
     trouble = Trouble(
-        failures=(Failure("down", 3, 300.0, 420.0), Failure("slow", 1, 0.0, factor=1.5)),
+        failures=(InstanceFailure("down", 3, 300.0, 420.0), InstanceFailure("slow", 1, 0.0, factor=1.5)),
         events_lost=0.05,
         pool_away=((200.0, 260.0), (500.0, inf)),
         router_starts_s=60.0,
     )
     assert parts(trouble) == [
-        Part(300.0, "instance 3 is down from 300 s to 420 s"),
-        Part(0.0, "instance 1 takes 1.5 times as long per step all the time"),
-        Part(0.0, "5 % of all event batches are lost"),
-        Part(200.0, "the pool is away from 200 s to 260 s"),
-        Part(500.0, "the pool is away from 500 s on"),
-        Part(0.0, "the router starts at 60 s, before that requests take turns"),
+        FaultRemark(300.0, "instance 3 is down from 300 s to 420 s"),
+        FaultRemark(0.0, "instance 1 takes 1.5 times as long per step all the time"),
+        FaultRemark(0.0, "5 % of all event batches are lost"),
+        FaultRemark(200.0, "the pool is away from 200 s to 260 s"),
+        FaultRemark(500.0, "the pool is away from 500 s on"),
+        FaultRemark(0.0, "the router starts at 60 s, before that requests take turns"),
     ]
 
 

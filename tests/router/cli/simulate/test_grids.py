@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from rich.console import Console
 
 from router.cli.simulate import grids, page
-from router.cli.simulate.grids import Entry, Grid
+from router.cli.simulate.grids import Grid, GridEntry
 from router.cli.simulate.tables import printed
-from router.testbed.sweep.cells import Failed, Load
-from router.testbed.sweep.columns import Value
-from router.testbed.sweep.comparison import Capacity, compared
-from router.testbed.sweep.fleets import Fleet
+from router.testbed.sweep.cells import CellFailure, LoadLevel
+from router.testbed.sweep.columns import FigureValue
+from router.testbed.sweep.comparison import CapacityTable, compared
+from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 
@@ -27,9 +27,9 @@ def test_a_row_per_policy_the_best_known_and_the_missing_shown() -> None:
     grid = a_grid()
     assert grid.title == "8 instances, no pool, rho 0.9 (4 requests/s)"
     told = {head: [row[number] for row in grid.rows] for number, head in enumerate(grid.heads)}
-    assert told["policy"] == [Entry("slow"), Entry("<fast>")]
-    assert told["p90"] == [Entry("2.00"), Entry("1.25", best=True)]
-    assert told["TTFT s mean"] == [Entry("-"), Entry("1.00")]
+    assert told["policy"] == [GridEntry("slow"), GridEntry("<fast>")]
+    assert told["p90"] == [GridEntry("2.00"), GridEntry("1.25", best=True)]
+    assert told["TTFT s mean"] == [GridEntry("-"), GridEntry("1.00")]
     assert "shed" not in told
 
 
@@ -42,21 +42,23 @@ def test_seeds_bring_their_spread_to_the_headline_figures_only() -> None:
 
 
 def test_capacities_a_grid_per_fleet() -> None:
-    most, less = Value(6.0, 0.5), Value(4.0, None)
+    most, less = FigureValue(6.0, 0.5), FigureValue(4.0, None)
     found = [
-        Capacity("a", Fleet(4), "rate", most, Value(5.5, 0.1), Value(0.91, 0.0), bounded=False),
-        Capacity("b", Fleet(4), "rate", less, Value(3.9, None), Value(0.905, None), bounded=True),
-        Capacity("a", Fleet(8), "rate", None, None, None, bounded=True),
+        CapacityTable("a", FleetOption(4), "rate", most, FigureValue(5.5, 0.1), FigureValue(0.91, 0.0), bounded=False),
+        CapacityTable(
+            "b", FleetOption(4), "rate", less, FigureValue(3.9, None), FigureValue(0.905, None), bounded=True
+        ),
+        CapacityTable("a", FleetOption(8), "rate", None, None, None, bounded=True),
     ]
     small, large = grids.of_capacities(found)
     assert small.title == "Capacity of 4 instances, no pool"
-    assert [row[1] for row in small.rows] == [Entry("at least 6.00 ±0.50", best=True), Entry("4.00")]
+    assert [row[1] for row in small.rows] == [GridEntry("at least 6.00 ±0.50", best=True), GridEntry("4.00")]
     assert [row[3].text for row in small.rows] == ["91.0%", "90.5%"]
     assert [entry.text for entry in large.rows[0]] == ["a", "none", "none", "-"]
 
 
 def test_what_went_wrong_is_said() -> None:
-    failed = [Failed("warm, 8 instances", "MemoryError")]
+    failed = [CellFailure("warm, 8 instances", "MemoryError")]
     said = grids.remarks(failed, interrupted=True, seeds=3)
     assert said[0] == "warm, 8 instances failed: MemoryError"
     assert "3 seeds" in said[1]
@@ -89,7 +91,7 @@ class Outline(HTMLParser):
 
 
 def test_the_page_holds_all_and_needs_nothing_from_elsewhere() -> None:
-    told = page.Page("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
+    told = page.ResultPage("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
     outline = Outline()
     outline.feed(page.html(told, ['<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><path/></svg>']))
     assert {"warmroute simulate -p '<fast>'", "One & two."} <= set(outline.text.splitlines())
@@ -102,7 +104,7 @@ def test_the_page_holds_all_and_needs_nothing_from_elsewhere() -> None:
 
 
 def test_loads_are_named_with_their_unit() -> None:
-    assert [str(Load("rate", 7.5)), str(Load("rho", 0.9)), str(Load("sessions", 16))] == [
+    assert [str(LoadLevel("rate", 7.5)), str(LoadLevel("rho", 0.9)), str(LoadLevel("sessions", 16))] == [
         "7.5 requests/s",
         "rho 0.9",
         "16 sessions per instance",

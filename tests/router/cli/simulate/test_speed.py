@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from router.cli.simulate import speed
-from router.cli.simulate.speed import Speed, measure, of_speeds, timed
+from router.cli.simulate.speed import DecisionSpeed, measure, of_speeds, timed
 from router.clock import ManualClock
-from router.testbed.sweep.spec import Asked
+from router.testbed.sweep.spec import SweepSpec
 from router.testbed.workloads import TOOLS
 from tests.router.testbed.sweep.cells import a_cell
 
@@ -32,7 +32,7 @@ def test_every_decision_is_timed() -> None:
 
 
 def test_a_row_per_size_and_a_column_per_policy() -> None:
-    speeds = [Speed(policy, size, 1000, size / 100) for size in (8, 1000) for policy in ("warm", "random")]
+    speeds = [DecisionSpeed(policy, size, 1000, size / 100) for size in (8, 1000) for policy in ("warm", "random")]
     grid = of_speeds(speeds, "tools")
     assert grid.heads == ("instances", "warm", "random")
     assert [[entry.text for entry in row] for row in grid.rows] == [["8", "12,500", "12,500"], ["1,000", "100", "100"]]
@@ -42,7 +42,7 @@ def test_each_figure_is_told_as_soon_as_it_is_known_and_all_of_them_in_the_end(m
     monkeypatch.setattr(speed, "SIZES", "2,3")
     monkeypatch.setattr(speed, "LEAST", 30)
     out = StringIO()
-    measure(Asked(workload="tools", policies=("least_requests", "random")), Console(file=out, width=80))
+    measure(SweepSpec(workload="tools", policies=("least_requests", "random")), Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     told = [line.rpartition(":")[0] for line in lines[:4]]
     assert told == [f"{policy}, {size} instances" for size in (2, 3) for policy in ("least_requests", "random")]

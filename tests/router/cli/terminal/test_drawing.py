@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.terminal.drawing import NoCharts, bare, canvas, plain_numbers, require, require_for, save
+from router.cli.terminal.drawing import ChartsUnavailable, bare, canvas, plain_numbers, require, require_for, save
 from router.errors import ConfigError, WarmrouteError
 
 
@@ -28,7 +28,7 @@ def test_a_name_without_a_format_is_refused_before_anything_is_done() -> None:
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for asked in (require, lambda: require_for(Path("a.svg"))):
-        with pytest.raises(NoCharts, match=r"pip install 'warmroute\[bench\]'"):
+        with pytest.raises(ChartsUnavailable, match=r"pip install 'warmroute\[bench\]'"):
             asked()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config.reader import experiment_from, read_config
-from router.config.sections.experiment import Experiment
+from router.config.sections.experiment import ExperimentConfig
 from router.errors import ConfigError
 
 KNOWN = ("warm", "random", "round_robin")
@@ -46,7 +46,7 @@ def test_the_whole_of_it() -> None:
 
 
 def test_without_the_word_above_it() -> None:
-    assert experiment_from("arms: {warm: 100}\nshadows: [random]", KNOWN) == Experiment(
+    assert experiment_from("arms: {warm: 100}\nshadows: [random]", KNOWN) == ExperimentConfig(
         arms={"warm": 100.0}, shadows=["random"]
     )
 

@@ -10,9 +10,9 @@ import schemathesis
 from fastapi.testclient import TestClient
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from router.config.sections.listeners import AdminToken
+from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
-from router.control.explain import Asked
+from router.control.explain import ExplainRequest
 from router.errors import NoTarget
 from tests.router.control.steered import Steered
 
@@ -62,13 +62,13 @@ class Unexplained:
     body_bytes = 1000
     extra_paths = ()
 
-    async def explain(self, asked: Asked) -> dict[str, Any]:
+    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         raise NoTarget("nobody")
 
 
-def token(name: str, *rights: str) -> AdminToken:
+def token(name: str, *rights: str) -> AdminTokenConfig:
     digest = hashlib.sha256(f"{name}-token".encode()).hexdigest()
-    return AdminToken.model_validate({"name": name, "hash": digest, "rights": list(rights)})
+    return AdminTokenConfig.model_validate({"name": name, "hash": digest, "rights": list(rights)})
 
 
 def open_door(rooms: Rooms | None = None) -> TestClient:

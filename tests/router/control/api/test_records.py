@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.control.api.admin import _errors
 from router.control.api.records import explained, page, prefers_html
-from router.control.explain import Asked
+from router.control.explain import ExplainRequest
 from router.errors import NoTarget
 from router.request.error_body import install
-from router.scheduling.policy.decision import Difference, ShadowChoice
+from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import build_policy
-from router.scheduling.policy.record import Attempt, Leg, Record, Stages
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.scheduling.policy.record_view import readable
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, maybe, names, views
@@ -34,7 +34,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": []}
 WARM = build_policy(
     "warm",
-    schema.Policy.model_validate(
+    schema.PolicyConfig.model_validate(
         {
             "filters": [{"name": "max_waiting", "waiting": 4}],
             "scorers": [{"name": "queue_depth"}, {"name": "prefix_overlap", "weight": 3}],
@@ -65,12 +65,12 @@ class Rooms:
 
     def __init__(self, record: Record | None = None) -> None:
         self.kept = readable(record or a_record())
-        self.asked: Asked | None = None
+        self.asked: ExplainRequest | None = None
 
     async def record(self, record_id: str) -> dict[str, Any] | None:
         return self.kept if record_id == self.kept["id"] else None
 
-    async def explain(self, asked: Asked) -> dict[str, Any]:
+    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         if asked.policy == "nobody":
             raise NoTarget("no engine can serve this model now")
         self.asked = asked
@@ -231,7 +231,7 @@ def test_every_attempt_and_prefill_leg_is_there() -> None:
     record = a_record()
     record.attempts[0].end = "connect"
     lone = WARM.decide(VIEW._replace(rows=VIEW.rows[:1]))
-    record.attempts.append(Attempt(lone, 0, 0, prefill=Leg(WARM.decide(VIEW), 4096, 3200, "ok", 33.0, 3200)))
+    record.attempts.append(Attempt(lone, 0, 0, prefill=PrefillRecord(WARM.decide(VIEW), 4096, 3200, "ok", 33.0, 3200)))
     text = unescape(page(readable(record)))
     assert "Attempt 1 of 2: cheap/0" in text
     assert "Attempt 2 of 2: dear/0" in text
@@ -242,8 +242,8 @@ def test_every_attempt_and_prefill_leg_is_there() -> None:
 def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record()
     record.shadows = [
-        ShadowChoice("lmetric", "dear/0", Difference(12.5, -3200)),
-        ShadowChoice("least_work_left", "cheap/0", Difference(0.0, 0)),
+        ShadowChoice("lmetric", "dear/0", Regret(12.5, -3200)),
+        ShadowChoice("least_work_left", "cheap/0", Regret(0.0, 0)),
     ]
     seen = Rows(page(readable(record)))
     assert seen.of("lmetric") == [["lmetric", "dear/0", "12.50", "-3,200"]]
@@ -273,8 +273,8 @@ def test_what_clients_and_engines_are_called_is_escaped() -> None:
 
     record = a_record(status=502, error="x", client="x")
     record.arm = record.asked_by = "x"
-    record.shadows = [ShadowChoice("p", "t", Difference(1.0, 1))]
-    record.attempts[0].prefill = Leg(WARM.decide(VIEW), 1, 1)
+    record.shadows = [ShadowChoice("p", "t", Regret(1.0, 1))]
+    record.attempts[0].prefill = PrefillRecord(WARM.decide(VIEW), 1, 1)
     html = page(tainted(readable(record)) | {"at_wall_s": 0.0})
     assert "<script" not in html
     assert html.count("&lt;script&gt;") >= 20
@@ -300,7 +300,7 @@ def test_a_question_arrives_whole() -> None:
     given_ = {"path": CHAT, "policy": "lmetric", "session": "s", "client": "team", "ttft_ms": "500", "tpot_ms": "20"}
     answer = door(rooms).post("/admin/explain", params=given_, content=b'{"a": 1}', headers={"content-type": "x/y"})
     assert answer.json() == {"target": "a/0", "why": "a/0: the only candidate", "policy": "lmetric", "notes": []}
-    assert rooms.asked == Asked(CHAT, b'{"a": 1}', "x/y", "lmetric", "s", "team", "500", "20")
+    assert rooms.asked == ExplainRequest(CHAT, b'{"a": 1}', "x/y", "lmetric", "s", "team", "500", "20")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings", "/v1/audio"])

@@ -12,9 +12,9 @@ from typing import Any
 import uvloop
 
 from router.control.workers import channel
-from router.control.workers.channel import Line
-from router.control.workers.messages import Answer, Ask, Load, Stop, Went
-from router.fleet.load import Share
+from router.control.workers.channel import Channel
+from router.control.workers.messages import AnswerMessage, AskMessage, LoadMessage, SessionMoved, StopMessage
+from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
 from tests.fakes.engines import eventually
 
@@ -32,20 +32,20 @@ class End:
         self.heard: list[Any] = []
         self.lost = 0
         self.requests = 0
-        self.line: Line
+        self.line: Channel
 
     def lose(self) -> None:
         self.lost += 1
 
-    def share(self, target: TargetId) -> Share:
-        return Share(requests=self.requests)
+    def share(self, target: TargetId) -> WorkerShare:
+        return WorkerShare(requests=self.requests)
 
 
 @asynccontextmanager
 async def ends() -> AsyncIterator[tuple[End, End]]:
     both = End(), End()
     for end, sock in zip(both, socket.socketpair(), strict=True):
-        end.line = await Line.on(sock, end.heard.append, end.lose, end.share)
+        end.line = await Channel.on(sock, end.heard.append, end.lose, end.share)
     try:
         yield both
     finally:
@@ -56,10 +56,10 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
 
 async def test_both_sides_tell_and_hear() -> None:
     async with ends() as (one, other):
-        one.line.tell(Stop())
-        other.line.tell(Went(True, "m", "s", "a/0"))
+        one.line.tell(StopMessage())
+        other.line.tell(SessionMoved(True, "m", "s", "a/0"))
         await eventually(lambda: one.heard and other.heard)
-        assert (one.heard, other.heard) == ([Went(True, "m", "s", "a/0")], [Stop()])
+        assert (one.heard, other.heard) == ([SessionMoved(True, "m", "s", "a/0")], [StopMessage()])
 
 
 async def test_a_busy_side_tells_the_last_word_in_few_frames() -> None:
@@ -69,8 +69,8 @@ async def test_a_busy_side_tells_the_last_word_in_few_frames() -> None:
             one.requests = n
             one.line.booked(A)
             await asyncio.sleep(0.0001)
-        await eventually(lambda: Load(A, Share(requests=299)) in other.heard)
-        assert other.heard[-1] == Load(A, Share(requests=299))
+        await eventually(lambda: LoadMessage(A, WorkerShare(requests=299)) in other.heard)
+        assert other.heard[-1] == LoadMessage(A, WorkerShare(requests=299))
         assert len(other.heard) < 100
 
 
@@ -83,8 +83,8 @@ async def test_a_question_gets_its_own_answer() -> None:
         asking = [asyncio.create_task(ask(about)) for about in ("x", "y")]
         await eventually(lambda: len(other.heard) == 2)
         for asked in reversed(other.heard):
-            assert isinstance(asked, Ask)
-            other.line.tell(Answer(asked.number, asked.about.encode()))
+            assert isinstance(asked, AskMessage)
+            other.line.tell(AnswerMessage(asked.number, asked.about.encode()))
         assert await asyncio.gather(*asking) == [b"x", b"y"]
 
 
@@ -92,7 +92,7 @@ async def test_nobody_answers_in_time() -> None:
     async with ends() as (one, other):
         assert await one.line.ask("scrape", within_s=0.02) is None
         (asked,) = other.heard
-        other.line.tell(Answer(asked.number, b"too late"))
+        other.line.tell(AnswerMessage(asked.number, b"too late"))
         assert await one.line.ask("scrape", within_s=0.02) is None
 
 
@@ -107,16 +107,16 @@ async def test_who_asks_somebody_that_goes_gets_no_answer_at_once() -> None:
 
 async def test_what_was_told_before_closing_arrives() -> None:
     async with ends() as (one, other):
-        one.line.tell(Stop())
+        one.line.tell(StopMessage())
         one.line.close()
         await eventually(lambda: other.lost)
-        assert other.heard == [Stop()]
+        assert other.heard == [StopMessage()]
 
 
 async def test_nonsense_ends_the_line(caplog) -> None:
     ours, theirs = socket.socketpair()
     end = End()
-    end.line = await Line.on(ours, end.heard.append, end.lose, end.share)
+    end.line = await Channel.on(ours, end.heard.append, end.lose, end.share)
     with theirs:
         theirs.send(b"\x00\x00\x00\x01\xc0")
         await eventually(lambda: end.lost)
@@ -127,9 +127,9 @@ async def test_one_that_does_not_read_is_cut_off(monkeypatch, caplog) -> None:
     monkeypatch.setattr(channel, "WAITING_BYTES", 100_000)
     ours, theirs = socket.socketpair()
     end = End()
-    end.line = await Line.on(ours, end.heard.append, end.lose, end.share)
+    end.line = await Channel.on(ours, end.heard.append, end.lose, end.share)
     with theirs:
-        tell = partial(end.line.tell, Answer(0, bytes(50_000)))
+        tell = partial(end.line.tell, AnswerMessage(0, bytes(50_000)))
         while not end.lost:
             tell()
             await asyncio.sleep(0.001)

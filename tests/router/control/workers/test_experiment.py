@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from router.clock import ManualClock
-from router.control.workers.experiment import Elsewhere, ToldTrial
-from router.control.workers.messages import Answered, Began, Ended, Message
+from router.control.workers.experiment import FollowerRequests, SyncedExperiment
+from router.control.workers.messages import Message, RequestAnswered, RequestBegan, RequestEnded
 from router.kvcache.events import TargetId
-from router.scheduling.experiments.experiment import Trial
+from router.scheduling.experiments.experiment import RunningExperiment
 from tests.router.scheduling.experiments.traffic import Behaviour, a_record, an_experiment, drive, finish, traffic
 
 ARMS = {"a": 50.0, "b": 50.0}
@@ -15,9 +15,9 @@ ARMS = {"a": 50.0, "b": 50.0}
 class Between:
     """What a follower tells reaches the leader's trial at once."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: RunningExperiment) -> None:
         self.told: list[Message] = []
-        self.elsewhere = Elsewhere(ManualClock(50.0))
+        self.elsewhere = FollowerRequests(ManualClock(50.0))
         self._trial = trial
 
     def booked(self, target: TargetId) -> None: ...
@@ -27,23 +27,23 @@ class Between:
     def tell(self, message: Message) -> None:
         self.told.append(message)
         match message:
-            case Began():
+            case RequestBegan():
                 self.elsewhere.began(1, message, self._trial)
-            case Answered():
+            case RequestAnswered():
                 self.elsewhere.answered(message)
-            case Ended():
+            case RequestEnded():
                 self.elsewhere.ended(message, self._trial)
 
 
 def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None:
     planted = {"a": Behaviour(hit=0.9), "b": Behaviour(slower=1.4, fails=0.1, hit=0.5)}
     spec = an_experiment(ARMS, limits={"error_rate_max": 0.9})
-    here, there = Trial(spec), Trial(spec)
+    here, there = RunningExperiment(spec), RunningExperiment(spec)
     between = Between(there)
-    follower = ToldTrial(spec, between, version=3)
+    follower = SyncedExperiment(spec, between, version=3)
     findings = list(drive(here, traffic(ARMS, planted, 300, seed=5)))
 
-    class Both(Trial):
+    class Both(RunningExperiment):
         """The follower is told of requests; looks are the leader's."""
 
         began, ended = follower.began, follower.ended  # type: ignore[assignment]
@@ -59,9 +59,9 @@ def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None
 
 def test_a_first_byte_is_known_while_the_answer_still_comes() -> None:
     """Else every long answer would look like a slow first byte: the limit here is 500 ms, the answer takes minutes."""
-    trial = Trial(an_experiment(limits={"ttft_p90_max_ms": 500}))
+    trial = RunningExperiment(an_experiment(limits={"ttft_p90_max_ms": 500}))
     between = Between(trial)
-    follower = ToldTrial(an_experiment(), between, version=1)
+    follower = SyncedExperiment(an_experiment(), between, version=1)
     for number in range(400):
         record = a_record(number, number / 10)
         follower.began("b", number.to_bytes(8), record)
@@ -72,12 +72,12 @@ def test_a_first_byte_is_known_while_the_answer_still_comes() -> None:
 
 
 def test_what_a_dying_worker_had_under_way_is_not_held_against_the_arm() -> None:
-    trial = Trial(an_experiment())
+    trial = RunningExperiment(an_experiment())
     between = Between(trial)
-    follower = ToldTrial(an_experiment(), between, version=1)
+    follower = SyncedExperiment(an_experiment(), between, version=1)
     mine, others = a_record(1, 10.0), a_record(2, 10.0)
     follower.began("a", b"mine", mine)
-    between.elsewhere.began(2, Began(1, 2, "a", b"others", 10.0), trial)
+    between.elsewhere.began(2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
     between.elsewhere.lost(1, trial)
     arm = trial.report().arms[0]
     assert (arm.requests, arm.failed) == (1, 0)

@@ -11,30 +11,40 @@ import uvloop
 
 from router.clock import ManualClock
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.control.workers.channel import Line
-from router.control.workers.leader import Leader
-from router.control.workers.local_state import House
-from router.control.workers.messages import Began, Drained, Load, Made, Rule, Ruled, Start, Up, Went
-from router.control.workers.role import Seat
-from router.control.workers.scheduler import SharedCore
-from router.fleet.engine_facts import Card
-from router.fleet.load import NO_SHARE, Share
+from router.config.sections.experiment import ExperimentConfig
+from router.control.workers.channel import Channel
+from router.control.workers.leader import LeaderWorker
+from router.control.workers.local_state import LocalState
+from router.control.workers.messages import (
+    DrainMessage,
+    LoadMessage,
+    PolicyApplied,
+    PolicyRule,
+    RequestBegan,
+    ResponseStored,
+    SessionMoved,
+    StartMessage,
+    WorkerUp,
+)
+from router.control.workers.role import WorkerRole
+from router.control.workers.scheduler import SyncedScheduler
+from router.fleet.engine_facts import ModelCard
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import Snapshot
-from router.telemetry.recent_records import Ring
+from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.recent_records import RecentRecords
 from router.wiring import build_core
 from tests.fakes.caches import RING
 from tests.fakes.engines import eventually
 
 A = TargetId("a/0")
 WARM = build_policy("warm", schema.DEFAULT_POLICY)
-OTHER = build_policy("other", schema.Policy.model_validate({"scorers": [{"name": "random"}]}))
-ARMS = Experiment.model_validate({"arms": {"warm": 50, "other": 50}})
+OTHER = build_policy("other", schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]}))
+ARMS = ExperimentConfig.model_validate({"arms": {"warm": 50, "other": 50}})
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
@@ -46,7 +56,7 @@ class Crewman:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.line: Line
+        self.line: Channel
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -57,20 +67,20 @@ class Ship:
         self.tasks = Tasks("test")
         clock = ManualClock(100.0)
         config = schema.Config(workers=3, seed=7)
-        self.leader = Leader(config, 5, clock, self.tasks)
-        regime = Regime({"warm": WARM, "other": OTHER}, "warm")
-        core = build_core(config, regime, RING, clock, secret=5, seat=Seat(0, 5, self.leader))
-        self.core = cast(SharedCore, core)
-        metrics = Metrics(lambda: Snapshot((), (), {}, {}), lambda model: True)
-        self.leader.take(House("run0", self.core, Ring(10), metrics))
-        self.core.fleet.join(schema.Instance(name="a", url="http://a:8000"))
-        self.core.joined("a", [Card("m", None, None, None)], [])
+        self.leader = LeaderWorker(config, 5, clock, self.tasks)
+        regime = PolicySet({"warm": WARM, "other": OTHER}, "warm")
+        core = build_core(config, regime, RING, clock, secret=5, seat=WorkerRole(0, 5, self.leader))
+        self.core = cast(SyncedScheduler, core)
+        metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
+        self.leader.take(LocalState("run0", self.core, RecentRecords(10), metrics))
+        self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
+        self.core.joined("a", [ModelCard("m", None, None, None)], [])
         self.crew: list[Crewman] = []
 
     async def hire(self) -> Crewman:
         man = Crewman()
         ours, theirs = socket.socketpair()
-        man.line = await Line.on(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
+        man.line = await Channel.on(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
         self.crew.append(man)
         await self.leader._born(len(self.crew), ours)
         return man
@@ -100,26 +110,26 @@ async def test_the_first_words_are_all_that_a_follower_needs() -> None:
         s.core.desk.sessions.put((False, "m", "agent"), "a/0")
         s.core.remember_response("resp_1", A)
         man = await s.hire()
-        await eventually(lambda: man.of(Made))
-        (start,), (rule,) = man.of(Start), man.of(Rule)
+        await eventually(lambda: man.of(ResponseStored))
+        (start,), (rule,) = man.of(StartMessage), man.of(PolicyRule)
         settings = schema.Config.model_validate_json(start.config)
         assert (start.number, start.secret, settings.seed, settings.watch) == (1, 5, 7, False)
-        assert settings.tokens.memory_bytes == schema.Tokens().memory_bytes // 3
+        assert settings.tokens.memory_bytes == schema.TokensConfig().memory_bytes // 3
         assert (rule.active, sorted(rule.policies), rule.version) == ("warm", ["other", "warm"], s.core.version)
-        assert man.of(Drained) == [Drained("a", True)]
-        assert man.of(Went) == [Went(False, "m", "agent", "a/0")]
-        assert man.of(Made) == [Made("resp_1", "a/0")]
+        assert man.of(DrainMessage) == [DrainMessage("a", True)]
+        assert man.of(SessionMoved) == [SessionMoved(False, "m", "agent", "a/0")]
+        assert man.of(ResponseStored) == [ResponseStored("resp_1", "a/0")]
 
 
 async def test_everybody_hears_of_the_load_of_all_others() -> None:
     async with ship() as s:
         one, other = await s.hire(), await s.hire()
-        one.line.tell(Load(A, Share(requests=2)))
-        await eventually(lambda: Load(A, Share(requests=2)) in other.heard)
+        one.line.tell(LoadMessage(A, WorkerShare(requests=2)))
+        await eventually(lambda: LoadMessage(A, WorkerShare(requests=2)) in other.heard)
         assert s.requests == 2
-        assert all(load.share == NO_SHARE for load in one.of(Load)), "its own load is not told to it"
-        other.line.tell(Load(A, Share(requests=5)))
-        await eventually(lambda: Load(A, Share(requests=5)) in one.heard)
+        assert all(load.share == NO_SHARE for load in one.of(LoadMessage)), "its own load is not told to it"
+        other.line.tell(LoadMessage(A, WorkerShare(requests=5)))
+        await eventually(lambda: LoadMessage(A, WorkerShare(requests=5)) in one.heard)
         assert s.requests == 7
         one.line.close()
         await eventually(lambda: s.requests == 5)
@@ -130,13 +140,13 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
     """The leader says a, the follower b before it hears that: b came later, and the follower hears so."""
     async with ship() as s:
         one, other = await s.hire(), await s.hire()
-        mine, theirs = Went(False, "m", "agent", "a/0"), Went(False, "m", "agent", "b/0")
+        mine, theirs = SessionMoved(False, "m", "agent", "a/0"), SessionMoved(False, "m", "agent", "b/0")
         one.line.tell(theirs)
         s.leader.tell(mine)
         s.core.heard_session(mine)
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
         for man in (one, other):
-            assert man.of(Went)[-1] == theirs
+            assert man.of(SessionMoved)[-1] == theirs
         assert s.core.desk.sessions.items() == [((False, "m", "agent"), "b/0")]
 
 
@@ -144,13 +154,13 @@ async def test_a_switch_waits_for_those_that_take_connections() -> None:
     async with ship() as s:
         man = await s.hire()
         await s.leader.everywhere()  # one that is not up does not hold anybody up
-        man.line.tell(Up("run1", 1))
+        man.line.tell(WorkerUp("run1", 1))
         await eventually(lambda: s.leader.workers()[1]["up"])
-        s.core.swap(Regime({"warm": WARM, "other": OTHER}, "other"))
+        s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "other"))
         waiting = s.tasks.spawn("wait", s.leader.everywhere())
-        await eventually(lambda: [rule.active for rule in man.of(Rule)][-1:] == ["other"])
+        await eventually(lambda: [rule.active for rule in man.of(PolicyRule)][-1:] == ["other"])
         assert not waiting.done()
-        man.line.tell(Ruled(man.of(Rule)[-1].version, {"other": OTHER.digest}))
+        man.line.tell(PolicyApplied(man.of(PolicyRule)[-1].version, {"other": OTHER.digest}))
         await waiting
         assert s.leader.workers()[1]["policies"] == {"other": OTHER.digest}
 
@@ -159,9 +169,9 @@ async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() 
     async with ship() as s:
         man = await s.hire()
         before = s.core.version
-        s.core.swap(Regime({"warm": WARM, "other": OTHER}, "warm", ARMS))
-        man.line.tell(Began(before, 1, "warm", b"early", 99.0))
-        man.line.tell(Began(s.core.version, 2, "warm", b"now", 99.5))
+        s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "warm", ARMS))
+        man.line.tell(RequestBegan(before, 1, "warm", b"early", 99.0))
+        man.line.tell(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
         trial = s.core.trial
         assert trial is not None
         await eventually(lambda: trial.behind)

@@ -5,30 +5,30 @@ from __future__ import annotations
 import pytest
 
 from router.config.reader import load_policies
-from router.config.schema import Config, Policy
-from router.config.sections.experiment import Experiment
-from router.control.workers.messages import Rule
+from router.config.schema import Config, PolicyConfig
+from router.config.sections.experiment import ExperimentConfig
+from router.control.workers.messages import PolicyRule
 from router.control.workers.policy_sync import regime_of, rule_of
 from router.errors import ConfigError
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policies
 from scorers.registry import installed
 from tests.paths import CONFIGS
 
 FOLDER = CONFIGS / "policies"
 ROOT_POLICIES = load_policies(Config(policies_dir=str(FOLDER)))
-EXPERIMENT = Experiment.model_validate(
+EXPERIMENT = ExperimentConfig.model_validate(
     {"arms": {"warm": 50, "round_robin": 30, "random": 20}, "shadows": ["lmetric"], "guard": {"worse_by": "20%"}}
 )
 
 
-def regime() -> Regime:
-    return Regime(build_policies(ROOT_POLICIES), "warm", EXPERIMENT, frozenset({"random"}))
+def regime() -> PolicySet:
+    return PolicySet(build_policies(ROOT_POLICIES), "warm", EXPERIMENT, frozenset({"random"}))
 
 
 def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
     told = regime()
-    heard = regime_of(rule_of(told, 3), Regime(build_policies({"x": ROOT_POLICIES["random"]}), "x"), installed())
+    heard = regime_of(rule_of(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), installed())
     assert len(heard.policies) == len(ROOT_POLICIES) > 10
     assert {name: policy.digest for name, policy in heard.policies.items()} == {
         name: policy.digest for name, policy in told.policies.items()
@@ -39,8 +39,8 @@ def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
 
 def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
     here = regime()
-    changed = Policy.model_validate({"scorers": [{"name": "queue_depth"}]})
-    then = Regime(here.policies | build_policies({"round_robin": changed}), "warm", EXPERIMENT)
+    changed = PolicyConfig.model_validate({"scorers": [{"name": "queue_depth"}]})
+    then = PolicySet(here.policies | build_policies({"round_robin": changed}), "warm", EXPERIMENT)
     heard = regime_of(rule_of(then, 4), here, installed())
     assert heard.policies["warm"] is here.policies["warm"]
     assert heard.policies["round_robin"] is not here.policies["round_robin"]
@@ -49,11 +49,11 @@ def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
 
 def test_policies_that_are_gone_are_gone() -> None:
     here = regime()
-    then = Regime({"warm": here.policies["warm"]}, "warm")
+    then = PolicySet({"warm": here.policies["warm"]}, "warm")
     assert list(regime_of(rule_of(then, 5), here, installed()).policies) == ["warm"]
 
 
 def test_what_cannot_be_built_is_said() -> None:
-    outside = Rule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
+    outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
     with pytest.raises(ConfigError, match="not_installed_here"):
         regime_of(outside, regime(), installed())

@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.control.workers.experiment import ToldTrial
-from router.control.workers.messages import Drained, Made, Message, Rule, Went
-from router.control.workers.role import Seat
-from router.control.workers.scheduler import NUMBERS, SharedCore
-from router.fleet.engine_facts import Card
-from router.fleet.load import NO_SHARE, Share
+from router.config.sections.experiment import ExperimentConfig
+from router.control.workers.experiment import SyncedExperiment
+from router.control.workers.messages import DrainMessage, Message, PolicyRule, ResponseStored, SessionMoved
+from router.control.workers.role import WorkerRole
+from router.control.workers.scheduler import NUMBERS, SyncedScheduler
+from router.fleet.engine_facts import ModelCard
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.ticket import Ticket
 from router.wiring import build_core
 from tests.fakes.caches import RING, prompt_of
 
-CARD = Card("m", "/models/m", None, 8192)
-LEAST = build_policy("least", schema.Policy.model_validate({"scorers": [{"name": "least_requests"}]}))
-STICKY = build_policy("sticky", schema.Policy.model_validate({"scorers": [{"name": "session_affinity"}]}))
-REGIME = Regime({"least": LEAST, "sticky": STICKY}, "least")
-EXPERIMENT = Experiment.model_validate({"arms": {"least": 50, "sticky": 50}})
+CARD = ModelCard("m", "/models/m", None, 8192)
+LEAST = build_policy("least", schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]}))
+STICKY = build_policy("sticky", schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]}))
+REGIME = PolicySet({"least": LEAST, "sticky": STICKY}, "least")
+EXPERIMENT = ExperimentConfig.model_validate({"arms": {"least": 50, "sticky": 50}})
 
 
 class Told:
@@ -52,14 +52,14 @@ class Told:
 class Worker:
     def __init__(self, number: int, instances: str = "ab") -> None:
         self.told = Told()
-        seat = Seat(number, 1, self.told)  # type: ignore[arg-type]
+        seat = WorkerRole(number, 1, self.told)  # type: ignore[arg-type]
         core = build_core(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, seat=seat)
-        self.core = cast(SharedCore, core)
+        self.core = cast(SyncedScheduler, core)
         for name in instances:
             self.join(name)
 
     def join(self, name: str) -> None:
-        self.core.fleet.join(schema.Instance(name=name, url=f"http://{name}:8000"))
+        self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
         self.core.joined(name, [CARD], [])
 
     def admit(self, session: str | None = None) -> Ticket:
@@ -124,7 +124,7 @@ def test_the_next_choice_sees_what_others_booked() -> None:
 
 def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> None:
     worker = Worker(1, "a")
-    worker.core.heard_load(TargetId("b/0"), Share(requests=3))
+    worker.core.heard_load(TargetId("b/0"), WorkerShare(requests=3))
     worker.join("b")
     assert worker.requests("b/0") == 3
     assert worker.core.own_share(TargetId("b/0")) == NO_SHARE
@@ -136,13 +136,13 @@ def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> Non
 
 def test_a_session_is_told_when_it_moves_and_only_then() -> None:
     one, other = Worker(0), Worker(1)
-    one.core.swap(Regime(REGIME.policies, "sticky"))
+    one.core.swap(PolicySet(REGIME.policies, "sticky"))
     one.told.messages.clear()
     target = one.admit("agent").target.id
     one.admit("agent")
     one.admit(None)
     (went,) = one.told.messages
-    assert isinstance(went, Went)
+    assert isinstance(went, SessionMoved)
     assert (went.prefill, went.model, went.target) == (False, "m", target)
     other.core.heard_session(went)
     ticket = other.admit("agent")
@@ -154,7 +154,7 @@ def test_a_response_is_found_where_it_was_only_told_of() -> None:
     one.told.messages.clear()
     one.core.remember_response("resp_1", TargetId("b/0"))
     (made,) = one.told.messages
-    assert isinstance(made, Made)
+    assert isinstance(made, ResponseStored)
     other.core.heard_response(made)
     assert other.core.made_by("resp_1") == "b/0"
     assert other.core.responses() == [("resp_1", "b/0")]
@@ -166,7 +166,7 @@ def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
     one.told.messages.clear()
     assert one.core.drain("a", True)
     assert not one.core.drain("zz", True)
-    assert one.told.messages == [Drained("a", True)]
+    assert one.told.messages == [DrainMessage("a", True)]
     other.core.heard_drain("a", True)
     other.join("a")
     assert other.core.fleet.candidates("m", (), 100.0) == ()
@@ -178,9 +178,9 @@ def test_the_leader_tells_what_decides_and_followers_do_not() -> None:
     leader, follower = Worker(0), Worker(1)
     for worker in (leader, follower):
         worker.told.messages.clear()
-        worker.core.swap(Regime(REGIME.policies, "sticky"))
+        worker.core.swap(PolicySet(REGIME.policies, "sticky"))
     (rule,) = leader.told.messages
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, PolicyRule)
     assert (rule.version, rule.active) == (leader.core.version, "sticky")
     assert follower.told.messages == []
 
@@ -189,14 +189,14 @@ def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
     leader, follower = Worker(0), Worker(1)
     for worker in (leader, follower):
         worker.core.version = 7
-        worker.core.swap(Regime(REGIME.policies, "least", EXPERIMENT))
-    assert type(leader.core.trial) is not ToldTrial
+        worker.core.swap(PolicySet(REGIME.policies, "least", EXPERIMENT))
+    assert type(leader.core.trial) is not SyncedExperiment
     assert leader.core.trial_since == leader.core.version == 8
     trial = follower.core.trial
-    assert isinstance(trial, ToldTrial)
+    assert isinstance(trial, SyncedExperiment)
     assert trial.version == 7
     follower.core.version = 9
-    follower.core.swap(Regime(REGIME.policies, "sticky", EXPERIMENT))  # the experiment goes on
+    follower.core.swap(PolicySet(REGIME.policies, "sticky", EXPERIMENT))  # the experiment goes on
     assert follower.core.trial is trial
     assert trial.version == 9
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from router.prompt.api.anthropic import MessagesFields, read_messages
-from router.prompt.api.openai import Reading
-from router.prompt.prompt import Chat, Unknown
+from router.prompt.api.openai import PromptFields
+from router.prompt.prompt import Chat, UnknownIds
 
 USER = {"role": "user", "content": "q"}
 RESULT = {"type": "tool_result", "tool_use_id": "t1"}
 
 
-def read(*messages: Any, **fields: Any) -> Reading:
+def read(*messages: Any, **fields: Any) -> PromptFields:
     body = json.dumps({"messages": messages, **fields}).encode()
     return read_messages(msgspec.json.decode(body, type=MessagesFields))
 
@@ -142,4 +142,4 @@ def test_images_cut(source: dict[str, str]) -> None:
     ],
 )
 def test_what_is_left_to_the_engine(message: Any, reason: str) -> None:
-    assert read(USER, message).source == Unknown(reason)
+    assert read(USER, message).source == UnknownIds(reason)

@@ -8,17 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.prompt.api.openai import ChatFields, CompletionFields, Reading, read_chat, read_completion, template_kwargs
-from router.prompt.prompt import Chat, Ids, Text, Unknown
+from router.prompt.api.openai import (
+    ChatFields,
+    CompletionFields,
+    PromptFields,
+    read_chat,
+    read_completion,
+    template_kwargs,
+)
+from router.prompt.prompt import Chat, Ids, Text, UnknownIds
 
 USER = [{"role": "user", "content": "hi"}]
 
 
-def chat(**fields: Any) -> Reading:
+def chat(**fields: Any) -> PromptFields:
     return read_chat(msgspec.json.decode(json.dumps({"messages": USER, **fields}).encode(), type=ChatFields))
 
 
-def completion(prompt: Any, **fields: Any) -> Reading:
+def completion(prompt: Any, **fields: Any) -> PromptFields:
     body = json.dumps({"prompt": prompt, **fields}).encode()
     return read_completion(msgspec.json.decode(body, type=CompletionFields))
 
@@ -38,7 +45,7 @@ def completion(prompt: Any, **fields: Any) -> Reading:
             {"reasoning_effort": "b", "enable_thinking": True, "documents": [{"text": "d"}]},
         ),
         ({"tokenize": True, "add_generation_prompt": False, "padding": 1}, None, None, {}),
-        ({"chat_template": "x"}, None, None, Unknown("client_template")),
+        ({"chat_template": "x"}, None, None, UnknownIds("client_template")),
     ],
 )
 def test_template_variables(client: Any, effort: str | None, documents: Any, variables: Any) -> None:

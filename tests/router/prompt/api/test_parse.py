@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from router.errors import BadRequest
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, Unknown
-from router.prompt.request_headers import Wishes
+from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds
+from router.prompt.request_headers import RequestHeaders
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -20,7 +20,9 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def read(path: str, fields: dict[str, Any], *, header: str | None = None, **options: Any) -> Prompt:
-    return read_prompt(path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), Wishes(header))
+    return read_prompt(
+        path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), RequestHeaders(header)
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_refusals_name_the_field(path: str, body: bytes, param: str | None) -> N
     ],
 )
 def test_what_cannot_be_matched_is_unknown_and_says_why(path: str, fields: dict[str, Any], reason: str) -> None:
-    assert read(path, {"model": "m", **fields}).source == Unknown(reason)
+    assert read(path, {"model": "m", **fields}).source == UnknownIds(reason)
 
 
 @pytest.mark.parametrize(
@@ -234,15 +236,15 @@ def test_priority_is_read_unless_the_operator_strips_it() -> None:
 
 def test_objectives_come_with_the_headers() -> None:
     body = json.dumps({"model": "m", "messages": USER}).encode()
-    prompt = read_prompt(CHAT, None, body, ReadOptions(), Wishes(ttft="500", tpot="20.5"))
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), RequestHeaders(ttft="500", tpot="20.5"))
     assert (prompt.ttft_ms, prompt.tpot_ms) == (500.0, 20.5)
-    prompt = read_prompt(CHAT, None, body, ReadOptions(), Wishes(ttft="soon"))
+    prompt = read_prompt(CHAT, None, body, ReadOptions(), RequestHeaders(ttft="soon"))
     assert (prompt.ttft_ms, prompt.tpot_ms) == (None, None)
 
 
 def test_the_prompt_is_not_read_when_nobody_needs_it() -> None:
     prompt = read(CHAT, {"model": "m", "messages": [7]}, want_source=False)
-    assert prompt.source == Unknown("not_needed")
+    assert prompt.source == UnknownIds("not_needed")
     with pytest.raises(BadRequest):
         read(CHAT, {"model": "m", "messages": 7}, want_source=False)
 
@@ -288,7 +290,7 @@ def test_nothing_breaks_the_reading(path: str, fields: dict[str, Any]) -> None:
         prompt = read(path, {"model": "m", **fields})
     except BadRequest:
         return
-    assert isinstance(prompt.source, Chat | Text | Ids | Unknown)
+    assert isinstance(prompt.source, Chat | Text | Ids | UnknownIds)
 
 
 @given(st.sampled_from([CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/score"]), st.binary(max_size=40))

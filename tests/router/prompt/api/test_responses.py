@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.prompt.api.openai import Reading
+from router.prompt.api.openai import PromptFields
 from router.prompt.api.responses import ResponsesFields, read_responses
-from router.prompt.prompt import Chat, Unknown
+from router.prompt.prompt import Chat, UnknownIds
 
 USER = {"role": "user", "content": "a"}
 
@@ -28,7 +28,7 @@ def said(text: str, **extra: Any) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": content, **extra}
 
 
-def read(given: Any, **fields: Any) -> Reading:
+def read(given: Any, **fields: Any) -> PromptFields:
     body = json.dumps({"input": given, **fields}).encode()
     return read_responses(msgspec.json.decode(body, type=ResponsesFields))
 
@@ -147,4 +147,4 @@ def test_tools() -> None:
 def test_unknown(fields: dict[str, Any], reason: str) -> None:
     assert read(
         **({"given": "a"} | {("given" if k == "input" else k): v for k, v in fields.items()})
-    ).source == Unknown(reason)
+    ).source == UnknownIds(reason)

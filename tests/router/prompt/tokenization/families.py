@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from router.config.schema import TokenizerSource
-from router.prompt.tokenization.local_tokenizer import Local, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
 from tests.paths import ROOT
 
 CHATML = """\
@@ -134,13 +134,13 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], str, str]] = {  # maker, temp
 
 
 @cache
-def family(name: str) -> Local:
+def family(name: str) -> LocalTokenizer:
     """Loaded, with pieces as short as they can be."""
     make, template, bos = FAMILIES[name]
     return loaded(make(), template, bos)
 
 
-def loaded(tokenizer: Tokenizer, template: str = CHATML, bos: str = "<s>", least_bytes: int = 1) -> Local:
+def loaded(tokenizer: Tokenizer, template: str = CHATML, bos: str = "<s>", least_bytes: int = 1) -> LocalTokenizer:
     with TemporaryDirectory() as folder:
         tokenizer.save(f"{folder}/tokenizer.json")
         Path(folder, "tokenizer_config.json").write_text(json.dumps({"bos_token": bos, "chat_template": template}))

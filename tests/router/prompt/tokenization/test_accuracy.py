@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from router.prompt.tokenization.accuracy import AGREEING, Trust
+from router.prompt.tokenization.accuracy import AGREEING, TokenizerAccuracy
 
 
 def test_believed_until_something_speaks_against_it() -> None:
-    assert Trust().local
+    assert TokenizerAccuracy().local
 
 
 def test_a_differing_probe_is_cleared_by_the_same_instance_only() -> None:
-    trust = Trust()
+    trust = TokenizerAccuracy()
     trust.differs("a", "plain")
     trust.proved("b")
     assert (trust.local, trust.mismatches, trust.proofs) == (False, 1, 1)
@@ -19,7 +19,7 @@ def test_a_differing_probe_is_cleared_by_the_same_instance_only() -> None:
 
 
 def test_a_wrong_count_needs_agreement_on_real_prompts() -> None:
-    trust = Trust()
+    trust = TokenizerAccuracy()
     trust.miscounted()
     trust.proved("a")
     for _ in range(AGREEING - 1):

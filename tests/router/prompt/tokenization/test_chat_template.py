@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.errors import BadRequest
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
-from router.prompt.tokenization.chat_template import Template, Unrenderable
+from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "vllm-0.32-renderings.json").read_text())
 SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
@@ -30,21 +30,21 @@ def chat(messages: list[Any], path: str = "/v1/chat/completions", **fields: Any)
 
 
 def say(template: str, messages: list[Any], path: str = "/v1/chat/completions", **fields: Any) -> str:
-    return Template(template, lambda: 86400.0).render(chat(messages, path, **fields), {})
+    return ChatTemplate(template, lambda: 86400.0).render(chat(messages, path, **fields), {})
 
 
-def rendered(template: Template, path: str, body: dict[str, Any]) -> list[str] | None:
+def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> list[str] | None:
     try:
         source = read_prompt(path, None, json.dumps(body).encode(), ReadOptions()).source
         return [template.content_format, template.render(source, SPECIAL)] if isinstance(source, Chat) else None
-    except (BadRequest, Unrenderable):
+    except (BadRequest, UnrenderableChat):
         return None
 
 
 @pytest.mark.parametrize("name", RECORDED["templates"])
 def test_as_the_engine_renders(name: str) -> None:
     """65 requests of all endpoints: roles, tools, tool calls, parts, thinking, continued messages; null: refused."""
-    template = Template(RECORDED["templates"][name], lambda: 0.0)
+    template = ChatTemplate(RECORDED["templates"][name], lambda: 0.0)
     chats = [i for i, (path, _) in enumerate(RECORDED["requests"]) if path != "/v1/completions"]
     assert len(chats) > 60
     for i in chats:
@@ -61,14 +61,14 @@ values = st.recursive(
 
 @given(values, st.sampled_from([None, 0, 1, 4]), st.booleans(), st.booleans())
 def test_json_is_printed_as_python_prints_it(value: Any, indent: int | None, ascii: bool, sort: bool) -> None:
-    environment = Template("{{ value | tojson(ensure_ascii=ascii, indent=indent, sort_keys=sort) }}", lambda: 0.0)
+    environment = ChatTemplate("{{ value | tojson(ensure_ascii=ascii, indent=indent, sort_keys=sort) }}", lambda: 0.0)
     kwargs = {"value": value, "indent": indent, "ascii": ascii, "sort": sort}
     said = environment.render(chat([USER])._replace(template_kwargs=kwargs), {})
     assert said == json.dumps(value, ensure_ascii=ascii, indent=indent, sort_keys=sort)
 
 
 def test_bit_by_bit_is_the_same() -> None:
-    template = Template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", lambda: 0.0)
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", lambda: 0.0)
     chunks = template.chunks(chat([USER, USER]), {})
     assert len(chunks) > 2
     assert "".join(chunks) == template.render(chat([USER, USER]), {}) == "user: hi\nuser: hi\n"
@@ -95,12 +95,12 @@ def test_helpers_of_hugging_face() -> None:
     ],
 )
 def test_what_a_template_refuses_or_breaks_on(template: str) -> None:
-    with pytest.raises(Unrenderable):
+    with pytest.raises(UnrenderableChat):
         say(template, [USER])
 
 
 def test_defaults_give_way_to_the_request() -> None:
-    template = Template("{{ a }}{{ b }}{{ bos_token }}", lambda: 0.0)
+    template = ChatTemplate("{{ a }}{{ b }}{{ bos_token }}", lambda: 0.0)
     asked = chat([USER], chat_template_kwargs={"b": 2, "messages": "no"})
     assert template.render(asked, {"a": 1, "b": 1, "bos_token": "<s>"}) == "12<s>"
 
@@ -121,13 +121,15 @@ def test_before_media_only_what_is_sure(content: str, known: str) -> None:
     parts = [{"type": "text", "text": "look at this "}, {"type": "text", "text": "now"}, MEDIA, "end"]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "first one"}]
     asked = chat([*messages, {"role": "user", "content": parts}, USER])
-    text = Template("{% for m in messages %}{{ m.role }} " + content + " {% endfor %}", lambda: 0.0).render(asked, {})
+    text = ChatTemplate("{% for m in messages %}{{ m.role }} " + content + " {% endfor %}", lambda: 0.0).render(
+        asked, {}
+    )
     assert asked.cut
     assert text == known
 
 
 def test_media_that_the_template_does_not_print() -> None:
-    with pytest.raises(Unrenderable):
+    with pytest.raises(UnrenderableChat):
         say("{{ messages[0].role }}", [{"role": "user", "content": [MEDIA]}])
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.clock import SystemClock
-from router.config.schema import Tokens as Settings
+from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
-from router.kvcache.memory_budget import Budget
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Chat, Text, Unknown
-from router.prompt.tokenization.incremental import RENDERED_ON_LOOP_BYTES, Chain, Remembering, _Task
-from router.prompt.tokenization.local_tokenizer import Local
-from router.prompt.tokenization.offload import Threads
-from router.prompt.tokenization.prefix_cache import Memo
+from router.kvcache.memory_budget import MemoryBudget
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Chat, Text, UnknownIds
+from router.prompt.tokenization.incremental import RENDERED_ON_LOOP_BYTES, IncrementalTokenizer, KeyInputs, _Task
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.offload import TokenizerThreads
+from router.prompt.tokenization.prefix_cache import PrefixCache
 from router.prompt.tokenization.segment_check import FRAGMENTS
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, word_piece
 
@@ -71,16 +71,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 class Room:
     def __init__(self, memory_bytes: int = 1 << 30, **changes: Any) -> None:
-        self.budget = Budget(memory_bytes)
-        self.memo = Memo(self.budget, b"secret")
+        self.budget = MemoryBudget(memory_bytes)
+        self.memo = PrefixCache(self.budget, b"secret")
         self.settings = Settings(**{"inline_chars": 1 << 30, **changes})
-        self.threads = Threads(1)
-        self.remembering = Remembering(self.settings, RING, self.memo, self.threads, SystemClock())
+        self.threads = TokenizerThreads(1)
+        self.remembering = IncrementalTokenizer(self.settings, RING, self.memo, self.threads, SystemClock())
 
-    def ask(self, local: Local, source: Chat | Text, chain: Chain) -> Known:
+    def ask(self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs) -> TokenizedPrompt:
         """Checked against the whole, from the beginning."""
         known = run(self.remembering.of(local, source, chain, 0))
-        assert isinstance(known, Known)
+        assert isinstance(known, TokenizedPrompt)
         whole = local.ids(source)
         assert known.ids == whole
         root = RING.root(*chain[:3])
@@ -100,8 +100,8 @@ def chat(turns: list[Message], *, tools: list[Any] | None = None, special: bool 
     return Chat(turns, tools, {}, True, False, special, cut)
 
 
-def chain(salt: str | None = None, adapter: str | None = None, sizes: frozenset[int] = SIZES) -> Chain:
-    return Chain("m", adapter, salt, sizes)
+def chain(salt: str | None = None, adapter: str | None = None, sizes: frozenset[int] = SIZES) -> KeyInputs:
+    return KeyInputs("m", adapter, salt, sizes)
 
 
 @pytest.fixture
@@ -149,8 +149,10 @@ def test_a_next_turn_tokenises_only_what_is_new(name: str, room: Room) -> None:
     assert room.found > 0.7 * first
 
 
-@pytest.mark.parametrize("other", [chain(salt="a"), chain(salt=""), chain(adapter="a"), Chain("n", None, None, SIZES)])
-def test_nothing_is_found_under_another_salt_adapter_or_model(room: Room, other: Chain) -> None:
+@pytest.mark.parametrize(
+    "other", [chain(salt="a"), chain(salt=""), chain(adapter="a"), KeyInputs("n", None, None, SIZES)]
+)
+def test_nothing_is_found_under_another_salt_adapter_or_model(room: Room, other: KeyInputs) -> None:
     local, source = family("byte-level"), chat([message("user", "what is mine is mine")])
     room.ask(local, source, chain())
     room.ask(local, source, other)
@@ -170,7 +172,7 @@ def test_what_changes_ids_is_never_mixed_up(room: Room) -> None:
             room.ask(local, source._replace(add_special_tokens=special), chain())
             room.ask(local, Text(rendered, special), chain())
             known = run(room.remembering.of(local, cut._replace(add_special_tokens=special), chain(), 0))
-            assert isinstance(known, Known)
+            assert isinstance(known, TokenizedPrompt)
             assert (known.ids, known.complete) == (local.ids(cut._replace(add_special_tokens=special)), False)
 
 
@@ -204,7 +206,7 @@ def test_a_block_size_that_appears_later_needs_no_tokenising(room: Room) -> None
 def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
     room = Room(hand_ids="off")
     known = run(room.remembering.of(family("byte-level"), chat([message("user", "x")]), chain(), 0))
-    assert isinstance(known, Known)
+    assert isinstance(known, TokenizedPrompt)
     assert known.spelled == ()
     room.threads.close()
 
@@ -212,10 +214,10 @@ def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
 async def test_what_came_too_late_is_there_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     local, source = family("byte-level"), chat([message("user", "a long prompt " * 50)])
     room = Room(inline_chars=100, budget_ms=0.001)
-    assert await room.remembering.of(local, source, chain(), 0) == Unknown("tokens_late")
+    assert await room.remembering.of(local, source, chain(), 0) == UnknownIds("tokens_late")
     await room.threads.run(lambda: None, 10.0)  # behind it in the only thread
     known = await room.remembering.of(local, source, chain(), 0)
-    assert isinstance(known, Known)
+    assert isinstance(known, TokenizedPrompt)
     assert known.ids == local.ids(source)
     assert room.found == len(known.ids)
     room.threads.close()
@@ -223,16 +225,18 @@ async def test_what_came_too_late_is_there_the_next_time(monkeypatch: pytest.Mon
 
 async def test_very_large_bodies_are_rendered_in_a_thread_too(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     where = []
-    local, text = family("byte-level"), Local.text
+    local, text = family("byte-level"), LocalTokenizer.text
 
-    def watched(self: Local, source: Chat | Text) -> bytes:
+    def watched(self: LocalTokenizer, source: Chat | Text) -> bytes:
         where.append(threading.current_thread() is threading.main_thread())
         return text(self, source)
 
-    monkeypatch.setattr(Local, "text", watched)
+    monkeypatch.setattr(LocalTokenizer, "text", watched)
     room.remembering._settings = Settings(budget_ms=60_000)
     for size in (RENDERED_ON_LOOP_BYTES, RENDERED_ON_LOOP_BYTES + 1):
-        assert isinstance(await room.remembering.of(local, chat([message("user", "x")]), chain(), size), Known)
+        assert isinstance(
+            await room.remembering.of(local, chat([message("user", "x")]), chain(), size), TokenizedPrompt
+        )
     assert where == [True, False]
 
 

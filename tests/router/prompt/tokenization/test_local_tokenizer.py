@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from router.config.schema import TokenizerSource
 from router.errors import ConfigError
 from router.prompt.prompt import Chat, Text
-from router.prompt.tokenization.chat_template import Unrenderable
-from router.prompt.tokenization.local_tokenizer import Local, load
+from router.prompt.tokenization.chat_template import UnrenderableChat
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
 
 TOOL = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
 
@@ -24,7 +24,7 @@ def chat(content: str = "hi", *, tools: list[dict[str, object]] | None = None, s
     return Chat([message], tools, {}, True, False, special, False)
 
 
-def loaded(folder: Path, **source: object) -> Local:
+def loaded(folder: Path, **source: object) -> LocalTokenizer:
     return load(TokenizerSource(path=str(folder), **source), "tokenizers.m", lambda: 0.0)  # type: ignore[arg-type]
 
 
@@ -33,7 +33,7 @@ def folder(model_dir: Path, tmp_path: Path) -> Path:
     return shutil.copytree(model_dir, tmp_path / "m")
 
 
-def test_special_tokens_are_added_where_asked(local: Local, model_dir: Path) -> None:
+def test_special_tokens_are_added_where_asked(local: LocalTokenizer, model_dir: Path) -> None:
     plain = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     assert local.ids(Text("the fox", True)) == array("I", plain.encode("the fox").ids)
     assert local.ids(Text("the fox", False)) == array("I", plain.encode("the fox", add_special_tokens=False).ids)
@@ -52,7 +52,7 @@ def test_long_prompts_are_whole_whatever_the_file_says_of_truncation(folder: Pat
     assert len(loaded(folder).ids(Text("fox", False))) < 10
 
 
-def test_a_cut_chat_has_no_end_token(local: Local) -> None:
+def test_a_cut_chat_has_no_end_token(local: LocalTokenizer) -> None:
     cut = chat("one two <media>", special=True)._replace(cut=True)
     cut.messages[0]["content"].append({"type": "media"})
     whole = local.ids(cut)
@@ -60,8 +60,8 @@ def test_a_cut_chat_has_no_end_token(local: Local) -> None:
     assert 1 not in whole
 
 
-def test_half_a_surrogate_pair(local: Local) -> None:
-    with pytest.raises(Unrenderable):
+def test_half_a_surrogate_pair(local: LocalTokenizer) -> None:
+    with pytest.raises(UnrenderableChat):
         local.ids(Text("\ud800", False))
 
 
@@ -91,7 +91,7 @@ def test_without_a_template_texts_still_work(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     local = loaded(folder)
     assert len(local.ids(Text("fox", False))) > 0
-    with pytest.raises(Unrenderable):
+    with pytest.raises(UnrenderableChat):
         local.render(chat())
 
 

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.block_keys import Keyring
-from router.prompt.tokenization.prefix import Line
-from router.prompt.tokenization.prefix_cache import Piece, piece_of
+from router.prompt.tokenization.prefix import Prefix
+from router.prompt.tokenization.prefix_cache import CachedSegment, piece_of
 
 RING = Keyring(3)
 ROOT = RING.root("m", None, "s")
 pieces_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6)
 
 
-def line_of(pieces: list[Piece], sizes: set[int]) -> Line:
-    line = Line(RING, ROOT, sizes)
+def line_of(pieces: list[CachedSegment], sizes: set[int]) -> Prefix:
+    line = Prefix(RING, ROOT, sizes)
     for piece in pieces:
         line.add(piece)
     return line
@@ -35,7 +35,7 @@ def test_new_remembered_and_with_another_block_size(ids: list[list[int]], first:
 
 def test_a_piece_keeps_the_keys_of_blocks_that_end_in_it() -> None:
     """Blocks of 4 over pieces of 3, 6 and 1 ids: none ends in the first, two in the second (after 4 and 8 ids)."""
-    pieces = [Piece(array("I", range(n))) for n in (3, 6, 1)]
+    pieces = [CachedSegment(array("I", range(n))) for n in (3, 6, 1)]
     line = line_of(pieces, {4})
     assert [len(piece.keys[4]) for piece in pieces] == [0, 2, 0]
     assert pieces[1].keys[4] == line.keys[4]

@@ -8,15 +8,15 @@ import pytest
 
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key
-from router.kvcache.memory_budget import Budget
-from router.prompt.tokenization.prefix import Line
-from router.prompt.tokenization.prefix_cache import Memo, Piece, piece_of
+from router.kvcache.memory_budget import MemoryBudget
+from router.prompt.tokenization.prefix import Prefix
+from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache, piece_of
 
-ROOM = Budget(1 << 30)
+ROOM = MemoryBudget(1 << 30)
 
 
-def memo(limit_bytes: int = 1 << 30) -> Memo:
-    return Memo(Budget(limit_bytes), b"secret")
+def memo(limit_bytes: int = 1 << 30) -> PrefixCache:
+    return PrefixCache(MemoryBudget(limit_bytes), b"secret")
 
 
 def test_a_name_stands_for_all_bytes_up_to_there() -> None:
@@ -26,13 +26,13 @@ def test_a_name_stands_for_all_bytes_up_to_there() -> None:
     assert memo().names(b"root\0", [b"onetwo", b"three"]) == names[1:], "where it was cut does not matter"
     assert not set(memo().names(b"toor\0", [b"one", b"two", b"three"])) & set(names)
     assert not set(memo().names(b"root\0", [b"One", b"two", b"three"])) & set(names)
-    assert not set(Memo(ROOM, b"terces").names(b"root\0", [b"one", b"two", b"three"])) & set(names)
+    assert not set(PrefixCache(ROOM, b"terces").names(b"root\0", [b"one", b"two", b"three"])) & set(names)
 
 
 def test_found_is_the_leading_run() -> None:
     store = memo()
     names = store.names(b"", [b"a", b"b", b"c"])
-    pieces = [Piece(), Piece(), Piece()]
+    pieces = [CachedSegment(), CachedSegment(), CachedSegment()]
     store.remember(names[:2], pieces[:2])
     assert store.find(names) == pieces[:2]
     assert store.find(names[1:]) == pieces[1:2]
@@ -43,54 +43,54 @@ def test_found_is_the_leading_run() -> None:
 def test_the_oldest_goes_first_and_of_a_prompt_its_end() -> None:
     """Room for four pieces. Two prompts share their first piece."""
     one, two = memo().names(b"", [b"a", b"b", b"c"]), memo().names(b"", [b"a", b"x", b"y"])
-    size = Piece().bytes
+    size = CachedSegment().bytes
     store = memo(4 * size)
-    store.remember(one, [Piece(), Piece(), Piece()])
-    store.remember(two, [*store.find(two), Piece(), Piece()])
+    store.remember(one, [CachedSegment(), CachedSegment(), CachedSegment()])
+    store.remember(two, [*store.find(two), CachedSegment(), CachedSegment()])
     assert [len(store.find(one)), len(store.find(two))] == [2, 3], "the first one's end is gone"
-    store.remember(one, [*store.find(one), Piece()])
+    store.remember(one, [*store.find(one), CachedSegment()])
     assert [len(store.find(one)), len(store.find(two))] == [3, 2]
 
 
 def test_what_is_used_again_stays() -> None:
     """Room for two pieces: of two prompts the first is used again, so the third takes the second one's place."""
-    store = memo(2 * Piece().bytes)
+    store = memo(2 * CachedSegment().bytes)
     one, two, three = (store.names(text, [b"a"]) for text in (b"1", b"2", b"3"))
     for names in (one, two):
-        store.remember(names, [Piece()])
+        store.remember(names, [CachedSegment()])
     store.remember(one, store.find(one))
-    store.remember(three, [Piece()])
+    store.remember(three, [CachedSegment()])
     assert [len(store.find(names)) for names in (one, two, three)] == [1, 0, 1]
 
 
 def test_a_prompt_too_large_for_the_memory_is_kept_from_its_beginning() -> None:
-    budget = Budget(3 * Piece().bytes)
-    store = Memo(budget, b"secret")
+    budget = MemoryBudget(3 * CachedSegment().bytes)
+    store = PrefixCache(budget, b"secret")
     names = store.names(b"", [b"%d" % i for i in range(10)])
-    store.remember(names, [Piece() for _ in names])
+    store.remember(names, [CachedSegment() for _ in names])
     assert (len(store.find(names)), len(store), budget.evicted) == (3, 3, 7)
     nothing = memo(0)
-    nothing.remember(names, [Piece() for _ in names])
+    nothing.remember(names, [CachedSegment() for _ in names])
     assert len(nothing) == 0
 
 
 def test_others_make_it_forget_too() -> None:
-    budget = Budget(4 * Piece().bytes)
-    store = Memo(budget, b"secret")
+    budget = MemoryBudget(4 * CachedSegment().bytes)
+    store = PrefixCache(budget, b"secret")
     names = store.names(b"", [b"a", b"b", b"c"])
-    store.remember(names, [Piece(), Piece(), Piece()])
-    budget.take(3 * Piece().bytes)
+    store.remember(names, [CachedSegment(), CachedSegment(), CachedSegment()])
+    budget.take(3 * CachedSegment().bytes)
     assert len(store.find(names)) == 1
 
 
 @pytest.mark.parametrize(("tokens", "spell", "sizes"), [(20, False, [16]), (250, True, [16]), (800, True, [16, 128])])
 def test_the_estimate_is_what_the_interpreter_takes(tokens: int, spell: bool, sizes: list[int]) -> None:
-    budget = Budget(1 << 30)
-    store = Memo(budget, b"secret")
+    budget = MemoryBudget(1 << 30)
+    store = PrefixCache(budget, b"secret")
     ids = [[(7 * i + j) % 100_000 for j in range(tokens)] for i in range(40)]
     tracemalloc.start()
     for prompt in range(50):
-        line, pieces = Line(Keyring(1), Key(prompt), sizes), []
+        line, pieces = Prefix(Keyring(1), Key(prompt), sizes), []
         for one in ids:
             pieces.append(piece_of(one, spell=spell))
             line.add(pieces[-1])

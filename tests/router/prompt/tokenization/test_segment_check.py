@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from router.prompt.prompt import Text
 from router.prompt.tokenization import segment_check
 from router.prompt.tokenization.segment_check import around, difference
-from router.prompt.tokenization.segments import Pieces
+from router.prompt.tokenization.segments import Segmenter
 from tests.router.prompt.tokenization.families import (
     CHATML,
     FAMILIES,
@@ -34,13 +34,13 @@ def test_every_family_can_be_cut(name: str) -> None:
 @pytest.mark.parametrize("cut", ["e", " ", "the", "<|im_end"])
 def test_cutting_where_no_special_token_is_gets_found_out(cut: str) -> None:
     tokenizer = byte_level()
-    assert difference(encode(tokenizer), Pieces(cut.encode(), [1], []), []) is not None
+    assert difference(encode(tokenizer), Segmenter(cut.encode(), [1], []), []) is not None
 
 
 def test_cutting_behind_the_token_gets_found_out() -> None:
     """Metaspace `first` sees a beginning of the text wherever a piece begins with other than a special token."""
 
-    class Behind(Pieces):
+    class Behind(Segmenter):
         def of(self, text: bytes) -> list[bytes]:
             parts = text.split(self.cut)
             return [*(part + self.cut for part in parts[:-1]), parts[-1]]
@@ -49,7 +49,7 @@ def test_cutting_behind_the_token_gets_found_out() -> None:
             return self
 
     tokenizer = metaspace("first")
-    assert difference(encode(tokenizer), Pieces(b"</s>", [], [2]), []) is None
+    assert difference(encode(tokenizer), Segmenter(b"</s>", [], [2]), []) is None
     assert difference(encode(tokenizer), Behind(b"</s>", [], [2]), []) is not None
 
 
@@ -59,7 +59,7 @@ def test_other_added_tokens_are_among_the_texts() -> None:
     tokenizer.add_special_tokens([AddedToken("zz", single_word=True, normalized=False)])
     tokenizer.add_special_tokens([AddedToken("x|", normalized=False)])
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    text = difference(encode(tokenizer), Pieces(b"x|", [1], []), added)
+    text = difference(encode(tokenizer), Segmenter(b"x|", [1], []), added)
     assert text is not None
     assert "zzx|" in text
 
@@ -69,7 +69,7 @@ def test_what_is_put_around_a_whole_prompt() -> None:
     assert around(encode(byte_level())) == ([1], [])
     assert around(encode(metaspace("first"))) == ([], [2])
     tokenizer = byte_level()
-    assert difference(encode(tokenizer), Pieces(b"<|im_start|>", [], []), []) is not None, "the head is forgotten"
+    assert difference(encode(tokenizer), Segmenter(b"<|im_start|>", [], []), []) is not None, "the head is forgotten"
 
 
 def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from router.backends.fetch import Answer
-from router.backends.remote_tokenizer import Remote
+from router.backends.fetch import HttpAnswer
+from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import SystemClock
-from router.config.schema import Tokens as Settings
+from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
-from router.kvcache.tokenized_prompt import Known
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Prompt, Text, Unknown
+from router.prompt.prompt import Chat, Prompt, Text, UnknownIds
 from router.prompt.tokenization.accuracy import AGREEING
-from router.prompt.tokenization.local_tokenizer import Local
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.offload import QUEUED_PER_THREAD
-from router.prompt.tokenization.tokenization import Tokens
+from router.prompt.tokenization.tokenization import Tokenization
 
 KEYRING = Keyring(7)
 MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "image_url": {"url": "x"}}]}]
@@ -32,7 +32,7 @@ MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "im
 class Engine:
     """A vLLM that tokenises with `local`, unless it is silent or has been told to differ."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: LocalTokenizer) -> None:
         self.local = local
         self.asked: list[dict[str, Any]] = []
         self.silent = False
@@ -40,7 +40,7 @@ class Engine:
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         fields = json.loads(body)
         self.asked.append(fields)
         if self.silent:
@@ -51,17 +51,17 @@ class Engine:
         ids = list(self.local.ids(source))
         if self.differs_on is not None and self.differs_on in json.dumps(fields):
             ids.append(1)
-        return Answer(200, json.dumps({"count": len(ids), "max_model_len": 1, "tokens": ids}).encode())
+        return HttpAnswer(200, json.dumps({"count": len(ids), "max_model_len": 1, "tokens": ids}).encode())
 
 
 @pytest.fixture
-def engine(local: Local) -> Engine:
+def engine(local: LocalTokenizer) -> Engine:
     return Engine(local)
 
 
 @pytest.fixture
-def tokens(local: Local, engine: Engine) -> Iterator[Tokens]:
-    room = Tokens(Settings(), {"m": local}, KEYRING, Remote(engine), SystemClock())
+def tokens(local: LocalTokenizer, engine: Engine) -> Iterator[Tokenization]:
+    room = Tokenization(Settings(), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
     yield room
     room.close()
 
@@ -72,13 +72,13 @@ def prompt(fields: dict[str, Any] | None = None, path: str = "/v1/completions") 
     )
 
 
-async def known(tokens: Tokens, asked: Prompt, model: str = "m", adapter: str | None = None) -> Known:
+async def known(tokens: Tokenization, asked: Prompt, model: str = "m", adapter: str | None = None) -> TokenizedPrompt:
     answer = await tokens.of(asked, model, adapter, {4, 16}, ["a"])
-    assert isinstance(answer, Known)
+    assert isinstance(answer, TokenizedPrompt)
     return answer
 
 
-async def test_local_ids_and_keys(tokens: Tokens, local: Local, engine: Engine) -> None:
+async def test_local_ids_and_keys(tokens: Tokenization, local: LocalTokenizer, engine: Engine) -> None:
     asked = prompt({"prompt": "the quick brown fox jumps " * 5, "cache_salt": "s"})
     answer = await known(tokens, asked, adapter="lora")
     assert answer.ids == local.ids(Text("the quick brown fox jumps " * 5, True))
@@ -88,42 +88,46 @@ async def test_local_ids_and_keys(tokens: Tokens, local: Local, engine: Engine) 
     assert answer.tokens_ms >= 0 <= answer.keys_ms
 
 
-async def test_given_ids_need_no_tokenizer(tokens: Tokens) -> None:
+async def test_given_ids_need_no_tokenizer(tokens: Tokenization) -> None:
     answer = await known(tokens, prompt({"prompt": [5, 6, 7, 8, 9]}), model="stranger")
     assert (answer.ids, answer.how, answer.complete) == (array("I", [5, 6, 7, 8, 9]), "given", True)
     assert len(answer.keys[4]) == 1
 
 
-async def test_a_model_without_a_tokenizer_here_asks(tokens: Tokens, engine: Engine, local: Local) -> None:
+async def test_a_model_without_a_tokenizer_here_asks(
+    tokens: Tokenization, engine: Engine, local: LocalTokenizer
+) -> None:
     answer = await known(tokens, prompt(), model="stranger")
     assert (answer.how, answer.ids) == ("remote", local.ids(Text("the fox", True)))
     assert engine.asked == [{"model": "m", "prompt": "the fox", "add_special_tokens": True}]
     engine.silent = True
-    assert await tokens.of(prompt(), "stranger", None, {16}, ["a"]) == Unknown("tokenizer_silent")
+    assert await tokens.of(prompt(), "stranger", None, {16}, ["a"]) == UnknownIds("tokenizer_silent")
 
 
-async def test_unknown_stays_unknown(tokens: Tokens) -> None:
-    assert await tokens.of(prompt({"suffix": "x"}), "m", None, {16}, ["a"]) == Unknown("suffix")
+async def test_unknown_stays_unknown(tokens: Tokenization) -> None:
+    assert await tokens.of(prompt({"suffix": "x"}), "m", None, {16}, ["a"]) == UnknownIds("suffix")
     messages = [{"role": "user", "content": "\ud83d\ude00"}]
     continued = {"messages": messages, "continue_final_message": True}
-    assert await tokens.of(prompt(continued, "/v1/chat/completions"), "m", None, {16}, ["a"]) == Unknown(
+    assert await tokens.of(prompt(continued, "/v1/chat/completions"), "m", None, {16}, ["a"]) == UnknownIds(
         "template_refused"
     )
 
 
-async def test_before_media(tokens: Tokens) -> None:
+async def test_before_media(tokens: Tokenization) -> None:
     asked = prompt({"messages": MEDIA}, "/v1/chat/completions")
     assert (await known(tokens, asked)).complete is False
-    assert await tokens.of(asked, "stranger", None, {16}, ["a"]) == Unknown("media")
+    assert await tokens.of(asked, "stranger", None, {16}, ["a"]) == UnknownIds("media")
 
 
-async def test_long_prompts_leave_the_loop(local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_prompts_leave_the_loop(
+    local: LocalTokenizer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where: list[str] = []
     made = local.piece_ids
     monkeypatch.setattr(
         local, "piece_ids", lambda *piece: where.append(threading.current_thread().name) or made(*piece)
     )
-    tokens = Tokens(Settings(inline_chars=100), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    tokens = Tokenization(Settings(inline_chars=100), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
     await known(tokens, prompt())
     await known(tokens, prompt({"prompt": "fox " * 100}))
     tokens.close()
@@ -132,26 +136,28 @@ async def test_long_prompts_leave_the_loop(local: Local, engine: Engine, monkeyp
 
 
 async def test_the_budget_and_the_queue_are_bounded(
-    local: Local, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    local: LocalTokenizer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
     made = local.piece_ids
     monkeypatch.setattr(local, "piece_ids", lambda *piece: gate.wait(10) and made(*piece))
-    tokens = Tokens(Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, Remote(engine), SystemClock())
+    tokens = Tokenization(
+        Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock()
+    )
     waiting = [tokens.of(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
     answers = await asyncio.gather(*waiting)
-    assert sorted(answer.reason for answer in answers if isinstance(answer, Unknown)) == (
+    assert sorted(answer.reason for answer in answers if isinstance(answer, UnknownIds)) == (
         ["tokens_busy"] + ["tokens_late"] * QUEUED_PER_THREAD
     )
     gate.set()
     monkeypatch.setattr(local, "piece_ids", made)
-    patient = Tokens(Settings(inline_chars=1), {"m": local}, KEYRING, Remote(engine), SystemClock())
-    assert isinstance(await patient.of(prompt(), "m", None, {16}, []), Known)
+    patient = Tokenization(Settings(inline_chars=1), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
+    assert isinstance(await patient.of(prompt(), "m", None, {16}, []), TokenizedPrompt)
     tokens.close()
     patient.close()
 
 
-async def test_a_good_proof(tokens: Tokens, engine: Engine) -> None:
+async def test_a_good_proof(tokens: Tokenization, engine: Engine) -> None:
     assert await tokens.prove("a", "m") is True
     assert len(engine.asked) == 7
     assert tokens.report()["m"].proofs == 1
@@ -159,7 +165,7 @@ async def test_a_good_proof(tokens: Tokens, engine: Engine) -> None:
 
 
 async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
-    tokens: Tokens, engine: Engine, caplog: pytest.LogCaptureFixture
+    tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.differs_on = "tool_call_id"
     with caplog.at_level(logging.WARNING):
@@ -173,21 +179,21 @@ async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
     assert (await known(tokens, prompt())).how == "local"
 
 
-async def test_what_an_instance_refuted_goes_with_it(tokens: Tokens, engine: Engine) -> None:
+async def test_what_an_instance_refuted_goes_with_it(tokens: Tokenization, engine: Engine) -> None:
     engine.differs_on = "the"
     await tokens.prove("a", "m")
     tokens.forget("a")
     assert tokens.report()["m"].source == "local"
 
 
-async def test_a_silent_engine_proves_nothing(tokens: Tokens, engine: Engine) -> None:
+async def test_a_silent_engine_proves_nothing(tokens: Tokenization, engine: Engine) -> None:
     engine.silent = True
     assert await tokens.prove("a", "m") is None
     assert tokens.report()["m"] == ("local", 0, 0, {}, 0, True, None, 0, 0)
 
 
 async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
-    tokens: Tokens, engine: Engine, caplog: pytest.LogCaptureFixture
+    tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = await known(tokens, prompt())
     assert tokens.observed("m", ours, len(ours.ids))
@@ -200,7 +206,7 @@ async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
     assert (await known(tokens, prompt())).how == "local"
 
 
-async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokens, engine: Engine) -> None:
+async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokenization, engine: Engine) -> None:
     ours = await known(tokens, prompt())
     tokens.observed("m", ours, 1)
     await known(tokens, prompt())
@@ -210,9 +216,15 @@ async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokens, en
     assert tokens.report()["m"].must_agree == AGREEING
 
 
-async def test_counts_that_say_nothing(tokens: Tokens) -> None:
+async def test_counts_that_say_nothing(tokens: Tokenization) -> None:
     ours = await known(tokens, prompt())
     cut = await known(tokens, prompt({"messages": MEDIA}, "/v1/chat/completions"))
-    for answer, count in [(ours, None), (cut, 999), (ours._replace(how="remote"), 999), (Unknown("x"), 9), (None, 9)]:
+    for answer, count in [
+        (ours, None),
+        (cut, 999),
+        (ours._replace(how="remote"), 999),
+        (UnknownIds("x"), 9),
+        (None, 9),
+    ]:
         assert tokens.observed("m", answer, count)
     assert tokens.report()["m"].source == "local"

@@ -6,13 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.sections import admission
-from router.request.admission.controller import Called, Caller, Door, Hold, Pass, Turn
+from router.request.admission.controller import Admission, AdmissionController, Admitted, Arrival, Queued, Released
 
 MAX_WAIT_S = 100.0
 
 
-def a_door(capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0) -> Door:
-    door = Door(admission.Door(admission=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled)
+def a_door(capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0) -> AdmissionController:
+    door = AdmissionController(
+        admission.AdmissionConfig(admission=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
+    )
     door.behind(capacity_tokens)
     return door
 
@@ -21,32 +23,40 @@ def name(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def asks(door: Door, session: str | None, tokens: int, now: float = 0.0, local: int | None = None) -> Pass | Hold:
-    return door.arrives(Caller(name(session), tokens, local), now)
+def asks(
+    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+) -> Admitted | Queued:
+    return door.arrives(Arrival(name(session), tokens, local), now)
 
 
-def passes(door: Door, session: str | None, tokens: int, now: float = 0.0, local: int | None = None) -> Turn:
+def passes(
+    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+) -> Admission:
     verdict = asks(door, session, tokens, now, local)
-    assert isinstance(verdict, Pass), verdict
+    assert isinstance(verdict, Admitted), verdict
     return verdict.turn
 
 
-def waits(door: Door, session: str | None, tokens: int, now: float = 0.0, local: int | None = None) -> Hold:
+def waits(
+    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+) -> Queued:
     verdict = asks(door, session, tokens, now, local)
-    assert isinstance(verdict, Hold), verdict
+    assert isinstance(verdict, Queued), verdict
     return verdict
 
 
-def a_turn(door: Door, session: str | None, tokens: int, now: float = 0.0, local: int | None = None) -> None:
+def a_turn(
+    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+) -> None:
     """Asked, let in and answered."""
     door.answered(passes(door, session, tokens, now, local), tokens, tokens, now)
 
 
-def called(door: Door, now: float = 0.0) -> list[str]:
+def called(door: AdmissionController, now: float = 0.0) -> list[str]:
     return [(turn.session.name or b"?").decode() for turn in door.room(now).passed]
 
 
-def contexts(door: Door, now: float = 0.0) -> float:
+def contexts(door: AdmissionController, now: float = 0.0) -> float:
     return door.state(now).live.context_tokens
 
 
@@ -158,7 +168,7 @@ def test_half_of_what_was_asked_last_is_not_gone_nor_is_a_prompt_that_was_cut_do
         a_turn(door, "a", 300)
         passes(door, "b", 500)
         door.behind(0)
-        assert isinstance(asks(door, "a", now_asked, local=local), Hold) == parked, (now_asked, local)
+        assert isinstance(asks(door, "a", now_asked, local=local), Queued) == parked, (now_asked, local)
 
 
 def test_a_parked_session_does_not_count_and_takes_its_new_size_when_it_begins() -> None:
@@ -209,7 +219,7 @@ def test_whoever_waited_too_long_is_told_where_it_stood() -> None:
     ]
     assert door.next_s is None
     door.left(refused[0].turn, 101.0), "and has nothing to give back"
-    assert door.room(101.0) == Called((), ())
+    assert door.room(101.0) == Released((), ())
 
 
 def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> None:
@@ -222,7 +232,7 @@ def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> No
     assert [hold.turn.line for hold in door.state(110.0).waiting] == ["again", "new"]
 
 
-def accustomed(door: Door, pause_s: float) -> None:
+def accustomed(door: AdmissionController, pause_s: float) -> None:
     """A hundred sessions have come back after that long; a thousand seconds later they are forgotten."""
     door.behind(None)
     for now in (0.0, pause_s):
@@ -276,8 +286,8 @@ def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
     for number in range(2000):
         now = float(number)
         verdict = asks(door, f"once-{number}", 100, now)
-        held += isinstance(verdict, Hold)
-        for turn in [verdict.turn] if isinstance(verdict, Pass) else door.room(now).passed:
+        held += isinstance(verdict, Queued)
+        for turn in [verdict.turn] if isinstance(verdict, Admitted) else door.room(now).passed:
             door.answered(turn, 100, 110, now)
     assert held <= 100
     assert contexts(door, now) < 1000
@@ -287,7 +297,7 @@ def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
 # with a shared pool
 
 
-def crowded(door: Door, redone: int) -> None:
+def crowded(door: AdmissionController, redone: int) -> None:
     """b fills the fleet, and of 400 prompt tokens computed that many had been computed before."""
     door.behind(1000, busy=0.95, targets=2)
     a_turn(door, "b", 900)
@@ -301,7 +311,7 @@ def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessi
         door = a_door(pooled=True)
         crowded(door, redone)
         door.behind(1000, busy=busy, targets=2)
-        assert isinstance(asks(door, "n", 300), Hold) == holds, (busy, redone)
+        assert isinstance(asks(door, "n", 300), Queued) == holds, (busy, redone)
 
 
 def test_with_a_pool_nobody_is_parked() -> None:
@@ -365,7 +375,7 @@ def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_bac
         if what == "asks":
             before = door.state(now)
             verdict = asks(door, about, tokens, now, local)
-            if isinstance(verdict, Pass):
+            if isinstance(verdict, Admitted):
                 under_way.append(verdict.turn)
                 if verdict.turn.line == "new" and verdict.turn.session.running == 1:
                     assert before.live.context_tokens < 1 or contexts(door, now) <= 1000

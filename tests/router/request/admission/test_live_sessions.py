@@ -8,10 +8,10 @@ from statistics import mean
 
 import pytest
 
-from router.request.admission.live_sessions import Live
+from router.request.admission.live_sessions import LiveSessions
 
 
-def a_turn(live: Live, name: bytes, tokens: int, now: float) -> None:
+def a_turn(live: LiveSessions, name: bytes, tokens: int, now: float) -> None:
     session = live.session(name)
     live.comes(session)
     live.begins(session, tokens)
@@ -19,7 +19,7 @@ def a_turn(live: Live, name: bytes, tokens: int, now: float) -> None:
 
 
 def test_a_session_counts_with_its_prompt_while_it_runs_and_with_its_answer_after_that() -> None:
-    live = Live(300.0)
+    live = LiveSessions(300.0)
     session = live.session(b"a")
     live.comes(session)
     live.begins(session, 100)
@@ -30,7 +30,7 @@ def test_a_session_counts_with_its_prompt_while_it_runs_and_with_its_answer_afte
 
 
 def test_a_turn_that_failed_leaves_what_was_before_it() -> None:
-    live = Live(300.0)
+    live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
     session = live.session(b"a")
     live.comes(session)
@@ -44,7 +44,7 @@ def test_a_turn_that_failed_leaves_what_was_before_it() -> None:
 
 
 def test_a_prompt_of_unknown_length_counts_with_what_was_known() -> None:
-    live = Live(300.0)
+    live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
     session = live.session(b"a")
     live.comes(session)
@@ -53,7 +53,7 @@ def test_a_prompt_of_unknown_length_counts_with_what_was_known() -> None:
 
 
 def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
-    live = Live(300.0)
+    live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
     live.age(299.9)
     assert len(live) == 1
@@ -68,7 +68,7 @@ def test_sessions_that_end_without_a_word_cost_little_room(pause_s: float, turns
     are exponential, answers take 2 s. When a session ends, the next one begins. Sixty is the truth; beyond it, room is
     lost to those who will never come back, below it, too many are let in. The prior makes it a little more than that.
     """
-    dice, live, now = Random(1), Live(300.0), 0.0
+    dice, live, now = Random(1), LiveSessions(300.0), 0.0
     coming: list[tuple[float, int, bool]] = []  # when, who, whether its request is over then
     for number in range(60):
         heappush(coming, (dice.random() * pause_s, number, False))

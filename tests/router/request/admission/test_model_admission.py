@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from router.config.sections import admission
-from router.request.admission.controller import Door, Hold, Pass
-from router.request.admission.model_admission import MEASURED_EVERY_S, Gate
+from router.request.admission.controller import AdmissionController, Admitted, Queued
+from router.request.admission.model_admission import MEASURED_EVERY_S, ModelAdmission
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 
 
-def a_gate(house: House, share: float = 1.0) -> Gate:
-    return Gate("m", Door(admission.Door(admission=True, max_wait_s=60.0)), house.core, house.clock, share)
+def a_gate(house: House, share: float = 1.0) -> ModelAdmission:
+    return ModelAdmission(
+        "m",
+        AdmissionController(admission.AdmissionConfig(admission=True, max_wait_s=60.0)),
+        house.core,
+        house.clock,
+        share,
+    )
 
 
 def test_the_memory_is_that_of_all_who_are_well_and_this_doors_share_of_it() -> None:
@@ -34,7 +40,7 @@ def test_where_no_instance_has_told_its_size_everybody_passes() -> None:
     gate = a_gate(house)
     assert gate.capacity_tokens is None
     for number in range(5):
-        assert isinstance(gate.arrives(b"%d" % number, 10**6, None), Pass)
+        assert isinstance(gate.arrives(b"%d" % number, 10**6, None), Admitted)
 
 
 def test_a_turn_is_parked_where_no_instance_holds_its_context_and_passes_where_one_does() -> None:
@@ -46,10 +52,10 @@ def test_a_turn_is_parked_where_no_instance_holds_its_context_and_passes_where_o
         gate = a_gate(house)
         first = gate.arrives(b"s", len(IDS), KNOWN)
         gate.answered(first.turn, len(IDS), len(IDS))
-        assert isinstance(gate.arrives(b"big", 360, None), Pass)
+        assert isinstance(gate.arrives(b"big", 360, None), Admitted)
         big = gate.arrives(b"big", 390, None)
-        assert isinstance(big, Pass)
-        assert isinstance(gate.arrives(b"s", len(IDS), KNOWN), Hold) == parked
+        assert isinstance(big, Admitted)
+        assert isinstance(gate.arrives(b"s", len(IDS), KNOWN), Queued) == parked
         gate.left(big.turn)
 
 
@@ -58,6 +64,6 @@ def test_what_some_instance_does_not_tell_is_unknown_and_passes() -> None:
     gate = a_gate(house)
     first = gate.arrives(b"s", len(IDS), KNOWN)
     gate.answered(first.turn, len(IDS), len(IDS))
-    assert isinstance(gate.arrives(b"big", 360, None), Pass)
-    assert isinstance(gate.arrives(b"new", 1, None), Hold), "it is full"
-    assert isinstance(gate.arrives(b"s", len(IDS), None), Pass)
+    assert isinstance(gate.arrives(b"big", 360, None), Admitted)
+    assert isinstance(gate.arrives(b"new", 1, None), Queued), "it is full"
+    assert isinstance(gate.arrives(b"s", len(IDS), None), Admitted)

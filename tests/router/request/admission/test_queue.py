@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.request.admission.queue import PACE_OF, Lane
+from router.request.admission.queue import PACE_OF, WaitQueue
 
 
-def a_lane(*names: str) -> Lane[str]:
-    lane: Lane[str] = Lane()
+def a_lane(*names: str) -> WaitQueue[str]:
+    lane: WaitQueue[str] = WaitQueue()
     for name in names:
         lane.join(name)
     return lane

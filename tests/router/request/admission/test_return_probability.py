@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from router.request.admission.return_probability import REMEMBERED, STAGES, Silence
+from router.request.admission.return_probability import REMEMBERED, STAGES, ReturnProbability
 
 
-def leaves(silence: Silence, silent_s: float, back: bool) -> None:
+def leaves(silence: ReturnProbability, silent_s: float, back: bool) -> None:
     """A silence of that length passes through the stages, to its end or to being given up."""
     for stage, length_s in enumerate(silence.lengths_s):
         if back and silent_s < length_s:
@@ -21,13 +21,13 @@ def leaves(silence: Silence, silent_s: float, back: bool) -> None:
 
 
 def test_stages_double_up_to_the_time_at_which_a_silence_is_given_up() -> None:
-    lengths = Silence(512.0).lengths_s
+    lengths = ReturnProbability(512.0).lengths_s
     assert lengths == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
     assert sum(lengths) == 512.0
 
 
 def test_before_anybody_left_everybody_is_expected_back() -> None:
-    assert Silence(300.0).chances == [1.0] * STAGES
+    assert ReturnProbability(300.0).chances == [1.0] * STAGES
 
 
 def test_three_of_four_in_the_first_stage_and_one_of_the_rest_never() -> None:
@@ -35,7 +35,7 @@ def test_three_of_four_in_the_first_stage_and_one_of_the_rest_never() -> None:
     0 of 1 came, beside 10 that do as in the one before: 10/11 of its share. So the last one has 13/14 x (10/11)^9, and
     from the first one on nobody comes back with a chance of 1/14 times the product of what the others leave.
     """
-    silence = Silence(300.0)
+    silence = ReturnProbability(300.0)
     for _ in range(3):
         silence.came_back(0)
     leaves(silence, 0.0, back=False)
@@ -47,7 +47,7 @@ def test_three_of_four_in_the_first_stage_and_one_of_the_rest_never() -> None:
 
 
 def test_one_silence_teaches_little() -> None:
-    silence = Silence(300.0)
+    silence = ReturnProbability(300.0)
     leaves(silence, 0.0, back=False)
     assert silence.chances[0] > 0.99
 
@@ -56,7 +56,7 @@ def test_those_who_never_come_back_are_soon_not_expected_any_more() -> None:
     """A hundred prompts asked once, seen for 10 s: nobody has reached the later stages, and yet the next one counts
     little: stage 0 has 10 / 110, stage 1 a tenth of that, and so on.
     """
-    silence = Silence(300.0)
+    silence = ReturnProbability(300.0)
     for stage in range(4):
         for _ in range(100):
             silence.went_on(stage)
@@ -67,7 +67,7 @@ def test_it_finds_the_truth_of_agents_that_think_and_end() -> None:
     """One turn in 33 is the last; else the pause is exponential with a mean of 20 s. At the beginning of a stage, after
     t seconds of silence, the chance is 32 exp(-t/20) / (32 exp(-t/20) + 1).
     """
-    dice, silence = Random(7), Silence(300.0)
+    dice, silence = Random(7), ReturnProbability(300.0)
     for _ in range(20_000):
         leaves(silence, dice.expovariate(1 / 20), back=dice.random() > 1 / 33)
     after_s = 0.0
@@ -78,7 +78,7 @@ def test_it_finds_the_truth_of_agents_that_think_and_end() -> None:
 
 
 def test_it_follows_when_people_change() -> None:
-    silence = Silence(300.0)
+    silence = ReturnProbability(300.0)
     for _ in range(20 * REMEMBERED):
         silence.came_back(0)
     for _ in range(3 * REMEMBERED):

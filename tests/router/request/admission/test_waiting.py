@@ -9,27 +9,27 @@ import pytest
 
 from router.config.sections import admission
 from router.errors import TooBusy
-from router.fleet.instance import Served
-from router.kvcache.tokenized_prompt import Known
-from router.prompt.prompt import Endpoint, Prompt, Text, Unknown
-from router.request.admission.waiting import Waiting, keeps_context, session_of
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
+from router.request.admission.waiting import AdmissionQueues, keeps_context, session_of
 from router.scheduling.policy.record import Record
 from tests.router.scheduling.test_scheduler import House
 
-SERVED = Served("m", None)
+SERVED = ServedModel("m", None)
 
 
 class Scene:
     def __init__(self, **told: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        door = admission.Door(**({"admission": True} | told))
-        self.waiting = Waiting(
+        door = admission.AdmissionConfig(**({"admission": True} | told))
+        self.waiting = AdmissionQueues(
             door, self.house.core, self.house.clock, lambda model, line, end, s: self.waits.append((model, line, end))
         )
 
     async def seat(self, session: str, tokens: int) -> Any:
-        known = Known([0] * tokens, True, "given", {}, 0.0, 0.0)
+        known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)
         return await self.waiting.seat(a_prompt(session), SERVED, known)
 
     @property
@@ -118,7 +118,7 @@ async def test_off_nobody_keeps_count() -> None:
 async def test_a_prompt_of_unknown_length_needs_the_mean() -> None:
     scene = Scene()
     first = await scene.seat("a", 300)
-    second = asyncio.create_task(scene.waiting.seat(a_prompt("b"), SERVED, Unknown("media")))
+    second = asyncio.create_task(scene.waiting.seat(a_prompt("b"), SERVED, UnknownIds("media")))
     await asyncio.sleep(0)
     assert scene.standing == 1
     with first:

@@ -6,15 +6,15 @@ from math import inf
 
 import pytest
 
-from router.scheduling.experiments.arm_metrics import Tally
-from router.scheduling.experiments.unit import Unit
+from router.scheduling.experiments.arm_metrics import ArmMetrics
+from router.scheduling.experiments.unit import ExperimentUnit
 from tests.router.scheduling.experiments.traffic import a_record, an_attempt, finish
 
 
-def tally_of(*units: list[dict[str, object]]) -> Tally:
-    tally, number = Tally(), 0
+def tally_of(*units: list[dict[str, object]]) -> ArmMetrics:
+    tally, number = ArmMetrics(), 0
     for outcomes in units:
-        unit = Unit(0, 0.0)
+        unit = ExperimentUnit(0, 0.0)
         for outcome in outcomes:
             record = a_record(number, 0.0)
             unit.running[number] = record
@@ -27,7 +27,7 @@ def tally_of(*units: list[dict[str, object]]) -> Tally:
 
 
 def test_an_arm_that_did_nothing() -> None:
-    tally = Tally()
+    tally = ArmMetrics()
     assert tally.estimate("ttft_p90", 0.05) == (None, None, None, 0)
     assert tally.estimate("hit_share", 0.05) == (None, None, None, 0)
     assert tally.spread(2) is None
@@ -66,7 +66,7 @@ def test_which_times_belong_to_which_metric() -> None:
 
 
 def test_the_spread_is_over_all_targets_in_use() -> None:
-    tally = Tally()
+    tally = ArmMetrics()
     for number, target in enumerate([0, 0, 0, 1]):
         record = finish(a_record(number, 0.0))
         record.attempts = [an_attempt(target)]

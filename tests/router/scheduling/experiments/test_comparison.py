@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from router.config.sections.experiment import Guard, Metric
-from router.scheduling.experiments.comparison import METRICS, Bars, Comparison, bars
+from router.config.sections.experiment import GuardConfig, Metric
+from router.scheduling.experiments.comparison import METRICS, ArmComparison, EvidenceBars, bars
 
-BARS = Bars(200.0, 2000.0)  # of two arms at alpha 0.01
-
-
-def a_guard(metric: Metric = "error_rate", worse_by: float = 0.2, min_units: int = 10) -> Guard:
-    return Guard(metric=metric, worse_by=worse_by, min_units=min_units)
+BARS = EvidenceBars(200.0, 2000.0)  # of two arms at alpha 0.01
 
 
-def compared(guard: Guard, on_arm: float, on_first: float, units: int = 2000, seed: int = 1) -> Comparison:
+def a_guard(metric: Metric = "error_rate", worse_by: float = 0.2, min_units: int = 10) -> GuardConfig:
+    return GuardConfig(metric=metric, worse_by=worse_by, min_units=min_units)
+
+
+def compared(guard: GuardConfig, on_arm: float, on_first: float, units: int = 2000, seed: int = 1) -> ArmComparison:
     """All metrics' values are coins: of chance `on_arm` on the arm, `on_first` on the first."""
-    comparison, dice = Comparison(0.5, guard, BARS), Random(seed)
+    comparison, dice = ArmComparison(0.5, guard, BARS), Random(seed)
     for _ in range(units):
         drawn = dice.random() < 0.5
         value = float(dice.random() < (on_arm if drawn else on_first))
@@ -26,7 +26,7 @@ def compared(guard: Guard, on_arm: float, on_first: float, units: int = 2000, se
     return comparison
 
 
-def verdicts(comparison: Comparison) -> dict[Metric, str]:
+def verdicts(comparison: ArmComparison) -> dict[Metric, str]:
     return {metric: race.verdict for metric, race in zip(METRICS, comparison.races, strict=True)}
 
 
@@ -89,7 +89,7 @@ def test_a_verdict_turns_when_the_opposite_becomes_clearer() -> None:
 
 
 def test_what_a_unit_does_not_tell_is_not_counted() -> None:
-    comparison = Comparison(0.5, a_guard(), BARS)
+    comparison = ArmComparison(0.5, a_guard(), BARS)
     comparison.observe(True, (None, None, None, None, 0.0), None)
     assert [race.higher.units for race in comparison.races] == [0, 0, 0, 0, 1]
     assert comparison.too_bad.units == 0
@@ -97,7 +97,7 @@ def test_what_a_unit_does_not_tell_is_not_counted() -> None:
 
 
 def test_an_assignment_that_is_not_chance_is_noticed() -> None:
-    fair, unfair = Comparison(0.5, a_guard(), BARS), Comparison(0.5, a_guard(), BARS)
+    fair, unfair = ArmComparison(0.5, a_guard(), BARS), ArmComparison(0.5, a_guard(), BARS)
     for i in range(300):
         fair.observe(i % 2 == 0, (None,) * len(METRICS), None)
         unfair.observe(i % 3 == 0, (None,) * len(METRICS), None)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.dry_run import Move, Plan, Planner
-from router.scheduling.experiments.policy_set import Regime, drawn, slices
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.dry_run import DryRun, DryRunReport, TargetMove
+from router.scheduling.experiments.policy_set import PolicySet, drawn, slices
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.best import Best
@@ -28,7 +28,7 @@ ROWS = (WARM, COLD)
 
 
 def named(name: str, scorer: str | None = None) -> Policy:
-    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": scorer or name}]}))
+    return build_policy(name, schema.PolicyConfig.model_validate({"scorers": [{"name": scorer or name}]}))
 
 
 def to(target: str) -> Policy:
@@ -42,13 +42,13 @@ class Untaught(Fixed):
         raise AssertionError("a plan teaches nobody")
 
 
-def alone(policy: Policy) -> Regime:
-    return Regime({policy.name: policy}, policy.name)
+def alone(policy: Policy) -> PolicySet:
+    return PolicySet({policy.name: policy}, policy.name)
 
 
-def between(shares: dict[str, float], **more: Any) -> Regime:
+def between(shares: dict[str, float], **more: Any) -> PolicySet:
     policies = {name: to(name) for name in shares}
-    return Regime(policies, next(iter(shares)), Experiment.model_validate({"seed": 3, "arms": shares, **more}))
+    return PolicySet(policies, next(iter(shares)), ExperimentConfig.model_validate({"seed": 3, "arms": shares, **more}))
 
 
 def a_record(policy: Policy, *views_: View, **known: Any) -> Record:
@@ -61,8 +61,8 @@ def a_record(policy: Policy, *views_: View, **known: Any) -> Record:
     return record
 
 
-def plan(regime: Regime, records: Iterable[Record]) -> Plan:
-    planner = Planner(regime)
+def plan(regime: PolicySet, records: Iterable[Record]) -> DryRunReport:
+    planner = DryRun(regime)
     for record in records:
         planner.add(record)
     return planner.plan()
@@ -74,7 +74,7 @@ VIEW = a_view(*ROWS, prompt_tokens=1000)
 def test_where_choices_would_go_and_what_that_is_worth() -> None:
     found = plan(alone(named("least_requests")), [a_record(to("a/0"), VIEW), a_record(to("b/0"), VIEW)])
     # a: 5 + 25 + 200 * 900 * 1e-6 = 30.18 ms; b: 5 + 125 + 1000 * 500 * 1e-6 = 130.5 ms; one of two moves
-    assert found == Plan(
+    assert found == DryRunReport(
         records=2,
         choices=2,
         changed=1,
@@ -82,7 +82,7 @@ def test_where_choices_would_go_and_what_that_is_worth() -> None:
         overlap_tokens=-400,
         uneven_before=1,  # one each
         uneven_after=2,  # both to b, of two targets
-        moves=(Move("a/0", "b/0", 1),),
+        moves=(TargetMove("a/0", "b/0", 1),),
         other_moves=0,
         blind=0,
         partial=0,
@@ -117,7 +117,7 @@ def test_a_retry_does_not_look_like_a_change() -> None:
 def test_sessions_stay_where_the_new_regime_would_have_sent_them() -> None:
     seen = [a_view(*ROWS, session="s", last_target=last) for last in ("b/0", "a/0", "a/0")]
     found = plan(alone(named("session_affinity")), [a_record(to("a/0"), view) for view in seen])
-    assert found.moves == (Move("a/0", "b/0", 3),)
+    assert found.moves == (TargetMove("a/0", "b/0", 3),)
 
 
 def test_each_unit_is_decided_by_its_arm() -> None:
@@ -176,8 +176,8 @@ def test_a_choice_of_somebody_elses_slice_stays_possible_where_there_is_no_other
 def test_a_policy_that_was_asked_for_by_name_still_decides() -> None:
     policies = {"b/0": to("b/0"), "asked": to("a/0")}
     asked = a_record(named("asked", "least_requests"), VIEW, asked_by="ops")  # went to b
-    assert plan(Regime(policies, "b/0"), [asked]).moves == (Move("b/0", "a/0", 1),)
-    assert plan(Regime({"b/0": to("b/0")}, "b/0"), [asked]).changed == 0  # gone: as it was
+    assert plan(PolicySet(policies, "b/0"), [asked]).moves == (TargetMove("b/0", "a/0", 1),)
+    assert plan(PolicySet({"b/0": to("b/0")}, "b/0"), [asked]).changed == 0  # gone: as it was
 
 
 def test_records_that_were_never_placed_are_counted_and_passed_over() -> None:
@@ -226,12 +226,12 @@ def test_what_was_recorded_without_all_of_a_large_fleet_is_told() -> None:
 
 def test_a_slice_of_those_who_could_win_is_not_who_could_win_in_that_slice() -> None:
     spec = {"scorers": [{"name": "expected_ttft"}]}
-    policies = {name: build_policy(name, schema.Policy.model_validate(spec)) for name in "xy"}
-    halves = Experiment.model_validate({"seed": 3, "arms": {"x": 50, "y": 50}, "isolate": "instances"})
+    policies = {name: build_policy(name, schema.PolicyConfig.model_validate(spec)) for name in "xy"}
+    halves = ExperimentConfig.model_validate({"seed": 3, "arms": {"x": 50, "y": 50}, "isolate": "instances"})
     records = [a_record(policies["x"], VIEW._replace(others=98)), a_record(policies["x"], VIEW)]
-    assert plan(Regime(policies, "x", halves), records).partial == 1
+    assert plan(PolicySet(policies, "x", halves), records).partial == 1
     together = halves.model_copy(update={"isolate": "none"})
-    assert plan(Regime(policies, "x", together), records).partial == 0
+    assert plan(PolicySet(policies, "x", together), records).partial == 0
 
 
 def test_nothing_to_go_by() -> None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.experiments.e_process import BETS, CAP, Evidence
+from router.scheduling.experiments.e_process import BETS, CAP, EProcess
 
 unit_values = st.floats(0, 1)
 
 
-def after(evidence: Evidence, on_x: bool, value: float, centre: float) -> Evidence:
+def after(evidence: EProcess, on_x: bool, value: float, centre: float) -> EProcess:
     """The evidence with one more unit; the one given stays as it was."""
-    copy = Evidence(evidence._chance, evidence._ratio)
-    for name in Evidence.__slots__:
+    copy = EProcess(evidence._chance, evidence._ratio)
+    for name in EProcess.__slots__:
         setattr(copy, name, getattr(evidence, name))
     copy.observe(on_x, value, centre)
     return copy
@@ -25,14 +25,14 @@ def after(evidence: Evidence, on_x: bool, value: float, centre: float) -> Eviden
 def test_one_bet_by_hand() -> None:
     # p = 0.1, c = 0.1: D = 0.9 / 0.1 = 9, scaled by max(0.1/0.1, 0.9/0.9) = 1. Half of the stake is bet at unit 1:
     # 1/2 (1 + 9 b) averaged over the bets, and 1/2 kept.
-    evidence = Evidence(0.1)
+    evidence = EProcess(0.1)
     evidence.observe(True, 1.0, 0.1)
     assert evidence.value == pytest.approx(0.5 * (1 + 9 * sum(BETS) / len(BETS)) + 0.5)
 
 
 def test_the_ratio_stretches_the_other_arms_values() -> None:
     # p = 0.5, c = 0.4, r = 1.5, on Y with value 0.4: (0.4 - 0.6) / 0.5 = -0.4, scaled by max(0.8, 2.2): -0.4 / 2.2
-    evidence = Evidence(0.5, 1.5)
+    evidence = EProcess(0.5, 1.5)
     evidence.observe(False, 0.4, 0.4)
     assert evidence.value == pytest.approx(1 - 0.5 * 0.4 / 2.2 * sum(BETS) / len(BETS))
 
@@ -49,7 +49,7 @@ def test_the_money_is_not_expected_to_grow_where_the_claim_is_wrong(
     chance: float, ratio: float, past: list[tuple[bool, float, float]], on_y: float, times: float, centre: float
 ) -> None:
     """The unit would show r `on_y` or less on X and `on_y` on Y; only on which it falls is chance."""
-    evidence = Evidence(chance, ratio)
+    evidence = EProcess(chance, ratio)
     for unit in past:
         evidence.observe(*unit)
     on_x = min(1.0, ratio * on_y * times)
@@ -60,7 +60,7 @@ def test_the_money_is_not_expected_to_grow_where_the_claim_is_wrong(
 
 
 def test_it_grows_where_the_claim_is_right() -> None:
-    evidence, dice = Evidence(0.5), Random(3)
+    evidence, dice = EProcess(0.5), Random(3)
     for _ in range(400):
         on_x = dice.random() < 0.5
         evidence.observe(on_x, float(dice.random() < (0.3 if on_x else 0.1)), 0.2)
@@ -70,7 +70,7 @@ def test_it_grows_where_the_claim_is_right() -> None:
 
 def test_a_good_arm_that_breaks_is_found_out_soon() -> None:
     """A thousand units in which X is far below Y, then it turns: without fresh stakes it would take as many again."""
-    evidence, dice = Evidence(0.5), Random(4)
+    evidence, dice = EProcess(0.5), Random(4)
     for _ in range(1000):
         on_x = dice.random() < 0.5
         evidence.observe(on_x, 0.0 if on_x else 1.0, 0.5)
@@ -84,7 +84,7 @@ def test_a_good_arm_that_breaks_is_found_out_soon() -> None:
 
 
 def test_winnings_are_capped_so_that_a_change_shows() -> None:
-    evidence = Evidence(0.5)
+    evidence = EProcess(0.5)
     for i in range(5000):
         evidence.observe(i % 2 == 0, 1.0 if i % 2 == 0 else 0.0, 0.5)
     assert evidence.value <= CAP + 1
@@ -96,11 +96,11 @@ def test_winnings_are_capped_so_that_a_change_shows() -> None:
 def test_units_needed_is_about_right() -> None:
     dice = Random(5)
 
-    def observe(evidence: Evidence) -> None:
+    def observe(evidence: EProcess) -> None:
         on_x = dice.random() < 0.5
         evidence.observe(on_x, float(dice.random() < (0.35 if on_x else 0.2)), 0.25)
 
-    evidence = Evidence(0.5)
+    evidence = EProcess(0.5)
     for _ in range(500):
         observe(evidence)
     bar = 1e5 * evidence.value
@@ -115,7 +115,7 @@ def test_units_needed_is_about_right() -> None:
 
 
 def test_what_does_not_grow_is_not_extrapolated() -> None:
-    evidence = Evidence(0.5)
+    evidence = EProcess(0.5)
     assert evidence.units_needed(100) is None
     for on_x in (True, False) * 20:
         evidence.observe(on_x, 0.5, 0.25)

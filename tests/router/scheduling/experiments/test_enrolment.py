@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from router.scheduling.experiments import enrolment
-from router.scheduling.experiments.enrolment import Roll
+from router.scheduling.experiments.enrolment import Enrolment
 from tests.router.scheduling.experiments.traffic import a_record
 
 
 def test_requests_of_one_unit_come_together() -> None:
-    roll = Roll(20.0, returns=True)
+    roll = Enrolment(20.0, returns=True)
     unit = roll.enter(0, b"u", a_record(1, 100.0))
     assert unit is not None
     assert roll.enter(0, b"u", a_record(2, 119.0)) is unit
@@ -22,7 +22,7 @@ def test_requests_of_one_unit_come_together() -> None:
 
 
 def test_units_leave_in_the_order_of_their_arrival_and_count_once() -> None:
-    roll = Roll(20.0, returns=True)
+    roll = Enrolment(20.0, returns=True)
     assert roll.first is None
     first = roll.enter(0, b"u", a_record(1, 0.0))
     second = roll.enter(1, b"v", a_record(2, 1.0))
@@ -34,7 +34,7 @@ def test_units_leave_in_the_order_of_their_arrival_and_count_once() -> None:
 
 
 def test_requests_that_are_units_are_not_remembered() -> None:
-    roll = Roll(0.0, returns=False)
+    roll = Enrolment(0.0, returns=False)
     roll.enter(0, b"u", a_record(1, 0.0))
     roll.leave()
     assert roll.enter(0, b"u", a_record(2, 1.0)) is not None
@@ -42,7 +42,7 @@ def test_requests_that_are_units_are_not_remembered() -> None:
 
 def test_what_does_not_fit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "OPEN_UNITS", 2)
-    roll = Roll(20.0, returns=True)
+    roll = Enrolment(20.0, returns=True)
     assert [roll.enter(0, name, a_record(i, 0.0)) is None for i, name in enumerate([b"a", b"b", b"c", b"c"])] == [
         False, False, True, True,
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_what_does_not_fit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_longest_unseen_name_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "CLOSED_UNITS", 2)
-    roll = Roll(20.0, returns=True)
+    roll = Enrolment(20.0, returns=True)
     for i, name in enumerate([b"a", b"b"]):
         roll.enter(0, name, a_record(i, 0.0))
         roll.leave()
@@ -67,7 +67,7 @@ def test_the_longest_unseen_name_is_forgotten_first(monkeypatch: pytest.MonkeyPa
 
 def test_a_unit_counts_with_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "UNIT_REQUESTS", 2)
-    roll = Roll(20.0, returns=True)
+    roll = Enrolment(20.0, returns=True)
     for number in range(2):
         unit = roll.enter(0, b"u", record := a_record(number, 0.0))
         assert unit is not None

@@ -28,7 +28,7 @@ from __future__ import annotations
 import pytest
 
 from router.config.sections.experiment import Metric
-from router.scheduling.experiments.experiment import Trial
+from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.results import Finding
 from tests.router.scheduling.experiments.traffic import Behaviour, an_experiment, drive, traffic
 
@@ -43,7 +43,7 @@ def strongest_claim(seed: int) -> tuple[bool, float]:
     """Of two equal arms: was anything said (at alpha 0.05), and the strongest evidence ever, in parts of its bar."""
     shares = SMALL if seed % 2 else EVEN
     guard = {"alpha": 0.05, "worse_by": 0.2 if seed % 4 < 2 else 0.0, "min_units": 1, "action": "report"}
-    trial = Trial(an_experiment(shares, guard=guard))
+    trial = RunningExperiment(an_experiment(shares, guard=guard))
     findings = list(drive(trial, traffic(shares, {}, UNITS, seed)))
     arm = trial.report().arms[1]
     said = bool(findings) or any(standing.verdict != "not yet known" for standing in arm.standings)
@@ -64,7 +64,7 @@ def test_equal_arms_are_called_different_no_more_often_than_alpha() -> None:
 
 def ended_after(metric: Metric, planted: Behaviour, shares: dict[str, float], units: int, seed: int) -> int | None:
     """Units of the arm when the guard ended it."""
-    trial = Trial(an_experiment(shares, guard={"metric": metric}))
+    trial = RunningExperiment(an_experiment(shares, guard={"metric": metric}))
     found = next(drive(trial, traffic(shares, {"b": planted}, units, seed)), None)
     return None if found is None else found.units
 
@@ -101,7 +101,7 @@ def test_a_better_arm_is_called_better_and_never_ended() -> None:
     found: list[Finding] = []
     verdicts = []
     for seed in range(RUNS):
-        trial = Trial(an_experiment(EVEN))
+        trial = RunningExperiment(an_experiment(EVEN))
         found += drive(trial, traffic(EVEN, {"b": Behaviour(slower=0.5, hit=0.98)}, 900, seed))
         verdicts.append([standing.verdict for standing in trial.report().arms[1].standings])
     assert found == []

@@ -6,15 +6,15 @@ from math import inf
 
 import pytest
 
-from router.scheduling.experiments.experiment import Trial
+from router.scheduling.experiments.experiment import RunningExperiment
 from tests.router.scheduling.experiments.traffic import Behaviour, a_record, an_experiment, drive, finish, traffic
 
 
-def a_trial(**keys: object) -> Trial:
-    return Trial(an_experiment({"a": 50, "b": 50}, **keys))
+def a_trial(**keys: object) -> RunningExperiment:
+    return RunningExperiment(an_experiment({"a": 50, "b": 50}, **keys))
 
 
-def tell(trial: Trial, arm: str, unit: int, at_s: float, **outcome: object) -> None:
+def tell(trial: RunningExperiment, arm: str, unit: int, at_s: float, **outcome: object) -> None:
     """One request that begins and ends."""
     record = a_record(unit, at_s)
     trial.began(arm, unit.to_bytes(8), record)
@@ -190,7 +190,7 @@ def test_a_look_closes_so_many_units_and_no_more() -> None:
 
 
 def test_the_report_of_an_experiment_with_one_arm() -> None:
-    trial = Trial(an_experiment({"a": 100}))
+    trial = RunningExperiment(an_experiment({"a": 100}))
     tell(trial, "a", 1, 0.0)
     trial.look(60.0)
     report = trial.report()
@@ -200,7 +200,7 @@ def test_the_report_of_an_experiment_with_one_arm() -> None:
 
 def test_three_arms_are_each_compared_with_the_first() -> None:
     shares = {"a": 40.0, "b": 30.0, "c": 30.0}
-    trial = Trial(an_experiment(shares))
+    trial = RunningExperiment(an_experiment(shares))
     list(drive(trial, traffic(shares, {"c": Behaviour(hit=0.4)}, 600, 3)))
     report = trial.report()
     assert (report.guard_bar, report.bar) == (4 / 0.01, 40 / 0.01)
@@ -242,6 +242,6 @@ def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_units_that_fall_by_their_shares_raise_no_warning() -> None:
-    trial = Trial(an_experiment({"a": 90, "b": 10}, isolate="instances"))
+    trial = RunningExperiment(an_experiment({"a": 90, "b": 10}, isolate="instances"))
     list(drive(trial, traffic({"a": 90, "b": 10}, {}, 200, 1)))
     assert trial.report().warnings == ()

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.experiments.imbalance import Spread
+from router.scheduling.experiments.imbalance import Imbalance
 
 
-def of(targets: list[str]) -> Spread:
-    spread = Spread()
+def of(targets: list[str]) -> Imbalance:
+    spread = Imbalance()
     for target in targets:
         spread.add(target)
     return spread
@@ -22,7 +22,7 @@ def test_a_target_that_nobody_chose_counts() -> None:
 
 
 def test_no_request_no_spread() -> None:
-    assert Spread().uneven(3) is None
+    assert Imbalance().uneven(3) is None
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1))

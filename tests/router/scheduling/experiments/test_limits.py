@@ -7,21 +7,21 @@ from random import Random
 
 import pytest
 
-from router.scheduling.experiments.limits import ALARM, GRACE_S, Limit, Watched, fails, slow
+from router.scheduling.experiments.limits import ALARM, GRACE_S, ArmLimit, LimitedRequest, fails, slow
 from tests.router.scheduling.experiments.traffic import a_record, finish
 
 SLOW = partial(slow, most_ms=1000.0)
 
 
-def watched(number: int, arrived_s: float, over: bool = True, **outcome: object) -> Watched:
-    request = Watched(0, None, a_record(number, arrived_s))
+def watched(number: int, arrived_s: float, over: bool = True, **outcome: object) -> LimitedRequest:
+    request = LimitedRequest(0, None, a_record(number, arrived_s))
     if over:
         finish(request.record, **outcome)
         request.over = True
     return request
 
 
-def seconds_until_alarm(limit: Limit, share_bad: float, per_s: int, at_most: int, seed: int = 1) -> int | None:
+def seconds_until_alarm(limit: ArmLimit, share_bad: float, per_s: int, at_most: int, seed: int = 1) -> int | None:
     dice = Random(seed)
     for second in range(at_most):
         for i in range(per_s):
@@ -37,20 +37,20 @@ def seconds_until_alarm(limit: Limit, share_bad: float, per_s: int, at_most: int
 def test_all_bad_is_seen_within_seconds(most: float, seconds: int, per_s: int) -> None:
     # The boldest of 7 bets, 0.9, multiplies by 1 + 0.9 * 9 = 9.1 a second at 10 %: it brings the mean to
     # (9.1 + ... + 9.1^7) / 7 = 830,000 after 7 s, which the others make 845,000, and beyond 1e6 after 8.
-    assert seconds_until_alarm(Limit(most, fails), 1.0, per_s, 20) == seconds
+    assert seconds_until_alarm(ArmLimit(most, fails), 1.0, per_s, 20) == seconds
 
 
 def test_twice_what_is_allowed_is_seen_within_minutes() -> None:
-    found = [seconds_until_alarm(Limit(0.05, fails), 0.1, 10, 1000, seed) for seed in range(20)]
+    found = [seconds_until_alarm(ArmLimit(0.05, fails), 0.1, 10, 1000, seed) for seed in range(20)]
     assert all(seconds is not None and seconds < 300 for seconds in found)
 
 
 def test_below_the_bound_there_is_no_alarm() -> None:
-    assert all(seconds_until_alarm(Limit(0.05, fails), 0.04, 10, 1000, seed) is None for seed in range(10))
+    assert all(seconds_until_alarm(ArmLimit(0.05, fails), 0.04, 10, 1000, seed) is None for seed in range(10))
 
 
 def test_what_fails_together_is_one_piece_of_news() -> None:
-    limit = Limit(0.05, fails)
+    limit = ArmLimit(0.05, fails)
     for i in range(500):
         limit.began(watched(i, 7.5, status=500))
     assert not limit.look(9.0)
@@ -60,7 +60,7 @@ def test_what_fails_together_is_one_piece_of_news() -> None:
 
 def test_quick_failures_wait_for_the_answers_beside_them() -> None:
     """5 % fail at once, the others take 8 s: counted as they become known, all would be failures at first."""
-    limit, good = Limit(0.1, fails), []
+    limit, good = ArmLimit(0.1, fails), []
     for second in range(8):
         for i in range(20):
             request = watched(second * 20 + i, float(second), over=i == 3, status=500)
@@ -111,7 +111,7 @@ def test_what_fails_when_over(outcome: dict[str, object], judgement: str) -> Non
 
 
 def test_what_runs_is_good_until_it_breaks() -> None:
-    limit, request = Limit(0.1, fails), watched(1, 0.0, over=False)
+    limit, request = ArmLimit(0.1, fails), watched(1, 0.0, over=False)
     limit.began(request)
     limit.look(GRACE_S)
     assert not request.passed

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.policy_set import Regime, drawn, slices
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.policy_set import PolicySet, drawn, slices
 from router.scheduling.policy.policy import build_policy
 from scorers.contract import Needs
 
@@ -22,14 +22,14 @@ def arms_of(shares: dict[str, float], seed: int = 7) -> list[str]:
     return [drawn(seed, shares, unit) for unit in UNITS]
 
 
-def named(name: str, scorer: str = "random") -> schema.Policy:
-    return schema.Policy.model_validate({"scorers": [{"name": scorer}]})
+def named(name: str, scorer: str = "random") -> schema.PolicyConfig:
+    return schema.PolicyConfig.model_validate({"scorers": [{"name": scorer}]})
 
 
-def a_regime(experiment: Experiment | None = None, rolled_back: frozenset[str] = frozenset()) -> Regime:
+def a_regime(experiment: ExperimentConfig | None = None, rolled_back: frozenset[str] = frozenset()) -> PolicySet:
     scorers = {"one": "random", "two": "prefix_overlap", "three": "queue_depth"}
     policies = {name: build_policy(name, named(name, scorer)) for name, scorer in scorers.items()}
-    return Regime(policies, "one", experiment, rolled_back)
+    return PolicySet(policies, "one", experiment, rolled_back)
 
 
 @pytest.mark.parametrize("shares", [{"a": 90.0, "b": 10.0}, {"a": 50.0, "b": 30.0, "c": 20.0}])
@@ -72,7 +72,7 @@ def test_one_arm_has_everybody(unit: bytes, seed: int) -> None:
 
 
 def test_what_is_rolled_back_goes_to_the_first_arm_and_nobody_else_moves() -> None:
-    experiment = Experiment(seed=7, arms={"one": 50, "two": 30, "three": 20})
+    experiment = ExperimentConfig(seed=7, arms={"one": 50, "two": 30, "three": 20})
     whole, rolled = a_regime(experiment), a_regime(experiment).without("two")
     assert rolled.live_arms == ["one", "three"]
     for unit in UNITS[:2000]:
@@ -83,8 +83,8 @@ def test_what_is_rolled_back_goes_to_the_first_arm_and_nobody_else_moves() -> No
 
 def test_needs_are_those_of_all_in_use_and_of_no_other() -> None:
     assert a_regime().needs == Needs.NONE
-    assert a_regime(Experiment(arms={"one": 100}, shadows=["two"])).needs == Needs.CACHE
-    assert a_regime(Experiment(arms={"one": 50, "three": 50})).needs == Needs.LOAD
+    assert a_regime(ExperimentConfig(arms={"one": 100}, shadows=["two"])).needs == Needs.CACHE
+    assert a_regime(ExperimentConfig(arms={"one": 50, "three": 50})).needs == Needs.LOAD
 
 
 SHARES = (("a", 60.0), ("b", 30.0), ("c", 10.0))
@@ -114,7 +114,7 @@ def test_an_instance_more_changes_at_most_one_more_per_arm() -> None:
 
 
 def test_a_slice_that_was_rolled_back_is_the_first_arms() -> None:
-    experiment = Experiment(seed=7, arms={"one": 50, "two": 50}, isolate="instances")
+    experiment = ExperimentConfig(seed=7, arms={"one": 50, "two": 50}, isolate="instances")
     instances = [f"engine-{i}" for i in range(4)]
     regime = a_regime(experiment)
     assert regime.instances_of("one", instances) | regime.instances_of("two", instances) == set(instances)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.experiments.regret import SAME, Differences, difference
+from router.scheduling.experiments.regret import SAME, RegretSummary, difference
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -47,7 +47,7 @@ def test_the_way_back_is_the_opposite(view: View, data: st.DataObject) -> None:
 
 
 def test_a_summary_adds_up() -> None:
-    comparison = Differences()
+    comparison = RegretSummary()
     comparison.add(VIEW, WARM, COLD)
     comparison.add(VIEW, WARM, COLD)
     comparison.add(VIEW, WARM, SILENT)
@@ -65,14 +65,14 @@ def test_a_summary_adds_up() -> None:
 
 
 def test_everything_on_one_of_three_is_three_times_as_uneven_as_can_be() -> None:
-    comparison = Differences()
+    comparison = RegretSummary()
     for _ in range(5):
         comparison.add(VIEW, WARM, WARM)
     assert comparison.summary().uneven_other == pytest.approx(3)
 
 
 def test_targets_of_a_large_fleet_that_no_view_shows_were_offered_too() -> None:
-    comparison = Differences()
+    comparison = RegretSummary()
     comparison.add(VIEW._replace(others=97), WARM, WARM)
     comparison.add(VIEW._replace(others=95), WARM, COLD)
     found = comparison.summary()  # 2 requests over 100 targets: 0.02 each; made: 2 on one, other: 1
@@ -80,7 +80,7 @@ def test_targets_of_a_large_fleet_that_no_view_shows_were_offered_too() -> None:
 
 
 def test_without_a_decision_nothing_is_known() -> None:
-    found = Differences().summary()
+    found = RegretSummary().summary()
     assert (found.decisions, found.agreed, found.failed, found.moves) == (0, 0, 0, {})
     assert found.agreement is None
     assert (found.ttft_ms, found.overlap_tokens, found.uneven_made, found.uneven_other) == (None,) * 4

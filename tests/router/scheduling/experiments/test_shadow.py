@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from router.config import schema
-from router.scheduling.experiments.shadow import Follower, Shadow
+from router.scheduling.experiments.shadow import Shadow, ShadowPolicy
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from scorers.best import Best
@@ -16,7 +16,7 @@ ROWS = (a_row("a", load=a_load(requests=1)), a_row("b"), a_row("c", load=a_load(
 
 
 def named(name: str) -> Policy:
-    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": name}]}))
+    return build_policy(name, schema.PolicyConfig.model_validate({"scorers": [{"name": name}]}))
 
 
 def of(scorer: Scorer) -> Policy:
@@ -108,7 +108,7 @@ def test_it_goes_along_with_a_session_as_long_as_it_agrees() -> None:
 
 
 def test_a_follower_that_came_back_to_what_was_made_follows_again() -> None:
-    follower, keeps = Follower(), named("session_affinity")
+    follower, keeps = ShadowPolicy(), named("session_affinity")
 
     def went(last: str, made: str) -> str:
         return follower.decide(keeps, a_view(*ROWS, session="s", last_target=last), "whole", made).target

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from router.scheduling.experiments.unit import Unit, counts, failed, first_byte_ms, last_byte_ms, slow_share
+from router.scheduling.experiments.unit import ExperimentUnit, counts, failed, first_byte_ms, last_byte_ms, slow_share
 from router.scheduling.policy.record import Record
 from tests.router.scheduling.experiments.traffic import a_record, finish
 
@@ -61,8 +61,8 @@ def test_the_share_of_slow_ones() -> None:
     assert slow_share([50.0, inf], inf) == 0.5  # nothing is slower than what failed
 
 
-def a_unit(*outcomes: dict[str, object]) -> Unit:
-    unit = Unit(0, 0.0)
+def a_unit(*outcomes: dict[str, object]) -> ExperimentUnit:
+    unit = ExperimentUnit(0, 0.0)
     for number, outcome in enumerate(outcomes):
         record = a_record(number, 0.0)
         unit.running[number] = record

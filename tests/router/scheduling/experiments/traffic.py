@@ -12,8 +12,8 @@ from operator import itemgetter
 from random import Random
 from typing import NamedTuple
 
-from router.config.sections.experiment import Experiment
-from router.scheduling.experiments.experiment import Trial
+from router.config.sections.experiment import ExperimentConfig
+from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.results import Finding
 from router.scheduling.policy.policy import fallback
 from router.scheduling.policy.record import Attempt, Record, Stages
@@ -104,7 +104,7 @@ def traffic(shares: dict[str, float], planted: dict[str, Behaviour], units: int,
     return events
 
 
-def drive(trial: Trial, events: Sequence[Event], after_s: float = 100.0) -> Iterator[Finding]:
+def drive(trial: RunningExperiment, events: Sequence[Event], after_s: float = 100.0) -> Iterator[Finding]:
     """Tells the trial, looking all the time; and once more `after_s` the last event."""
     now_s = 0.0
     for now_s, arm, unit, record, ends, ttft_ms, status, cached in events:
@@ -121,5 +121,5 @@ def drive(trial: Trial, events: Sequence[Event], after_s: float = 100.0) -> Iter
         yield from trial.look(now_s)
 
 
-def an_experiment(arms: dict[str, float] | None = None, **keys: object) -> Experiment:
-    return Experiment.model_validate({"arms": arms or {"a": 90, "b": 10}, "observe_s": 20, **keys})
+def an_experiment(arms: dict[str, float] | None = None, **keys: object) -> ExperimentConfig:
+    return ExperimentConfig.model_validate({"arms": arms or {"a": 90, "b": 10}, "observe_s": 20, **keys})

@@ -58,8 +58,8 @@ def policy(*scorers: Scorer, filters: Sequence[Filter] = (), picker: Picker | No
     )
 
 
-def read(**spec: Any) -> schema.Policy:
-    return schema.Policy.model_validate(spec)
+def read(**spec: Any) -> schema.PolicyConfig:
+    return schema.PolicyConfig.model_validate(spec)
 
 
 ROWS = (a_row("a"), a_row("b"), a_row("c"))

@@ -14,7 +14,7 @@ CUT = WHOLE._replace(others=1998)
 
 
 def named(scorer: str, **more: object) -> Policy:
-    return build_policy(scorer, schema.Policy.model_validate({"scorers": [{"name": scorer}], **more}))
+    return build_policy(scorer, schema.PolicyConfig.model_validate({"scorers": [{"name": scorer}], **more}))
 
 
 def test_a_sentence_says_how_many_and_why() -> None:

@@ -114,7 +114,7 @@ def test_amounts_have_the_digits_that_people_compare_by(value: float, said: str)
 
 WEIGHTED = build_policy(
     "warm",
-    schema.Policy.model_validate(
+    schema.PolicyConfig.model_validate(
         {"scorers": [{"name": "queue_depth"}, {"name": "prefix_overlap", "weight": 3}, {"name": "kv_usage"}]}
     ),
 )

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.scheduling.policy.decision import Difference, ShadowChoice
+from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.rationale import why
-from router.scheduling.policy.record import Attempt, Leg, Record, Stages
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.scheduling.policy.record_view import plain, readable
 from scorers.contract import Picker, Scorer, Unit, View
 from scorers.registry import installed
@@ -29,9 +29,9 @@ SCORERS = {
         {"name": "prefix_overlap", "weight": 3},
     ]
 }
-DEFAULT = build_policy("default", schema.Policy.model_validate(SCORERS))
+DEFAULT = build_policy("default", schema.PolicyConfig.model_validate(SCORERS))
 FILTERED = build_policy(
-    "filtered", schema.Policy.model_validate({"filters": [{"name": "max_waiting", "waiting": 4}], **SCORERS})
+    "filtered", schema.PolicyConfig.model_validate({"filters": [{"name": "max_waiting", "waiting": 4}], **SCORERS})
 )
 
 
@@ -115,7 +115,7 @@ def test_the_view_is_shown_without_its_rows() -> None:
 
 def test_the_reason_stands_at_every_choice_and_the_last_one_above_all() -> None:
     record = a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]))
-    record.attempts[0].prefill = Leg(DEFAULT.decide(VIEW), 0, 16, "ok", 12.5, 32)
+    record.attempts[0].prefill = PrefillRecord(DEFAULT.decide(VIEW), 0, 16, "ok", 12.5, 32)
     shown = readable(record)
     first, second = shown["attempts"]
     assert first["why"] == first["prefill"]["why"] == why(record.attempts[0].decision)
@@ -132,7 +132,7 @@ def test_who_was_left_out_is_told_as_a_number_and_in_a_sentence() -> None:
 
 def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record(VIEW)
-    record.shadows = [ShadowChoice("lmetric", "b/0", Difference(12.5, None))]
+    record.shadows = [ShadowChoice("lmetric", "b/0", Regret(12.5, None))]
     assert readable(record)["shadows"] == [
         {"policy": "lmetric", "target": "b/0", "difference": {"ttft_ms": 12.5, "overlap_tokens": None}}
     ]
@@ -164,7 +164,7 @@ def policies(draw: st.DrawFn) -> Policy:
     weights = [draw(st.floats(0.001, 1000)) for _ in names]
     picker = draw(st.sampled_from(installed().names(Picker)))
     scorers = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
-    return build_policy("any", schema.Policy.model_validate({"scorers": scorers, "picker": {"name": picker}}))
+    return build_policy("any", schema.PolicyConfig.model_validate({"scorers": scorers, "picker": {"name": picker}}))
 
 
 @settings(max_examples=150)
@@ -191,7 +191,7 @@ def row_of(attempt: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_pair_shows_both_choices_and_how_each_half_ended() -> None:
     record = a_record(VIEW)
-    record.attempts[0].prefill = Leg(DEFAULT.decide(VIEW._replace(rows=VIEW.rows[1:])), 0, 16, "ok", 12.5, 32)
+    record.attempts[0].prefill = PrefillRecord(DEFAULT.decide(VIEW._replace(rows=VIEW.rows[1:])), 0, 16, "ok", 12.5, 32)
     (attempt,) = readable(record)["attempts"]
     half = attempt.pop("prefill")
     assert (attempt["target"], attempt["end"]) == ("a/0", "running")

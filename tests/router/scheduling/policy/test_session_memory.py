@@ -1,4 +1,4 @@
-from router.scheduling.policy.session_memory import Sessions
+from router.scheduling.policy.session_memory import SessionMemory
 from scorers.contract import View
 from tests.suites.views import a_row, a_view
 
@@ -8,7 +8,7 @@ def of(session: str | None, model: str = "m") -> View:
 
 
 def test_who_was_away_longest_is_forgotten_first() -> None:
-    sessions = Sessions(size=2)
+    sessions = SessionMemory(size=2)
     for name, target in (("s", "a"), ("t", "b"), ("s", "c"), ("u", "d")):
         sessions.went(of(name), "whole", target)
     assert [sessions.last(of(name), "whole") for name in "stu"] == ["c", None, "d"]
@@ -16,7 +16,7 @@ def test_who_was_away_longest_is_forgotten_first() -> None:
 
 
 def test_prefill_halves_have_a_history_of_their_own() -> None:
-    sessions = Sessions(size=9)
+    sessions = SessionMemory(size=9)
     sessions.went(of("s"), "prefill", "p")
     assert sessions.last(of("s"), "decode") is None
     sessions.went(of("s"), "whole", "a")
@@ -24,13 +24,13 @@ def test_prefill_halves_have_a_history_of_their_own() -> None:
 
 
 def test_equal_names_in_two_models_are_two_sessions() -> None:
-    sessions = Sessions(size=9)
+    sessions = SessionMemory(size=9)
     sessions.went(of("s", "big"), "whole", "a")
     assert sessions.last(of("s", "small"), "whole") is None
 
 
 def test_what_is_forgotten_is_gone_for_that_session_and_part_alone() -> None:
-    sessions = Sessions(size=9)
+    sessions = SessionMemory(size=9)
     for name in "st":
         sessions.went(of(name), "whole", "a")
         sessions.went(of(name), "prefill", "p")
@@ -41,7 +41,7 @@ def test_what_is_forgotten_is_gone_for_that_session_and_part_alone() -> None:
 
 
 def test_no_session_no_memory() -> None:
-    sessions = Sessions(size=9)
+    sessions = SessionMemory(size=9)
     sessions.went(of(None), "whole", "a")
     sessions.forget(of(None), "whole")
     assert sessions.last(of(None), "whole") is None
@@ -49,7 +49,7 @@ def test_no_session_no_memory() -> None:
 
 
 def test_what_another_worker_told_is_remembered_like_the_rest() -> None:
-    sessions = Sessions(2)
+    sessions = SessionMemory(2)
     sessions.put((False, "m", "s"), "a/0")
     sessions.put((False, "m", "t"), "b/0")
     assert sessions.items() == [((False, "m", "s"), "a/0"), ((False, "m", "t"), "b/0")]

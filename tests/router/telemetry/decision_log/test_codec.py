@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.scheduling.policy.decision import Difference, ShadowChoice
+from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import build_policy, fallback
-from router.scheduling.policy.record import Attempt, Leg, Record, Stages
-from router.telemetry.decision_log.codec import HASH_BITS, Encoder, Salt
-from router.telemetry.decision_log.format import FIELDS, UNPLACED, VERSION, Logged, LoggedPolicy, decode
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
+from router.telemetry.decision_log.codec import HASH_BITS, PseudonymSalt, RecordEncoder
+from router.telemetry.decision_log.format import FIELDS, UNPLACED, VERSION, LoggedPolicy, LoggedRecord, decode
 from scorers.contract import Ask, View
 from tests.bench.busy_fleet import BusyFleet
 from tests.router.telemetry.records import POLICY, VIEW, a_record
@@ -26,10 +26,10 @@ SALT = 99
 
 def encoded(record: Record, salt: int = SALT) -> bytes:
     """The record's own line."""
-    return Encoder(salt).lines(record).splitlines(keepends=True)[-1]
+    return RecordEncoder(salt).lines(record).splitlines(keepends=True)[-1]
 
 
-def logged(record: Record, salt: int = SALT) -> Logged:
+def logged(record: Record, salt: int = SALT) -> LoggedRecord:
     read = decode(encoded(record, salt)).record
     assert read is not None
     return read
@@ -69,7 +69,7 @@ def test_every_finite_float_comes_back_to_the_last_bit(value: float) -> None:
 
 def test_a_view_keeps_the_rows_that_filters_dropped() -> None:
     spec = {"filters": [{"name": "max_waiting", "waiting": 4}], "scorers": [{"name": "queue_depth"}]}
-    policy = build_policy("filtered", schema.Policy.model_validate(spec))
+    policy = build_policy("filtered", schema.PolicyConfig.model_validate(spec))
     view = a_view(a_row("a", load=a_load(waiting=9)), a_row("b"))
     decision = policy.decide(view)
     assert [row.target for row in decision.rows] == ["b/0"]
@@ -81,7 +81,7 @@ def test_a_view_keeps_the_rows_that_filters_dropped() -> None:
 
 
 def test_every_attempt_and_the_prefill_half_before_it() -> None:
-    prefill = Leg(POLICY.decide(VIEW, "prefill"), 16, 20, "ok", 31.2504, 16)
+    prefill = PrefillRecord(POLICY.decide(VIEW, "prefill"), 16, 20, "ok", 31.2504, 16)
     record = a_record(attempts=[
         Attempt(fallback().decide(VIEW), 32, 36, 4, "connect"),
         Attempt(POLICY.decide(VIEW, "decode"), None, None, None, "ok", prefill),
@@ -101,7 +101,7 @@ def test_every_attempt_and_the_prefill_half_before_it() -> None:
 def test_the_outcome_to_the_microsecond() -> None:
     record = a_record(
         stages=Stages(parse_ms=0.12345678, decide_ms=0.5), ttft_ms=80.12345678, duration_ms=None, poison=True,
-        arm="warm", shadows=[ShadowChoice("other", "a/0", Difference(-3.5, None))],
+        arm="warm", shadows=[ShadowChoice("other", "a/0", Regret(-3.5, None))],
     )  # fmt: skip
     read = logged(record)
     assert read.stages == Stages(parse_ms=0.123, decide_ms=0.5)
@@ -141,9 +141,9 @@ def test_a_model_that_nobody_serves_may_be_anything_and_is_left_out() -> None:
 
 
 def test_the_same_name_has_the_same_digest_under_one_salt_only() -> None:
-    salt = Salt(SALT)
-    assert salt.name("alice") == salt.name(b"alice") == Salt(SALT).name("alice")
-    assert len({salt.name("alice"), salt.name("bob"), Salt(SALT + 1).name("alice"), None}) == 4
+    salt = PseudonymSalt(SALT)
+    assert salt.name("alice") == salt.name(b"alice") == PseudonymSalt(SALT).name("alice")
+    assert len({salt.name("alice"), salt.name("bob"), PseudonymSalt(SALT + 1).name("alice"), None}) == 4
     assert salt.name(None) is None
     assert salt.name("\ud800") is not None  # half of a surrogate pair, as JSON may smuggle in
 
@@ -161,7 +161,7 @@ def test_equal_beginnings_have_equal_block_digests() -> None:
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=100, max_size=200))
 def test_different_blocks_have_different_digests(keys: set[int]) -> None:
     # 200 of them collide with a chance of 200^2 / 2^49 = 7e-11
-    assert len(set(Salt(SALT).blocks(tuple(keys)))) == len(keys)
+    assert len(set(PseudonymSalt(SALT).blocks(tuple(keys)))) == len(keys)
 
 
 def test_a_record_is_a_request_of_a_mooncake_trace() -> None:
@@ -173,7 +173,7 @@ def test_a_record_is_a_request_of_a_mooncake_trace() -> None:
 
 
 def test_a_file_opens_with_what_it_is() -> None:
-    head = decode(Encoder(SALT).opening("run", "1.2.3", 1e9)).file
+    head = decode(RecordEncoder(SALT).opening("run", "1.2.3", 1e9)).file
     assert head is not None
     assert (head.version, head.run, head.warmroute, head.started_at_wall_s) == (VERSION, "run", "1.2.3", 1e9)
     assert head.fields == FIELDS
@@ -181,7 +181,7 @@ def test_a_file_opens_with_what_it_is() -> None:
 
 
 def test_each_file_names_a_policy_once_before_its_first_record() -> None:
-    encoder = Encoder(SALT)
+    encoder = RecordEncoder(SALT)
     encoder.opening("run", "1", 0.0)
     first, second = encoder.lines(a_record()), encoder.lines(a_record(1))
     known, record = (decode(line) for line in first.splitlines())
@@ -196,8 +196,10 @@ def test_each_file_names_a_policy_once_before_its_first_record() -> None:
 
 
 def test_a_policy_of_the_same_name_that_says_something_else_is_another_one() -> None:
-    other = build_policy("default", schema.Policy.model_validate({"scorers": [{"name": "queue_depth", "weight": 3}]}))
-    encoder = Encoder(SALT)
+    other = build_policy(
+        "default", schema.PolicyConfig.model_validate({"scorers": [{"name": "queue_depth", "weight": 3}]})
+    )
+    encoder = RecordEncoder(SALT)
     encoder.lines(a_record())
     assert encoder.lines(a_record(policy=other)).count(b"\n") == 2
     assert encoder.lines(a_record()).count(b"\n") == 1
@@ -208,7 +210,7 @@ def test_a_record_without_a_policy() -> None:
 
 
 def test_a_record_without_a_json_form_names_no_policy() -> None:
-    encoder = Encoder(SALT)
+    encoder = RecordEncoder(SALT)
     with pytest.raises(TypeError):
         encoder.lines(a_record(status=object()))
     assert encoder.lines(a_record()).count(b"\n") == 2  # its policy comes with the next one
@@ -217,7 +219,7 @@ def test_a_record_without_a_json_form_names_no_policy() -> None:
 def test_a_long_prompt_on_64_targets_takes_4_kb_compressed() -> None:
     """Files are compressed as a whole, so what repeats between records costs little: see tests/bench/ledger.py."""
     records = list(BusyFleet(64).records(500))[200:]
-    encoder = Encoder(SALT)
+    encoder = RecordEncoder(SALT)
     packed = gzip.compress(b"".join(map(encoder.lines, records)), 6)
     assert {len(record.attempts[0].decision.view.rows) for record in records} == {64}
     assert min(record.prompt_tokens or 0 for record in records) > 70_000

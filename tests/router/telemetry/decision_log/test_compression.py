@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.compression import CHUNK_BYTES, Packer
-from router.telemetry.decision_log.files import Growing
+from router.telemetry.decision_log.compression import CHUNK_BYTES, FileCompressor
+from router.telemetry.decision_log.files import OpenLogFile
 
 KEEP_ALL = 10**12
 
 
 def a_file(folder: Path, at_wall_s: float, data: bytes = b"one\n") -> Path:
-    file = Growing(folder, at_wall_s)
+    file = OpenLogFile(folder, at_wall_s)
     file.write(data)
     file.close()
     return file.path
@@ -25,7 +25,7 @@ def packed(path: Path) -> Path:
     return path.with_suffix(".jsonl.gz")
 
 
-def finish(packer: Packer) -> None:
+def finish(packer: FileCompressor) -> None:
     while packer.busy:
         packer.step()
 
@@ -33,7 +33,7 @@ def finish(packer: Packer) -> None:
 def test_files_are_compressed_one_after_the_other_in_steps(tmp_path: Path) -> None:
     data = os.urandom(2 * CHUNK_BYTES) + b"\n"
     paths = [a_file(tmp_path, 0.0, data), a_file(tmp_path, 1.0)]
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     for path in paths:
         packer.add(path)
     done = [packer.step() for _ in range(6)]
@@ -48,7 +48,7 @@ def test_files_are_compressed_one_after_the_other_in_steps(tmp_path: Path) -> No
 
 def test_the_plain_file_stays_until_the_other_is_complete(tmp_path: Path) -> None:
     path = a_file(tmp_path, 0.0)
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     packer.add(path)
     packer.step()
     assert path.exists()
@@ -63,7 +63,7 @@ def test_what_a_dead_process_left_half_done_is_done_again(tmp_path: Path) -> Non
     path = a_file(tmp_path, 0.0)
     path.with_suffix(".jsonl.gz.tmp").write_bytes(b"half")
     packed(path).write_bytes(b"renamed, and then it died")
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     packer.add(path)
     finish(packer)
     assert gzip.decompress(packed(path).read_bytes()) == b"one\n"
@@ -71,8 +71,8 @@ def test_what_a_dead_process_left_half_done_is_done_again(tmp_path: Path) -> Non
 
 
 def test_a_file_that_somebody_writes_is_left_alone(tmp_path: Path) -> None:
-    file = Growing(tmp_path, 0.0)
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    file = OpenLogFile(tmp_path, 0.0)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     packer.add(file.path)
     assert packer.step() is True
     assert list(tmp_path.iterdir()) == [file.path]
@@ -80,7 +80,7 @@ def test_a_file_that_somebody_writes_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     packer.add(tmp_path / "ledger-1.jsonl")
     assert packer.step() is True
     assert not packer.busy
@@ -90,7 +90,7 @@ def test_a_file_that_fails_waits_behind_the_others(tmp_path: Path) -> None:
     bad, good = a_file(tmp_path, 0.0), a_file(tmp_path, 1.0)
     blocked = bad.with_suffix(".jsonl.gz.tmp")
     blocked.mkdir()
-    packer = Packer(tmp_path, KEEP_ALL, sync=False)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
     packer.add(bad)
     packer.add(good)
     with pytest.raises(OSError, match="directory"):
@@ -104,7 +104,7 @@ def test_a_file_that_fails_waits_behind_the_others(tmp_path: Path) -> None:
 
 def test_the_oldest_go_while_all_together_are_too_large(tmp_path: Path) -> None:
     paths = [a_file(tmp_path, at_s, os.urandom(1000)) for at_s in range(5)]
-    packer = Packer(tmp_path, 3500, sync=False)
+    packer = FileCompressor(tmp_path, 3500, sync=False)
     for path in paths:
         packer.add(path)
     finish(packer)
@@ -115,9 +115,9 @@ def test_the_oldest_go_while_all_together_are_too_large(tmp_path: Path) -> None:
 
 def test_the_growing_file_counts_but_stays(tmp_path: Path) -> None:
     old = a_file(tmp_path, 0.0)
-    growing = Growing(tmp_path, 1.0)
+    growing = OpenLogFile(tmp_path, 1.0)
     growing.write(bytes(1000))
-    packer = Packer(tmp_path, 500, sync=False)
+    packer = FileCompressor(tmp_path, 500, sync=False)
     packer.add(old)
     finish(packer)
     assert list(tmp_path.iterdir()) == [growing.path]
@@ -137,7 +137,7 @@ def test_forced_to_disk_before_the_plain_one_goes(
         force(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
-    packer = Packer(tmp_path, KEEP_ALL, sync)
+    packer = FileCompressor(tmp_path, KEEP_ALL, sync)
     packer.add(path)
     finish(packer)
     assert here == [True] * times  # the file, then the folder

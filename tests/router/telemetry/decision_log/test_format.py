@@ -10,19 +10,19 @@ import pytest
 from router.config import schema
 from router.scheduling.policy.policy import build_policy, digest_of, fallback
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import Encoder
+from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedPolicy, decode
 from tests.router.telemetry.records import a_record
 
 
 def first_line(record: Record) -> LoggedPolicy:
-    read = decode(Encoder(1).lines(record).splitlines()[0]).policy
+    read = decode(RecordEncoder(1).lines(record).splitlines()[0]).policy
     assert read is not None
     return read
 
 
 def test_a_policy_can_be_built_again_from_its_line() -> None:
-    spec = schema.Policy.model_validate(
+    spec = schema.PolicyConfig.model_validate(
         {
             "filters": [{"name": "max_waiting", "waiting": 4}],
             "scorers": [{"name": "queue_depth", "weight": 2.5}],
@@ -41,7 +41,7 @@ def test_a_policy_without_a_file_has_a_line_too() -> None:
 
 
 def test_a_later_versions_fields_and_lines_are_passed_over() -> None:
-    line = Encoder(1).lines(a_record(policy=None))
+    line = RecordEncoder(1).lines(a_record(policy=None))
     newer = json.loads(line)
     newer["record"]["mood"] = "good"
     assert decode(json.dumps(newer).encode()).record == decode(line).record

@@ -8,23 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.codec import Encoder
-from router.telemetry.decision_log.format import Logged, LoggedPolicy
-from router.telemetry.decision_log.reader import Bad, LedgerError, files_of, read
+from router.telemetry.decision_log.codec import RecordEncoder
+from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
+from router.telemetry.decision_log.reader import DecisionLogError, UnreadableLine, files_of, read
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 
 def content(*numbers: int) -> bytes:
-    encoder = Encoder(1)
+    encoder = RecordEncoder(1)
     return encoder.opening("run", "0", 0.0) + b"".join(encoder.lines(a_record(number)) for number in numbers)
 
 
 def numbers(*paths: Path) -> list[int]:
-    return [entry.number for entry in read(paths) if isinstance(entry, Logged)]
+    return [entry.number for entry in read(paths) if isinstance(entry, LoggedRecord)]
 
 
 def bad(*paths: Path) -> list[str]:
-    return [str(entry).removeprefix(f"{entry.path.parent}/") for entry in read(paths) if isinstance(entry, Bad)]
+    return [
+        str(entry).removeprefix(f"{entry.path.parent}/") for entry in read(paths) if isinstance(entry, UnreadableLine)
+    ]
 
 
 def test_policies_and_records_in_their_order(tmp_path: Path) -> None:
@@ -32,8 +34,8 @@ def test_policies_and_records_in_their_order(tmp_path: Path) -> None:
     known, first, second = read([path])
     assert isinstance(known, LoggedPolicy)
     assert known.policy == POLICY.spec
-    assert isinstance(first, Logged)
-    assert isinstance(second, Logged)
+    assert isinstance(first, LoggedRecord)
+    assert isinstance(second, LoggedRecord)
     assert (first.number, second.number, first.attempts[0].view) == (4, 5, VIEW)
     assert (first.policy, first.digest) == (known.name, known.digest)
 
@@ -69,7 +71,7 @@ def test_a_file_that_is_compressed_after_it_was_found(tmp_path: Path) -> None:
     next(entries)
     (tmp_path / "ledger-2.jsonl").unlink()
     (tmp_path / "ledger-2.jsonl.gz").write_bytes(gzip.compress(content(2)))
-    assert [entry.number for entry in entries if isinstance(entry, Logged)] == [1, 2]
+    assert [entry.number for entry in entries if isinstance(entry, LoggedRecord)] == [1, 2]
 
 
 def test_a_file_that_is_removed_after_it_was_found(tmp_path: Path) -> None:
@@ -79,8 +81,8 @@ def test_a_file_that_is_removed_after_it_was_found(tmp_path: Path) -> None:
     next(entries)
     (tmp_path / "ledger-2.jsonl").unlink()
     rest = list(entries)
-    assert [entry.number for entry in rest if isinstance(entry, Logged)] == [1, 3]
-    assert [str(entry) for entry in rest if isinstance(entry, Bad)] == [
+    assert [entry.number for entry in rest if isinstance(entry, LoggedRecord)] == [1, 3]
+    assert [str(entry) for entry in rest if isinstance(entry, UnreadableLine)] == [
         f"{tmp_path}/ledger-2.jsonl:0: cannot be opened: No such file or directory"
     ]
 
@@ -93,7 +95,7 @@ def test_a_torn_last_line_is_passed_over_and_told(tmp_path: Path, packed: bool) 
         path = tmp_path / ("ledger-1.jsonl.gz" if packed else "ledger-1.jsonl")
         path.write_bytes(gzip.compress(torn) if packed else torn)
         assert numbers(path) == [1]
-        (entry,) = (entry for entry in read([path]) if isinstance(entry, Bad))
+        (entry,) = (entry for entry in read([path]) if isinstance(entry, UnreadableLine))
         assert (entry.torn, entry.line, entry.why) == (True, 4, "the last line is not finished")
 
 
@@ -166,7 +168,9 @@ def test_progress_adds_up_to_what_lies_on_disk(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"there are no ledger files \(ledger-\*.jsonl or ledger-\*.jsonl.gz\) in it"):
+    with pytest.raises(
+        DecisionLogError, match=r"there are no ledger files \(ledger-\*.jsonl or ledger-\*.jsonl.gz\) in it"
+    ):
         read([tmp_path])
-    with pytest.raises(LedgerError, match="nowhere: there is no such file or folder"):
+    with pytest.raises(DecisionLogError, match="nowhere: there is no such file or folder"):
         files_of([tmp_path / "nowhere"])

@@ -18,14 +18,14 @@ import pytest
 from router.clock import ManualClock, SystemClock
 from router.config import schema
 from router.scheduling.policy.policy import build_policy
-from router.telemetry.decision_log.files import Growing, packed_files, plain_files
-from router.telemetry.decision_log.format import Logged, LoggedPolicy
-from router.telemetry.decision_log.reader import Bad, Entry, read
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.files import OpenLogFile, packed_files, plain_files
+from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
+from router.telemetry.decision_log.reader import Entry, UnreadableLine, read
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record, until
 
 WALL_S = 1_700_000_000.0
-Make = Callable[..., JsonLines]
+Make = Callable[..., DecisionLogWriter]
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def clock() -> ManualClock:
 @pytest.fixture
 def make(tmp_path: Path, clock: ManualClock) -> Iterator[Make]:
     """Ledgers in `tmp_path / "ledger"` by a clock that stands still; all are closed in the end."""
-    made: list[JsonLines] = []
+    made: list[DecisionLogWriter] = []
 
-    def one(start: bool = True, **settings: Any) -> JsonLines:
-        config = schema.Ledger(folder=str(tmp_path / "ledger"), **settings)
-        ledger = JsonLines(config, 7, "run", clock)
+    def one(start: bool = True, **settings: Any) -> DecisionLogWriter:
+        config = schema.DecisionLogConfig(folder=str(tmp_path / "ledger"), **settings)
+        ledger = DecisionLogWriter(config, 7, "run", clock)
         made.append(ledger)
         if start:
             ledger.start()
@@ -62,10 +62,10 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [entry.number for entry in entries(folder) if isinstance(entry, Logged)]
+    return [entry.number for entry in entries(folder) if isinstance(entry, LoggedRecord)]
 
 
-def put(ledger: JsonLines, *numbers_: int) -> None:
+def put(ledger: DecisionLogWriter, *numbers_: int) -> None:
     """Hands records over and waits until they are with the kernel."""
     before = ledger.stats.written
     for number in numbers_:
@@ -168,7 +168,7 @@ def test_the_oldest_files_go(make: Make, folder: Path) -> None:
 
 
 def test_a_policy_stands_before_the_first_record_that_it_decided(make: Make, folder: Path) -> None:
-    other = build_policy("other", schema.Policy.model_validate({"scorers": [{"name": "random"}]}))
+    other = build_policy("other", schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]}))
     ledger = make()
     for number, policy in enumerate((None, other, None)):
         ledger.add(a_record(number) if policy is None else a_record(number, policy=policy))
@@ -255,13 +255,13 @@ def test_what_an_earlier_run_left_is_compressed(make: Make, folder: Path) -> Non
     make()
     until(lambda: packed_files(folder) != [] and plain_files(folder) == [])
     record, torn = [entry for entry in entries(folder) if not isinstance(entry, LoggedPolicy)]
-    assert isinstance(record, Logged)
-    assert isinstance(torn, Bad)
+    assert isinstance(record, LoggedRecord)
+    assert isinstance(torn, UnreadableLine)
     assert torn.torn
 
 
 def test_the_file_of_another_process_that_runs_is_left_alone(make: Make, folder: Path) -> None:
-    theirs = Growing(folder, WALL_S)
+    theirs = OpenLogFile(folder, WALL_S)
     ledger = make()
     put(ledger, 1)
     ledger.close()
@@ -296,12 +296,12 @@ import resource, sys, time
 from pathlib import Path
 from router.clock import SystemClock
 from router.config import schema
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record, until
 
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # beyond, writes fail: EFBIG
-ledger = JsonLines(schema.Ledger(folder=sys.argv[1], rotate_bytes=10**9), 7, "run", SystemClock())
+ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=10**9), 7, "run", SystemClock())
 ledger.start()
 for number in range(100):
     ledger.add(a_record(number))
@@ -326,17 +326,17 @@ def test_a_full_disk_loses_nothing_that_the_queue_can_hold(folder: Path) -> None
     assert int(failures) >= 2
     assert (dropped, error) == ("0", "None")
     assert numbers(folder) == list(range(100))
-    assert not [entry for entry in entries(folder) if isinstance(entry, Bad)]
+    assert not [entry for entry in entries(folder) if isinstance(entry, UnreadableLine)]
 
 
 KILLED = """
 import sys
 from router.clock import SystemClock
 from router.config import schema
-from router.telemetry.decision_log.writer import JsonLines
+from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record
 
-ledger = JsonLines(schema.Ledger(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())
+ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())
 ledger.start()
 number = 0
 while True:
@@ -357,7 +357,7 @@ def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path
     kept = numbers(folder)
     assert len(kept) > 100
     assert kept == list(range(len(kept)))
-    assert all(entry.torn for entry in entries(folder) if isinstance(entry, Bad))
+    assert all(entry.torn for entry in entries(folder) if isinstance(entry, UnreadableLine))
 
     make().close(within_s=20.0)
     assert plain_files(folder) == []
@@ -367,7 +367,7 @@ def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path
 
 def test_a_slow_disk_is_not_waited_for(folder: Path) -> None:
     """`close` has its bound: what it cannot write by then is dropped, and said so."""
-    ledger = JsonLines(schema.Ledger(folder=str(folder)), 7, "run", SystemClock())
+    ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 7, "run", SystemClock())
     for number in range(10_000):
         ledger.add(a_record(number))
     ledger.start()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from router.telemetry.metrics.admission import GateState, gate_families
+from router.telemetry.metrics.admission import ModelAdmissionState, gate_families
 
 
 def test_who_waits_who_is_live_and_what_fits() -> None:
-    gates = [GateState("m", {"parked": 1, "new": 2}, 3.5, 900.0, 1000), GateState("n", {"new": 0}, 0.0, 0.0, None)]
+    gates = [
+        ModelAdmissionState("m", {"parked": 1, "new": 2}, 3.5, 900.0, 1000),
+        ModelAdmissionState("n", {"new": 0}, 0.0, 0.0, None),
+    ]
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in gate_families(gates)

@@ -8,7 +8,7 @@ from router import errors
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.metrics.prometheus import ENDPOINTS_KEPT, MODELS_KEPT, Metrics
-from router.telemetry.metrics.state import Snapshot
+from router.telemetry.metrics.state import RouterSnapshot
 from scorers.contract import Load, Overlap, Row, Speed, View
 
 CHAT = "/v1/chat/completions"
@@ -17,7 +17,7 @@ SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
 
 
 def metrics() -> Metrics:
-    return Metrics(lambda: Snapshot((), (), {}, {}), knows_model=lambda model: model.startswith("known"))
+    return Metrics(lambda: RouterSnapshot((), (), {}, {}), knows_model=lambda model: model.startswith("known"))
 
 
 def attempt(end: str, overlap: Overlap | None = None) -> Attempt:
@@ -155,7 +155,7 @@ def test_refused_and_gone_before_a_record() -> None:
     of = metrics()
     of.refused(CHAT, errors.BadRequest("x"))
     of.refused("other", errors.TooBusy("x"))
-    of.refused("other", errors.Refused("x"))
+    of.refused("other", errors.RequestRefused("x"))
     of.gone(CHAT)
     assert samples(of, "warmroute_errors_total") == {
         (CHAT, "bad_request"): 1,
@@ -174,7 +174,7 @@ def test_refused_and_gone_before_a_record() -> None:
 
 def test_every_refusal_has_a_reason_of_its_own() -> None:
     of = metrics()
-    kinds = errors.Refused.__subclasses__()
+    kinds = errors.RequestRefused.__subclasses__()
     for kind in kinds:
         if kind.__module__ == "router.errors":
             of.refused(CHAT, kind("x"))
@@ -206,7 +206,7 @@ def test_a_page_stands_still_while_counting_goes_on() -> None:
 
 def test_a_page_does_not_follow_other_rooms_tables() -> None:
     faults = {("default", "a"): 1}
-    of = Metrics(lambda: Snapshot((), (), faults, {}), lambda model: True)
+    of = Metrics(lambda: RouterSnapshot((), (), faults, {}), lambda model: True)
     page = of.page()
     faults["default", "b"] = 1
     assert b'plugin="a"' in page.written()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as PrometheusHistogram
 
-from router.telemetry.metrics.series import Counts, Spread
+from router.telemetry.metrics.series import Counter, Histogram
 
 BOUNDS = (0.1, 0.5, 2.0)
 
 
-def samples(series: Counts | Spread) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(series: Counter | Histogram) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in series.family().samples}
 
 
 def test_counts_begin_at_zero_and_add_up() -> None:
-    counts = Counts("x_total", "what", "path", "status")
+    counts = Counter("x_total", "what", "path", "status")
     counts["/a", "2xx"] += 1
     counts["/a", "2xx"] += 2
     counts["/b", "4xx"] += 1
@@ -25,15 +26,15 @@ def test_counts_begin_at_zero_and_add_up() -> None:
 
 
 def test_asking_for_a_count_makes_no_series() -> None:
-    counts = Counts("x_total", "what", "path")
+    counts = Counter("x_total", "what", "path")
     assert counts[("/a",)] == 0.0
     assert samples(counts) == {}
 
 
 def test_spread_equals_the_clients_histogram() -> None:
     registry = CollectorRegistry()
-    peer = Histogram("x_seconds", "what", ["stage"], buckets=BOUNDS, registry=registry)
-    spread = Spread("x_seconds", "what", BOUNDS, "stage")
+    peer = PrometheusHistogram("x_seconds", "what", ["stage"], buckets=BOUNDS, registry=registry)
+    spread = Histogram("x_seconds", "what", BOUNDS, "stage")
     for value in (0.0, 0.1, 0.10001, 0.5, 1.9, 2.0, 2.1, 100.0):
         peer.labels("match").observe(value)
         spread[("match",)].observe(value)
@@ -47,7 +48,7 @@ def test_spread_equals_the_clients_histogram() -> None:
 
 
 def test_a_frozen_copy_stands_still() -> None:
-    counts, spread = Counts("x_total", "what", "a"), Spread("y_seconds", "what", BOUNDS, "a")
+    counts, spread = Counter("x_total", "what", "a"), Histogram("y_seconds", "what", BOUNDS, "a")
     counts[("1",)] += 1
     spread[("1",)].observe(0.3)
     copies = counts.frozen(), spread.frozen()
@@ -60,6 +61,6 @@ def test_a_frozen_copy_stands_still() -> None:
 
 
 def test_a_series_that_is_only_ready_is_not_told() -> None:
-    spread = Spread("x_seconds", "what", BOUNDS, "stage")
+    spread = Histogram("x_seconds", "what", BOUNDS, "stage")
     assert spread[("match",)].counts == [0, 0, 0, 0]
     assert samples(spread) == {}

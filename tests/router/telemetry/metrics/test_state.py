@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.telemetry.metrics.state import LinkState, PoolState, Snapshot, TargetState, TokenizerState, families
+from router.telemetry.metrics.state import LinkState, PoolState, RouterSnapshot, TargetState, TokenizerState, families
 
 READY = TargetState(
     target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, running=5, waiting=2,
@@ -18,18 +18,18 @@ SILENT = READY._replace(
 )  # fmt: skip
 
 
-def values(now: Snapshot, **labels: str) -> dict[str, float]:
+def values(now: RouterSnapshot, **labels: str) -> dict[str, float]:
     """Samples with exactly these labels."""
     return {s.name: s.value for family in families(now) for s in family.samples if s.labels == labels}
 
 
-def states(now: Snapshot, name: str, **labels: str) -> Mapping[str, float]:
+def states(now: RouterSnapshot, name: str, **labels: str) -> Mapping[str, float]:
     found = [s for family in families(now) for s in family.samples if s.name == name]
     return {s.labels["state"]: s.value for s in found if labels.items() <= s.labels.items()}
 
 
 def test_every_reading_of_a_target() -> None:
-    assert values(Snapshot([READY], [], {}, {}), target="a/0", instance="a") == {
+    assert values(RouterSnapshot([READY], [], {}, {}), target="a/0", instance="a") == {
         "warmroute_target_requests": 3,
         "warmroute_target_prefilling_requests": 1,
         "warmroute_engine_running_requests": 5,
@@ -51,7 +51,7 @@ def test_every_reading_of_a_target() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    known = values(Snapshot([SILENT], [], {}, {}), target="b/0", instance="b")
+    known = values(RouterSnapshot([SILENT], [], {}, {}), target="b/0", instance="b")
     assert "warmroute_engine_running_requests" not in known
     assert "warmroute_engine_waiting_requests" not in known
     assert "warmroute_engine_kv_usage_ratio" not in known
@@ -60,7 +60,7 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_states_are_one_of_all() -> None:
-    now = Snapshot([READY, SILENT], [], {}, {})
+    now = RouterSnapshot([READY, SILENT], [], {}, {})
     assert states(now, "warmroute_instance_state", instance="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
     assert states(now, "warmroute_instance_state", instance="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
     assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1}
@@ -69,13 +69,13 @@ def test_states_are_one_of_all() -> None:
 
 
 def test_an_instance_with_two_ranks_has_one_state() -> None:
-    now = Snapshot([READY, READY._replace(target="a/1")], [], {}, {})
+    now = RouterSnapshot([READY, READY._replace(target="a/1")], [], {}, {})
     family = next(f for f in families(now) if f.name == "warmroute_instance_state")
     assert len(family.samples) == 4
 
 
 def test_tiers_reasons_and_faults() -> None:
-    now = Snapshot([READY], [], {("default", "prefix_overlap"): 2}, {})
+    now = RouterSnapshot([READY], [], {("default", "prefix_overlap"): 2}, {})
     for tier, blocks in (("gpu", 10), ("cpu", 20), ("disk", 30)):
         assert values(now, target="a/0", instance="a", tier=tier) == {"warmroute_index_blocks": blocks}
     assert values(now, target="a/0", instance="a", reason="group") == {"warmroute_stream_skipped_events_total": 5}
@@ -83,7 +83,7 @@ def test_tiers_reasons_and_faults() -> None:
 
 
 def test_tokenizers() -> None:
-    now = Snapshot([], [TokenizerState("m", "remote", proofs=5, mismatches=1)], {}, {})
+    now = RouterSnapshot([], [TokenizerState("m", "remote", proofs=5, mismatches=1)], {}, {})
     assert values(now, model="m") == {
         "warmroute_tokenizer_proofs_total": 5,
         "warmroute_tokenizer_mismatches_total": 1,
@@ -93,17 +93,17 @@ def test_tokenizers() -> None:
 
 
 def test_sources_of_instances() -> None:
-    now = Snapshot([], [], {}, {"config": False, "file": True})
+    now = RouterSnapshot([], [], {}, {"config": False, "file": True})
     assert values(now, source="config") == {"warmroute_discovery_trouble": 0}
     assert values(now, source="file") == {"warmroute_discovery_trouble": 1}
 
 
 def test_who_left_is_gone() -> None:
-    assert [s for family in families(Snapshot([], [], {}, {})) for s in family.samples] == []
+    assert [s for family in families(RouterSnapshot([], [], {}, {})) for s in family.samples] == []
 
 
 def test_loading_per_link() -> None:
-    assert values(Snapshot([READY], [], {}, {}), target="a/0", instance="a", link="pool") == {
+    assert values(RouterSnapshot([READY], [], {}, {}), target="a/0", instance="a", link="pool") == {
         "warmroute_load_us_per_token": 10.25,
         "warmroute_load_base_ms": 5.5,
         "warmroute_load_samples": 3,
@@ -112,7 +112,7 @@ def test_loading_per_link() -> None:
 
 def test_the_pool_as_requests_find_it() -> None:
     pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
-    now = Snapshot([], [], {}, {}, pool=pool)
+    now = RouterSnapshot([], [], {}, {}, pool=pool)
     assert values(now) == {
         "warmroute_pool_questions_total": 7,
         "warmroute_pool_keys_total": 140,
@@ -127,5 +127,5 @@ def test_the_pool_as_requests_find_it() -> None:
 
 
 def test_prefill_halves_that_could_not_be() -> None:
-    now = Snapshot([], [], {}, {}, unpaired={"engine_id": 2})
+    now = RouterSnapshot([], [], {}, {}, unpaired={"engine_id": 2})
     assert values(now, reason="engine_id") == {"warmroute_unpaired_requests_total": 2}

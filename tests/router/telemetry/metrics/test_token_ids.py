@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from router.telemetry.metrics.token_ids import HandingState, handing_families
+from router.telemetry.metrics.token_ids import PassthroughState, handing_families
 
 
-def samples(now: HandingState) -> dict[tuple[str, ...], float]:
+def samples(now: PassthroughState) -> dict[tuple[str, ...], float]:
     found = [sample for family in handing_families(now) for sample in family.samples]
     return {(one.name, *one.labels.values()): one.value for one in found}
 
 
 def test_who_takes_ids_and_what_became_of_prompts() -> None:
-    assert samples(HandingState({"a": True, "b": False}, {"m": 7}, {"check": 2})) == {
+    assert samples(PassthroughState({"a": True, "b": False}, {"m": 7}, {"check": 2})) == {
         ("warmroute_takes_token_ids", "a"): 1,
         ("warmroute_takes_token_ids", "b"): 0,
         ("warmroute_handed_prompts_total", "m"): 7,
@@ -20,8 +20,8 @@ def test_who_takes_ids_and_what_became_of_prompts() -> None:
 
 
 def test_every_metric_is_there_before_anything_happened() -> None:
-    assert samples(HandingState()) == {}
-    assert [family.name for family in handing_families(HandingState())] == [
+    assert samples(PassthroughState()) == {}
+    assert [family.name for family in handing_families(PassthroughState())] == [
         "warmroute_takes_token_ids",
         "warmroute_handed_prompts",
         "warmroute_unhanded_prompts",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.telemetry.metrics.tokenization import ModelTokens, Remembered, remembered_families
+from router.telemetry.metrics.tokenization import ModelTokenCounts, PrefixCacheState, remembered_families
 
 
 def test_bytes_of_all_and_tokens_per_model() -> None:
-    now = Remembered(700, 1000, 3, {"m": ModelTokens(90, 10, True), "n": ModelTokens(0, 5, False)})
+    now = PrefixCacheState(700, 1000, 3, {"m": ModelTokenCounts(90, 10, True), "n": ModelTokenCounts(0, 5, False)})
     samples = {
         (sample.name, sample.labels.get("model")): sample.value
         for family in remembered_families(now)

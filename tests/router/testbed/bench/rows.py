@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from router.testbed.loadgen.job import Sent
-from router.testbed.loadgen.report import Loaded
+from router.testbed.loadgen.job import SentRequest
+from router.testbed.loadgen.report import LoadReport
 from router.testbed.workloads import Workload
 
-ANSWERED = Sent(
+ANSWERED = SentRequest(
     session=1,
     turn=0,
     sent_s=1.0,
@@ -24,15 +24,17 @@ ANSWERED = Sent(
 )
 
 
-def answered(**changes: object) -> Sent:
+def answered(**changes: object) -> SentRequest:
     return msgspec.structs.replace(ANSWERED, **changes)
 
 
-def failed(status: int | None, reason: str) -> Sent:
+def failed(status: int | None, reason: str) -> SentRequest:
     kept = {"session": 9, "turn": 0, "sent_s": 2.0, "late_s": 0.5, "duration_s": 0.1}
-    return Sent(**kept, planned_tokens=7, planned_output_tokens=7, status=status, failure=reason)  # type: ignore[arg-type]
+    return SentRequest(**kept, planned_tokens=7, planned_output_tokens=7, status=status, failure=reason)  # type: ignore[arg-type]
 
 
-def loaded(*sent: Sent) -> Loaded:
+def loaded(*sent: SentRequest) -> LoadReport:
     workload = Workload("some", 1, ())
-    return Loaded("http://x", "m", workload, "text", 5, at_once=4, processes=2, tokens_per_word=1.3, sent=list(sent))
+    return LoadReport(
+        "http://x", "m", workload, "text", 5, at_once=4, processes=2, tokens_per_word=1.3, sent=list(sent)
+    )

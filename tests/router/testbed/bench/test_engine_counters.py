@@ -7,10 +7,10 @@ import pytest
 
 from router.clock import SystemClock
 from router.testbed.bench.engine_counters import (
+    CounterPage,
+    CountersUnavailable,
     EngineCounts,
     MasterCounts,
-    NoCounters,
-    Page,
     added,
     difference,
     fetch,
@@ -20,8 +20,8 @@ from tests.fakes.engines import engine
 from tests.paths import DATA
 
 
-def page(name: str) -> Page:
-    return Page((DATA / name).read_text())
+def page(name: str) -> CounterPage:
+    return CounterPage((DATA / name).read_text())
 
 
 def test_a_vllm_page() -> None:
@@ -45,13 +45,13 @@ def test_a_master_page() -> None:
 
 
 def test_what_a_page_does_not_have_is_unknown() -> None:
-    assert EngineCounts.read(Page("")) == EngineCounts(*[None] * 9)
-    assert EngineCounts.read(Page("")).computed_tokens is None
+    assert EngineCounts.read(CounterPage("")) == EngineCounts(*[None] * 9)
+    assert EngineCounts.read(CounterPage("")).computed_tokens is None
 
 
 def test_an_engine_without_a_connector_computes_what_its_cache_does_not_give() -> None:
     ranks = 'vllm:prompt_tokens_total{engine="0"} 70\nvllm:prompt_tokens_total{engine="1"} 30\n'
-    counts = EngineCounts.read(Page(ranks + 'vllm:prefix_cache_hits_total{engine="0"} 40\n'))
+    counts = EngineCounts.read(CounterPage(ranks + 'vllm:prefix_cache_hits_total{engine="0"} 40\n'))
     assert counts.prompt_tokens == 100  # over all ranks
     assert counts.pool_tokens is None
     assert counts.computed_tokens == 60
@@ -69,7 +69,7 @@ def test_differences_and_sums_keep_the_unknown_unknown() -> None:
 async def test_a_server_without_a_page_is_named() -> None:
     async with engine() as fake, httpx.AsyncClient() as http:
         assert EngineCounts.read(await fetch(http, fake.url)).prompt_tokens == 0
-        with pytest.raises(NoCounters, match=r"/nowhere/metrics: .*404"):
+        with pytest.raises(CountersUnavailable, match=r"/nowhere/metrics: .*404"):
             await fetch(http, f"{fake.url}/nowhere")
 
 

@@ -8,17 +8,19 @@ import pytest
 
 from router.clock import SystemClock
 from router.config.schema import Config
-from router.config.sections.local_stack import Stack
-from router.testbed.bench.environment import BenchFailed, Site, look, running, wipe
-from router.testbed.loadgen.client import Answer, Client
+from router.config.sections.local_stack import LocalStackConfig
+from router.testbed.bench.environment import BenchFailed, Environment, look, running, wipe
+from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from tests.fakes.engines import FakeEngine, engine
 
 PROMPT = list(range(1000, 1100))
 
 
-def described(fake: FakeEngine, **more: object) -> Stack:
+def described(fake: FakeEngine, **more: object) -> LocalStackConfig:
     port = urlsplit(fake.url).port
-    return Stack.model_validate({"engines": 1, "first_port": port, "served_name": "m", "store": False} | more)
+    return LocalStackConfig.model_validate(
+        {"engines": 1, "first_port": port, "served_name": "m", "store": False} | more
+    )
 
 
 async def test_a_running_stack_is_found() -> None:
@@ -38,18 +40,18 @@ async def test_a_stack_whose_master_is_silent_is_not_running() -> None:
 
 async def test_what_an_engine_says_of_itself() -> None:
     async with engine(model="m", block_tokens=32, max_model_len=2048) as fake:
-        facts = await look(Site((fake.url,), None, "m", Config()))
+        facts = await look(Environment((fake.url,), None, "m", Config()))
         with pytest.raises(BenchFailed, match="does not say what it is"):
-            await look(Site((fake.url,), None, "another model", Config()))
+            await look(Environment((fake.url,), None, "another model", Config()))
     assert (facts.version, facts.block_tokens, facts.context_tokens) == ("vLLM 0.32.0", 32, 2048)
 
 
 async def test_wiping_forgets_what_was_cached() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
-        site = Site((fake.url,), None, "m", Config())
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
+        site = Environment((fake.url,), None, "m", Config())
         await client.complete(PROMPT, 1)
         assert await wipe(site, SystemClock()) is None
         again = await client.complete(PROMPT, 1)
-    assert isinstance(again, Answer)
+    assert isinstance(again, ClientAnswer)
     assert again.cached_tokens == 0
     assert await wipe(site, SystemClock()) == f"{fake.url}/reset_prefix_cache: ConnectError"

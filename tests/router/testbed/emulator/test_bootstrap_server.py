@@ -9,18 +9,18 @@ from typing import Any
 
 import httpx
 
-from router.testbed.emulator.bootstrap_server import Door
+from router.testbed.emulator.bootstrap_server import BootstrapServer
 from tests.fakes.engines import eventually
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[tuple[Door, httpx.AsyncClient]]:
-    door = Door("127.0.0.1", 0, 1)
+async def opened() -> AsyncIterator[tuple[BootstrapServer, httpx.AsyncClient]]:
+    door = BootstrapServer("127.0.0.1", 0, 1)
     async with door.listener, httpx.AsyncClient(base_url=door.listener.url) as http:
         yield door, http
 
 
-async def fetch(door: Door, http: httpx.AsyncClient, name: str, wait_s: float = 0.0, **more: Any) -> int:
+async def fetch(door: BootstrapServer, http: httpx.AsyncClient, name: str, wait_s: float = 0.0, **more: Any) -> int:
     asked = {"engine_id": door.engine_ids[0], "name": name, "wait_s": wait_s} | more
     return (await http.post("/emulate/fetch", json=asked)).status_code
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.testbed.emulator.disaggregation import Decode, Prefill, read_half
-from router.testbed.emulator.engine_cores import Broken
+from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, read_half
+from router.testbed.emulator.engine_cores import EngineFailed
 from router.testbed.emulator.options import EngineOptions
 
 MOONCAKE = {
@@ -28,15 +28,15 @@ NIXL = {
 ASKED = {"do_remote_decode": True, "transfer_id": "xfer-1"}
 
 
-def half(params: Any, **options: Any) -> Prefill | Decode | None:
+def half(params: Any, **options: Any) -> PrefillParams | DecodeParams | None:
     return read_half(EngineOptions(**({"transfer": "mooncake"} | options)), params, "cmpl-7")
 
 
 def test_both_halves_of_both_connectors() -> None:
-    assert half(MOONCAKE) == Decode("http://10.0.0.1:8998", "P0", "xfer-1", None)
-    assert half(NIXL, transfer="nixl") == Decode("http://10.0.0.1:5600", "P0", "cmpl-1", 16)
-    assert half(ASKED) == Prefill("xfer-1", ("length",))
-    assert half(ASKED, transfer="nixl") == Prefill("cmpl-7", ("length", "stop"))
+    assert half(MOONCAKE) == DecodeParams("http://10.0.0.1:8998", "P0", "xfer-1", None)
+    assert half(NIXL, transfer="nixl") == DecodeParams("http://10.0.0.1:5600", "P0", "cmpl-1", 16)
+    assert half(ASKED) == PrefillParams("xfer-1", ("length",))
+    assert half(ASKED, transfer="nixl") == PrefillParams("cmpl-7", ("length", "stop"))
 
 
 @pytest.mark.parametrize("params", [None, [], "x", {}, {"prompt_token_ids": [1]}, {"do_remote_prefill": False}])
@@ -53,9 +53,9 @@ def test_with_a_remote_key_missing_it_is_computed_here(transfer: str, params: di
 
 
 def test_roles_are_asserted_by_mooncake_only() -> None:
-    with pytest.raises(Broken, match="producer"):
+    with pytest.raises(EngineFailed, match="producer"):
         half(MOONCAKE, role="prefill")
-    with pytest.raises(Broken, match="consumer"):
+    with pytest.raises(EngineFailed, match="consumer"):
         half(ASKED, role="decode")
-    assert isinstance(half(NIXL, transfer="nixl", role="prefill"), Decode)
+    assert isinstance(half(NIXL, transfer="nixl", role="prefill"), DecodeParams)
     assert half(MOONCAKE, transfer=None, role="prefill") is None

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.testbed.emulator.options import EngineOptions, Faults
+from router.testbed.emulator.options import EngineFaults, EngineOptions
 from tests.fakes.engines import FakeEngine, engine, eventually
 
 BODY: dict[str, Any] = {"model": "warm-tiny", "prompt": list(range(40)), "max_tokens": 8}
@@ -151,7 +151,7 @@ async def test_wrong_faults_are_refused_by_name(http: httpx.AsyncClient, change:
 
 
 def test_options_travel_as_json_with_their_faults() -> None:
-    options = EngineOptions(name="a", loras=("x",), faults=Faults(freeze=True))
+    options = EngineOptions(name="a", loras=("x",), faults=EngineFaults(freeze=True))
     assert msgspec.json.decode(msgspec.json.encode(options), type=EngineOptions) == options
 
 

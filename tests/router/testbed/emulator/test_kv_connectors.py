@@ -15,9 +15,9 @@ import zmq.asyncio
 from router.backends.mooncake.keys import parse_key
 from router.backends.vllm import disaggregation, metrics
 from router.backends.vllm.kv_events import decode
-from router.kvcache.events import Batch, Event, Pooled, Stored
-from router.testbed.emulator.mooncake_master import Master, MasterFaults, MasterOptions
-from router.testbed.simulator.engine_types import Request
+from router.kvcache.events import BlocksPooled, BlocksStored, Event, EventBatch
+from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
+from router.testbed.simulator.engine_types import SequenceRequest
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.paths import DATA
 
@@ -49,13 +49,13 @@ def external(fake: FakeEngine) -> tuple[int, int]:
 
 
 @pytest.fixture
-async def master() -> AsyncIterator[Master]:
-    async with Master(MasterOptions()) as master:
+async def master() -> AsyncIterator[MooncakeMaster]:
+    async with MooncakeMaster(MasterOptions()) as master:
         yield master
 
 
 @asynccontextmanager
-async def two(master: Master, **options: Any) -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
+async def two(master: MooncakeMaster, **options: Any) -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
     async with engine(pool_url=master.url, **options) as a, engine(pool_url=master.url, **options) as b:
         yield a, b
 
@@ -63,12 +63,12 @@ async def two(master: Master, **options: Any) -> AsyncIterator[tuple[FakeEngine,
 # -- the pool
 
 
-async def test_what_one_computed_the_other_loads(master: Master) -> None:
+async def test_what_one_computed_the_other_loads(master: MooncakeMaster) -> None:
     async with two(master) as (a, b):
         assert cached(await complete(a)) == 0
         await eventually(lambda: len(master.keys) == 2)
         keys = [parse_key(key) for key in master.keys]
-        digests = a.server.cores.all[0].engine.digests(Request(PROMPT, 1))
+        digests = a.server.cores.all[0].engine.digests(SequenceRequest(PROMPT, 1))
         assert [(key.model, key.tp_rank, key.group, key.digest) for key in keys if key] == [
             (MODEL, 0, 0, digest) for digest in digests
         ]
@@ -79,14 +79,14 @@ async def test_what_one_computed_the_other_loads(master: Master) -> None:
         assert all(len(asked) == 2 for asked in master.asked)
 
 
-async def test_of_a_prompt_that_is_there_to_the_end_one_block_less_is_loaded(master: Master) -> None:
+async def test_of_a_prompt_that_is_there_to_the_end_one_block_less_is_loaded(master: MooncakeMaster) -> None:
     async with two(master) as (a, b):
         await complete(a, PROMPT[:32])
         await eventually(lambda: len(master.keys) == 2)
         assert cached(await complete(b, PROMPT[:32])) == 16
 
 
-async def test_a_hole_ends_what_can_be_loaded(master: Master) -> None:
+async def test_a_hole_ends_what_can_be_loaded(master: MooncakeMaster) -> None:
     async with two(master) as (a, b):
         await complete(a, list(range(70)))
         await eventually(lambda: len(master.keys) == 4)
@@ -95,7 +95,7 @@ async def test_a_hole_ends_what_can_be_loaded(master: Master) -> None:
         await eventually(lambda: len(master.keys) == 4)  # b computed the rest, and saved what was missing
 
 
-async def test_every_engine_has_the_same_names_only_for_the_same_blocks(master: Master) -> None:
+async def test_every_engine_has_the_same_names_only_for_the_same_blocks(master: MooncakeMaster) -> None:
     async with engine(pool_url=master.url) as a, engine(pool_url=master.url, pool_model="other") as b:
         await complete(a)
         await eventually(lambda: len(master.keys) == 2)
@@ -105,7 +105,7 @@ async def test_every_engine_has_the_same_names_only_for_the_same_blocks(master: 
         await eventually(lambda: sum(key.startswith("other@") for key in master.keys) == 2)
 
 
-async def test_decode_engines_load_and_save_nothing(master: Master) -> None:
+async def test_decode_engines_load_and_save_nothing(master: MooncakeMaster) -> None:
     async with engine(pool_url=master.url) as a, engine(pool_url=master.url, role="decode") as b:
         await complete(b)
         await complete(a)
@@ -116,7 +116,7 @@ async def test_decode_engines_load_and_save_nothing(master: Master) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"error": True}, {"standby": True}, {"silent": True}])
-async def test_a_pool_in_trouble_holds_nothing_and_fails_nobody(master: Master, fault: dict[str, bool]) -> None:
+async def test_a_pool_in_trouble_holds_nothing_and_fails_nobody(master: MooncakeMaster, fault: dict[str, bool]) -> None:
     async with two(master, pool_timeout_s=0.05) as (a, b):
         await complete(a)
         await eventually(lambda: len(master.keys) == 2)
@@ -130,14 +130,14 @@ async def test_a_pool_in_trouble_holds_nothing_and_fails_nobody(master: Master, 
 
 
 async def test_a_pool_that_is_gone_fails_nobody() -> None:
-    async with Master(MasterOptions()) as master:
+    async with MooncakeMaster(MasterOptions()) as master:
         url = master.url
     async with engine(pool_url=url) as fake:
         assert cached(await complete(fake)) == 0
         assert external(fake) == (40, 0)
 
 
-async def test_the_page_tells_of_loads_as_the_real_one(master: Master) -> None:
+async def test_the_page_tells_of_loads_as_the_real_one(master: MooncakeMaster) -> None:
     real = {name(line) for line in REAL_PAGE.read_text().splitlines() if line.startswith("vllm:")}
     async with two(master, load_tokens_per_s=4000.0, load_base_ms=2.0) as (a, b), httpx.AsyncClient() as http:
         for fake in (a, b):
@@ -167,23 +167,23 @@ def name(line: str) -> tuple[str, frozenset[str]]:
     return line.split("{")[0], labels if "cache_config" not in line else frozenset()
 
 
-async def test_the_saving_engine_alone_announces_blocks_one_by_one_in_a_later_batch(master: Master) -> None:
+async def test_the_saving_engine_alone_announces_blocks_one_by_one_in_a_later_batch(master: MooncakeMaster) -> None:
     async with two(master) as (a, b), heard(a) as from_a, heard(b) as from_b:
         await complete(a)
         stored, saved = await from_a.batch(), await from_a.batch()
         (store,) = stored
-        assert isinstance(store, Stored)
-        assert [(type(event), list(event.token_ids)) for event in saved if isinstance(event, Pooled)] == [
-            (Pooled, PROMPT[:16]),
-            (Pooled, PROMPT[16:32]),
+        assert isinstance(store, BlocksStored)
+        assert [(type(event), list(event.token_ids)) for event in saved if isinstance(event, BlocksPooled)] == [
+            (BlocksPooled, PROMPT[:16]),
+            (BlocksPooled, PROMPT[16:32]),
         ]
-        assert [hash for event in saved if isinstance(event, Pooled) for hash in event.hashes] == store.hashes
+        assert [hash for event in saved if isinstance(event, BlocksPooled) for hash in event.hashes] == store.hashes
         await complete(b)
-        assert [type(event) for event in await from_b.batch()] == [Stored]
+        assert [type(event) for event in await from_b.batch()] == [BlocksStored]
         await complete(b, [*PROMPT[:32], *range(100, 116), 7])  # one block more, which b saves
-        assert [type(event) for event in await from_b.batch()] == [Stored]
+        assert [type(event) for event in await from_b.batch()] == [BlocksStored]
         (last,) = await from_b.batch()
-        assert isinstance(last, Pooled)
+        assert isinstance(last, BlocksPooled)
         assert (last.parent, list(last.token_ids)) == (store.hashes[1], list(range(100, 116)))
 
 
@@ -194,7 +194,7 @@ class Ear:
     async def batch(self) -> list[Event]:
         assert await self._socket.poll(5000), "no event came"
         batch = decode(await self._socket.recv_multipart())
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, EventBatch)
         return batch.events
 
 
@@ -359,7 +359,7 @@ async def test_an_engine_without_a_connector_ignores_all_that() -> None:
         assert (await complete(fake, kv_transfer_params={"do_remote_prefill": True}))["kv_transfer_params"] is None
 
 
-async def test_a_pair_with_a_pool_fetches_from_the_peer_and_saves_the_prompt(master: Master) -> None:
+async def test_a_pair_with_a_pool_fetches_from_the_peer_and_saves_the_prompt(master: MooncakeMaster) -> None:
     async with pair("mooncake", pool_url=master.url) as (p, d):
         await complete(p, kv_transfer_params=to_prefill())
         await eventually(lambda: len(master.keys) == 2)

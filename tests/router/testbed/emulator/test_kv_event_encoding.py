@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from router.backends.vllm.kv_events import decode
-from router.kvcache.events import Batch, Cleared, EngineHash, Event, Removed, Stored, Tier
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, Tier
 from router.testbed.emulator import kv_event_encoding
 from tests.paths import FRAMES
 
 H1, H2 = EngineHash(2**64 - 1), EngineHash(7)
-STORED = Stored(
+STORED = BlocksStored(
     hashes=[H1, H2],
     parent=None,
     token_ids=array("I", [1, 2, 3, 4]),
@@ -27,11 +27,11 @@ STORED = Stored(
     extras=None,
 )
 EVENTS: list[Event] = [
-    Removed([H2], Tier.GPU, 0),
+    BlocksRemoved([H2], Tier.GPU, 0),
     STORED,
     STORED._replace(parent=H1, adapter="sql"),
     STORED._replace(salt="tenant", adapter="sql"),
-    Cleared(),
+    BlocksCleared(),
 ]
 
 
@@ -56,8 +56,8 @@ def recorded(name: str) -> list[Any]:
     [
         ("t1-01-first-long.bin", [STORED]),
         ("t1-05-cache-salt.bin", [STORED._replace(salt="tenant-x")]),
-        ("t1-11-after-reset.bin", [Cleared(), STORED]),
-        ("t2-08-lora.bin", [Removed([H1], Tier.GPU, 0), STORED._replace(adapter="sql")]),
+        ("t1-11-after-reset.bin", [BlocksCleared(), STORED]),
+        ("t2-08-lora.bin", [BlocksRemoved([H1], Tier.GPU, 0), STORED._replace(adapter="sql")]),
     ],
 )
 def test_maps_have_exactly_the_recorded_keys_in_the_recorded_order(name: str, events: list[Event]) -> None:
@@ -77,7 +77,7 @@ def test_maps_have_exactly_the_recorded_keys_in_the_recorded_order(name: str, ev
     ],
 )
 def test_constant_fields_and_extra_keys_have_the_recorded_shape(
-    name: str, event: Stored, extra_keys: list[list[str] | None]
+    name: str, event: BlocksStored, extra_keys: list[list[str] | None]
 ) -> None:
     real = next(each for each in recorded(name)[1] if each["type"] == "BlockStored")
     ours = written([event])[1][0]
@@ -88,7 +88,7 @@ def test_constant_fields_and_extra_keys_have_the_recorded_shape(
 
 
 def test_arrays_have_every_field_in_the_order_of_0_23() -> None:
-    batch = written([STORED, Removed([H2], Tier.GPU, 0), Cleared()], form="array")
+    batch = written([STORED, BlocksRemoved([H2], Tier.GPU, 0), BlocksCleared()], form="array")
     stored = ["BlockStored", [H1, H2], None, [1, 2, 3, 4], 2, None, "GPU", None]
     stored += [[None, None], 0, "full_attention", None]
     assert batch == [12.5, [stored, ["BlockRemoved", [7], "GPU", 0], ["AllBlocksCleared"]], 3]
@@ -98,6 +98,6 @@ def test_arrays_have_every_field_in_the_order_of_0_23() -> None:
 def test_the_routers_decoder_reads_back_what_was_written(form: kv_event_encoding.Format) -> None:
     payload = kv_event_encoding.payload(EVENTS, 12.5, 3, form=form, adapter_ids={"sql": 1})
     batch = decode([b"", (41).to_bytes(8, "big"), payload])
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, EventBatch)
     assert (batch.seq, batch.wall_s, batch.rank) == (41, 12.5, 3)
     assert batch.events == EVENTS

@@ -11,24 +11,24 @@ import zmq
 import zmq.asyncio
 
 from router.clock import ManualClock
-from router.kvcache.events import EngineHash, Removed, Tier
+from router.kvcache.events import BlocksRemoved, EngineHash, Tier
 from router.tasks import Tasks
-from router.testbed.emulator.kv_publisher import END, Publisher
-from router.testbed.emulator.options import EngineOptions, Faults
+from router.testbed.emulator.kv_publisher import END, KvPublisher
+from router.testbed.emulator.options import EngineFaults, EngineOptions
 
 
 class Bench:
     """A publisher and a subscriber that hears it."""
 
-    def __init__(self, publisher: Publisher, subscriber: zmq.asyncio.Socket, context: zmq.Context[Any]) -> None:
+    def __init__(self, publisher: KvPublisher, subscriber: zmq.asyncio.Socket, context: zmq.Context[Any]) -> None:
         self.publisher = publisher
-        self.faults = Faults()
+        self.faults = EngineFaults()
         self._subscriber = subscriber
         self._context = context
 
     def publish(self, *numbers: int) -> None:
         for number in numbers:
-            self.publisher.publish([Removed([EngineHash(number)], Tier.GPU, 0)])
+            self.publisher.publish([BlocksRemoved([EngineHash(number)], Tier.GPU, 0)])
 
     async def hear(self, count: int) -> list[int]:
         """The sequence numbers of the next messages."""
@@ -62,7 +62,7 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
     context: zmq.Context[Any] = zmq.Context()
     tasks = Tasks("test")
     holder: list[Bench] = []
-    publisher = Publisher(
+    publisher = KvPublisher(
         context, EngineOptions(**options), options.get("ranks", 1) - 1, ManualClock(wall=8.5), lambda: holder[0].faults
     )
     subscriber = zmq.asyncio.Socket(context, zmq.SUB)
@@ -129,9 +129,9 @@ async def test_a_malformed_request_is_not_answered_and_does_no_harm() -> None:
 async def test_dropped_messages_leave_a_gap_that_a_replay_fills() -> None:
     async with bench() as it:
         it.publish(1)
-        it.faults = Faults(drop_events=1.0)
+        it.faults = EngineFaults(drop_events=1.0)
         it.publish(2, 3)
-        it.faults = Faults()
+        it.faults = EngineFaults()
         it.publish(4)
         assert await it.hear(2) == [0, 3]
         assert sequences(await it.replay([b"", (1).to_bytes(8, "big")])) == [1, 2, 3, -1]
@@ -139,21 +139,21 @@ async def test_dropped_messages_leave_a_gap_that_a_replay_fills() -> None:
 
 async def test_duplicates() -> None:
     async with bench() as it:
-        it.faults = Faults(duplicate_events=1.0)
+        it.faults = EngineFaults(duplicate_events=1.0)
         it.publish(1, 2)
         assert await it.hear(4) == [0, 0, 1, 1]
 
 
 async def test_a_reordered_message_comes_after_the_next() -> None:
     async with bench() as it:
-        it.faults = Faults(reorder_events=1.0)
+        it.faults = EngineFaults(reorder_events=1.0)
         it.publish(1, 2, 3, 4)
         assert await it.hear(4) == [1, 0, 3, 2]
 
 
 async def test_delayed_messages_come_later_and_in_order() -> None:
     async with bench() as it:
-        it.faults = Faults(delay_events_ms=60)
+        it.faults = EngineFaults(delay_events_ms=60)
         it.publish(1, 2)
         assert await it.silent()
         assert await it.hear(2) == [0, 1]
@@ -162,9 +162,9 @@ async def test_delayed_messages_come_later_and_in_order() -> None:
 async def test_chance_follows_from_the_seed() -> None:
     async def survivors(seed: int) -> list[int]:
         async with bench(seed=seed) as it:
-            it.faults = Faults(drop_events=0.5)
+            it.faults = EngineFaults(drop_events=0.5)
             it.publish(*range(40))
-            it.faults = Faults()
+            it.faults = EngineFaults()
             it.publish(99)
             heard = await it.hear(1)
             while heard[-1] != 40:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from router.testbed.emulator.mooncake_master import Master, MasterOptions
+from router.testbed.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.paths import ROOT
 
 KEY = "Small-1B@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@00ff"
@@ -19,7 +19,7 @@ KEY = "Small-1B@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@00ff"
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with Master(MasterOptions()) as master, httpx.AsyncClient(base_url=master.url) as client:
+    async with MooncakeMaster(MasterOptions()) as master, httpx.AsyncClient(base_url=master.url) as client:
         yield client
 
 

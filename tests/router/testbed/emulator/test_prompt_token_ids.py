@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from router.errors import BadRequest
-from router.testbed.emulator.options import EngineOptions, Faults
+from router.testbed.emulator.options import EngineFaults, EngineOptions
 from router.testbed.emulator.prompt_token_ids import PARAMETER, given_ids
 from tests.fakes.engines import engine
 
@@ -17,10 +17,12 @@ MESSAGES = [{"role": "user", "content": "one two three four"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
-def read(ids: Any = (1, 2), version: str = "0.32.0", faults: Faults = Faults(), **fields: Any) -> list[int] | None:  # noqa: B008
+def read(
+    ids: Any = (1, 2), version: str = "0.32.0", faults: EngineFaults | None = None, **fields: Any
+) -> list[int] | None:
     given = list(ids) if isinstance(ids, tuple) else ids
     body = {"messages": MESSAGES, "kv_transfer_params": {"prompt_token_ids": given}} | fields
-    return given_ids(EngineOptions(version=version), faults, body)
+    return given_ids(EngineOptions(version=version), faults or EngineFaults(), body)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_what_must_be_rendered_is_rendered_whatever_the_ids(fields: dict[str, An
 
 @pytest.mark.parametrize("params", [None, {}, {"prompt_token_ids": None}, {"do_remote_decode": True}, "x"])
 def test_none_given(params: object) -> None:
-    assert given_ids(EngineOptions(), Faults(), {"messages": MESSAGES, "kv_transfer_params": params}) is None
+    assert given_ids(EngineOptions(), EngineFaults(), {"messages": MESSAGES, "kv_transfer_params": params}) is None
 
 
 @pytest.mark.parametrize("ids", [[], ["1"], [1, True], [-1], [1.0], {"1": 2}])
@@ -48,9 +50,9 @@ def test_what_is_no_list_of_ids_is_refused_by_the_parameter_s_name(ids: object) 
 
 
 def test_faults() -> None:
-    assert read(faults=Faults(ignore_ids=True)) is None
+    assert read(faults=EngineFaults(ignore_ids=True)) is None
     with pytest.raises(BadRequest, match="out of vocabulary"):
-        read(faults=Faults(refuse_ids=True))
+        read(faults=EngineFaults(refuse_ids=True))
 
 
 async def test_the_engine_counts_them_and_finds_them_in_its_cache() -> None:

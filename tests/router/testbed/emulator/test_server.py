@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from router.backends.vllm import info, metrics
 from router.backends.vllm.kv_events import decode
-from router.kvcache.events import Batch, Cleared, Event, Removed, Stored
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, EventBatch
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.paths import DATA, TLS
 
@@ -263,10 +263,10 @@ class Ear:
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
         self._socket = socket
 
-    async def batch(self) -> Batch:
+    async def batch(self) -> EventBatch:
         assert await self._socket.poll(5000), "no event came"
         batch = decode(await self._socket.recv_multipart())
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, EventBatch)
         return batch
 
     async def silent(self) -> bool:
@@ -302,7 +302,7 @@ async def test_requests_are_told_as_events_and_hits_are_not(form: str) -> None:
         batch = await ear.batch()
         assert (batch.seq, batch.rank) == (0, 0)
         (event,) = batch.events
-        assert isinstance(event, Stored)
+        assert isinstance(event, BlocksStored)
         assert (list(event.token_ids), event.block_tokens) == (list(range(32)), 16)
         await complete(http, list(range(40)))
         assert await ear.silent()
@@ -316,8 +316,8 @@ async def test_a_reset_is_told_with_the_next_request() -> None:
         assert await ear.silent()
         assert cached(await complete(http, list(range(40)))) == 0
         events = (await ear.batch()).events
-        assert isinstance(events[0], Cleared)
-        assert isinstance(events[1], Stored)
+        assert isinstance(events[0], BlocksCleared)
+        assert isinstance(events[1], BlocksStored)
 
 
 async def test_adding_up_the_events_gives_the_cache() -> None:
@@ -327,12 +327,12 @@ async def test_adding_up_the_events_gives_the_cache() -> None:
         events: list[Event] = []
         while not await ear.silent():
             events += (await ear.batch()).events
-        assert any(isinstance(event, Removed) for event in events)
+        assert any(isinstance(event, BlocksRemoved) for event in events)
         held: dict[int, int] = {}
         for event in events:
-            assert isinstance(event, Stored | Removed)
+            assert isinstance(event, BlocksStored | BlocksRemoved)
             for label in event.hashes:
-                held[label] = held.get(label, 0) + (1 if isinstance(event, Stored) else -1)
+                held[label] = held.get(label, 0) + (1 if isinstance(event, BlocksStored) else -1)
         assert min(held.values()) == 0
         assert sum(held.values()) == fake.gauges().cached_blocks
 

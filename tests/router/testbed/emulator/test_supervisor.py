@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet, NotStarted
+from router.testbed.emulator.supervisor import EmbeddedFleet, EngineNotStarted
 from tests.fakes.engines import engine_process, eventually
 
 
@@ -49,7 +49,7 @@ async def test_a_killed_engine_comes_back_where_it_was(caplog: pytest.LogCapture
 
 
 async def test_one_that_cannot_start_fails_the_fleet_and_leaves_nobody(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotStarted, match="lost"):
+    with pytest.raises(EngineNotStarted, match="lost"):
         async with EmbeddedFleet([EngineOptions(name="fine"), EngineOptions(name="lost", tokenizer="/nowhere")]):
             pass
     assert "/nowhere/tokenizer.json" in capfd.readouterr().err

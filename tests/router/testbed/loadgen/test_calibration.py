@@ -6,9 +6,9 @@ import pytest
 
 from router.clock import SystemClock
 from router.testbed.emulator.vocabulary import Vocabulary
-from router.testbed.loadgen.calibration import SOURCE, NoEndpoint, first_model, tokens_per_word
-from router.testbed.loadgen.client import Client
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.calibration import SOURCE, EndpointUnavailable, first_model, tokens_per_word
+from router.testbed.loadgen.client import LoadClient
+from router.testbed.loadgen.text import TextGenerator
 from tests.fakes.engines import engine
 
 NOBODY = "http://127.0.0.1:1"
@@ -23,33 +23,33 @@ async def test_the_first_model_there() -> None:
 async def test_a_key_opens_and_a_wrong_one_is_told() -> None:
     async with engine(model="m", api_key="secret") as fake:
         assert await first_model(fake.url, "secret") == "m"
-        with pytest.raises(NoEndpoint, match="status 401"):
+        with pytest.raises(EndpointUnavailable, match="status 401"):
             await first_model(fake.url, "wrong")
-        async with Client(fake.url, "m", SystemClock(), "secret") as client:
+        async with LoadClient(fake.url, "m", SystemClock(), "secret") as client:
             assert await tokens_per_word(client, 1) > 0
 
 
 async def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(NoEndpoint, match=r"127\.0\.0\.1:1: ConnectError.*--url"):
+    with pytest.raises(EndpointUnavailable, match=r"127\.0\.0\.1:1: ConnectError.*--url"):
         await first_model(NOBODY, None)
-    async with Client(NOBODY, "m", SystemClock()) as client:
-        with pytest.raises(NoEndpoint, match="the first request failed: no answer"):
+    async with LoadClient(NOBODY, "m", SystemClock()) as client:
+        with pytest.raises(EndpointUnavailable, match="the first request failed: no answer"):
             await tokens_per_word(client, 1)
 
 
 async def test_what_is_no_url_is_one_line() -> None:
-    with pytest.raises(NoEndpoint):
+    with pytest.raises(EndpointUnavailable):
         await first_model("http://[::", None)
 
 
 async def test_a_model_that_is_not_there_is_told() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "another", SystemClock()) as client:
-        with pytest.raises(NoEndpoint, match="404"):
+    async with engine(model="m") as fake, LoadClient(fake.url, "another", SystemClock()) as client:
+        with pytest.raises(EndpointUnavailable, match="404"):
             await tokens_per_word(client, 1)
 
 
 async def test_tokens_per_word_are_those_of_the_models_tokenizer() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         measured = await tokens_per_word(client, 5)
-    words = Texts(5).first(SOURCE, 2000)
+    words = TextGenerator(5).first(SOURCE, 2000)
     assert measured == pytest.approx(len(Vocabulary().encode("".join(words))) / 2000, rel=0.05)

@@ -9,18 +9,18 @@ from contextlib import closing, suppress
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.loadgen.client import Answer, Client, Failed
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from tests.fakes.engines import engine
 
 PROMPT = list(range(1000, 1100))
 
 
 async def test_an_answer_and_its_cache_hit() -> None:
-    async with engine(model="m", decode_ms_per_token=2.0) as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m", decode_ms_per_token=2.0) as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         cold = await client.complete(PROMPT, 8)
         warm = await client.complete(PROMPT, 8)
-    assert isinstance(cold, Answer)
-    assert isinstance(warm, Answer)
+    assert isinstance(cold, ClientAnswer)
+    assert isinstance(warm, ClientAnswer)
     assert (cold.prompt_tokens, cold.output_tokens, len(cold.token_ids)) == (100, 8, 8)
     assert (cold.cached_tokens, warm.cached_tokens) == (0, 96)  # 6 whole blocks of 16 in 99 tokens
     assert warm.token_ids == cold.token_ids
@@ -30,17 +30,17 @@ async def test_an_answer_and_its_cache_hit() -> None:
 
 
 async def test_a_salt_sets_the_cache_apart() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         cold = await client.complete(PROMPT, 4)
         salted = await client.complete(PROMPT, 4, salt="mine")
-    assert isinstance(cold, Answer)
-    assert isinstance(salted, Answer)
+    assert isinstance(cold, ClientAnswer)
+    assert isinstance(salted, ClientAnswer)
     assert salted.cached_tokens == 0
     assert salted.token_ids == cold.token_ids
 
 
 async def test_the_request_is_greedy_and_exact() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         await client.complete(PROMPT, 3)
         body = json.loads(fake.seen("/v1/completions")[0].body)
     assert (body["temperature"], body["ignore_eos"], body["max_tokens"], body["prompt"]) == (0, True, 3, PROMPT)
@@ -48,17 +48,17 @@ async def test_the_request_is_greedy_and_exact() -> None:
 
 
 async def test_refusals_cuts_and_silence_are_values() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         fake.faults(refuse=True)
         refused = await client.complete(PROMPT, 4)
-        assert isinstance(refused, Failed)
+        assert isinstance(refused, ClientFailure)
         assert refused.status == 503
         fake.faults(refuse=False, die_mid_stream=1.0)
         cut = await client.complete(PROMPT, 4)
-        assert isinstance(cut, Failed)
-    async with Client(fake.url, "m", SystemClock()) as client:
+        assert isinstance(cut, ClientFailure)
+    async with LoadClient(fake.url, "m", SystemClock()) as client:
         gone = await client.complete(PROMPT, 4)
-    assert isinstance(gone, Failed)
+    assert isinstance(gone, ClientFailure)
     assert gone.status is None
     assert "ConnectError" in gone.reason
 
@@ -67,12 +67,12 @@ CHAT = [{"role": "system", "content": " the of and" * 30}, {"role": "user", "con
 
 
 async def test_a_chat_is_measured_alike_and_answers_in_text() -> None:
-    async with engine(model="m", decode_ms_per_token=2.0) as fake, Client(fake.url, "m", SystemClock()) as client:
+    async with engine(model="m", decode_ms_per_token=2.0) as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         cold = await client.chat(CHAT, 8, session="s-1")
         warm = await client.chat(CHAT, 8, session="s-1")
         (call, _) = fake.seen("/v1/chat/completions")
-    assert isinstance(cold, Answer)
-    assert isinstance(warm, Answer)
+    assert isinstance(cold, ClientAnswer)
+    assert isinstance(warm, ClientAnswer)
     body = json.loads(call.body)
     assert (body["temperature"], body["ignore_eos"], body["max_tokens"], body["messages"]) == (0, True, 8, CHAT)
     assert call.headers["x-session-id"] == "s-1"
@@ -85,11 +85,11 @@ async def test_a_chat_is_measured_alike_and_answers_in_text() -> None:
 
 async def test_a_key_is_sent_and_an_sdks_url_is_understood() -> None:
     async with engine(model="m", api_key="secret") as fake:
-        async with Client(f"{fake.url}/v1/", "m", SystemClock(), "secret") as client:
-            assert isinstance(await client.chat(CHAT, 2), Answer)
-        async with Client(fake.url, "m", SystemClock()) as client:
+        async with LoadClient(f"{fake.url}/v1/", "m", SystemClock(), "secret") as client:
+            assert isinstance(await client.chat(CHAT, 2), ClientAnswer)
+        async with LoadClient(fake.url, "m", SystemClock()) as client:
             refused = await client.chat(CHAT, 2)
-    assert isinstance(refused, Failed)
+    assert isinstance(refused, ClientFailure)
     assert refused.status == 401
 
 
@@ -132,9 +132,12 @@ async def test_lines_end_at_line_feeds_and_nowhere_else() -> None:
     odd = "one\u2028two\x85three"
     spoken = data('{"choices": [{"delta": {"content": "' + odd + '"}}]}')
     cut = len(spoken) // 2
-    async with Scripted(OPENING, spoken[:cut], spoken[cut:], USAGE) as url, Client(url, "m", SystemClock()) as client:
+    async with (
+        Scripted(OPENING, spoken[:cut], spoken[cut:], USAGE) as url,
+        LoadClient(url, "m", SystemClock()) as client,
+    ):
         answer = await client.chat(CHAT, 2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ClientAnswer)
     assert answer.text == odd
     assert answer.cached_tokens is None  # not told is not 0
 
@@ -143,24 +146,24 @@ async def test_the_first_token_is_the_first_that_speaks_thoughts_included() -> N
     thought = data('{"choices": [{"delta": {"reasoning": "hm"}}]}')
     spoken = data('{"choices": [{"delta": {"content": "yes"}}]}')
     pieces = (OPENING, OPENING, thought, spoken, USAGE)  # 10 ms apart
-    async with Scripted(*pieces) as url, Client(url, "m", SystemClock()) as client:
+    async with Scripted(*pieces) as url, LoadClient(url, "m", SystemClock()) as client:
         answer = await client.chat(CHAT, 2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ClientAnswer)
     assert answer.text == "yes"
     assert 20 <= answer.ttft_ms <= answer.total_ms - 10
 
 
 async def test_an_answer_that_spells_nothing_began_with_its_first_chunk() -> None:
-    async with Scripted(OPENING, USAGE) as url, Client(url, "m", SystemClock()) as client:
+    async with Scripted(OPENING, USAGE) as url, LoadClient(url, "m", SystemClock()) as client:
         answer = await client.chat(CHAT, 2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ClientAnswer)
     assert (answer.text, answer.output_tokens) == ("", 2)
     assert 0 < answer.ttft_ms < answer.total_ms
 
 
 @pytest.mark.parametrize("said", [b"", OPENING, data("no json"), data('{"error": {"message": "full"}}')])
 async def test_an_answer_that_is_none_is_a_value(said: bytes) -> None:
-    async with Scripted(said) as url, Client(url, "m", SystemClock()) as client:
+    async with Scripted(said) as url, LoadClient(url, "m", SystemClock()) as client:
         answer = await client.chat(CHAT, 2)
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, ClientFailure)
     assert answer.status == 200

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.loadgen.client import Answer, Client, Failed
-from router.testbed.loadgen.conversations import Talk, TextTalk, TokenTalk
-from router.testbed.loadgen.text import Texts
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.conversations import Conversation, TextConversation, TokenConversation
+from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import Span, Turn
 from tests.fakes.engines import FakeEngine, engine
 
@@ -17,10 +17,10 @@ FIRST = Turn(0, (Span(1, 100), Span(2, 300)), 20, 0.0)
 SECOND = Turn(420, (Span(3, 50),), 20, 0.0)  # all of it is kept
 
 
-async def answer_to(talk: Talk, client: Client, turn: Turn) -> Answer:
+async def answer_to(talk: Conversation, client: LoadClient, turn: Turn) -> ClientAnswer:
     talk.prepare(turn)
     answer = await talk.ask(client, "session-7")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ClientAnswer)
     return answer
 
 
@@ -29,8 +29,8 @@ def messages(fake: FakeEngine) -> list[list[dict[str, str]]]:
 
 
 async def test_a_chat_goes_on_from_the_answer_as_it_was_given() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
-        talk = TextTalk(Texts(1))
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
+        talk = TextConversation(TextGenerator(1))
         first, second = await answer_to(talk, client, FIRST), await answer_to(talk, client, SECOND)
         asked, later = messages(fake)
         assert [message["role"] for message in later] == ["system", "user", "assistant", "user"]
@@ -43,8 +43,8 @@ async def test_a_chat_goes_on_from_the_answer_as_it_was_given() -> None:
 
 
 async def test_ids_go_on_from_the_answers_own() -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
-        talk = TokenTalk(1)
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
+        talk = TokenConversation(1)
         first, second = await answer_to(talk, client, FIRST), await answer_to(talk, client, SECOND)
         asked, later = (json.loads(call.body)["prompt"] for call in fake.seen("/v1/completions"))
     assert (first.prompt_tokens, second.prompt_tokens) == (400, 470)
@@ -52,9 +52,9 @@ async def test_ids_go_on_from_the_answers_own() -> None:
     assert second.cached_tokens == 416  # 26 blocks of 16 in 419: the answer's last token has no KV
 
 
-@pytest.mark.parametrize("talk", [TextTalk(Texts(1)), TokenTalk(1)], ids=["text", "ids"])
-async def test_a_refusal_is_a_value(talk: Talk) -> None:
-    async with engine(model="m") as fake, Client(fake.url, "m", SystemClock()) as client:
+@pytest.mark.parametrize("talk", [TextConversation(TextGenerator(1)), TokenConversation(1)], ids=["text", "ids"])
+async def test_a_refusal_is_a_value(talk: Conversation) -> None:
+    async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         fake.faults(refuse=True)
         talk.prepare(FIRST)
-        assert isinstance(await talk.ask(client, "s"), Failed)
+        assert isinstance(await talk.ask(client, "s"), ClientFailure)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.load import load
 from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -17,13 +17,13 @@ from tests.fakes.engines import FakeEngine, engine, eventually
 SMALL = CODEX.scaled(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
 
 
-def job(fake: FakeEngine, workload: Workload = SMALL, **changes: Any) -> Job:
+def job(fake: FakeEngine, workload: Workload = SMALL, **changes: Any) -> LoadJob:
     asked = {"url": fake.url, "model": "m", "name": "mine", "at_once": 2, "sessions": tuple(workload.sessions)}
-    return Job(**(asked | changes))
+    return LoadJob(**(asked | changes))
 
 
-async def sent_by(told: Job) -> list[Sent]:
-    clock, sent = SystemClock(), list[Sent]()
+async def sent_by(told: LoadJob) -> list[SentRequest]:
+    clock, sent = SystemClock(), list[SentRequest]()
     await load(told, clock, clock.now(), sent.append)
     return sent
 
@@ -82,7 +82,7 @@ class HalfSpeed(SystemClock):
 
 
 async def test_nothing_is_sent_before_it_is_due() -> None:
-    clock, sent = HalfSpeed(), list[Sent]()
+    clock, sent = HalfSpeed(), list[SentRequest]()
     async with engine(model="m") as fake:
         await load(job(fake, apart(3, 0.02, 1), at_once=None), clock, clock.now() + 0.02, sent.append)
     assert len(sent) == 3
@@ -117,7 +117,7 @@ async def test_a_failure_ends_its_session_and_is_told_with_its_reason() -> None:
 
 
 async def test_an_endpoint_that_dies_midway_fails_the_rest_and_the_load_ends() -> None:
-    clock, sent = SystemClock(), list[Sent]()
+    clock, sent = SystemClock(), list[SentRequest]()
     async with engine(model="m", decode_ms_per_token=1.0) as fake:
         told = job(fake)
         running = asyncio.ensure_future(load(told, clock, clock.now(), sent.append))
@@ -131,7 +131,7 @@ async def test_an_endpoint_that_dies_midway_fails_the_rest_and_the_load_ends() -
 
 
 async def test_a_cancellation_ends_it_and_what_was_told_stays() -> None:
-    clock, sent = SystemClock(), list[Sent]()
+    clock, sent = SystemClock(), list[SentRequest]()
     async with engine(model="m", decode_ms_per_token=20.0) as fake:
         running = asyncio.ensure_future(load(job(fake), clock, clock.now(), sent.append))
         await eventually(lambda: sent, 20.0)
@@ -142,5 +142,5 @@ async def test_a_cancellation_ends_it_and_what_was_told_stays() -> None:
 
 
 def test_a_job_travels_as_it_is() -> None:
-    told = Job(url="http://x", model="m", api_key="k", at_once=None, until_s=2.0, sessions=tuple(SMALL.sessions))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Job) == told
+    told = LoadJob(url="http://x", model="m", api_key="k", at_once=None, until_s=2.0, sessions=tuple(SMALL.sessions))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=LoadJob) == told

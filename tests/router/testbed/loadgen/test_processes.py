@@ -13,7 +13,7 @@ import pytest
 
 from router.clock import SystemClock
 from router.testbed.loadgen import processes
-from router.testbed.loadgen.job import Job, Sent
+from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.processes import NoClients, together
 from router.testbed.loadgen.sharding import shares
 from router.testbed.workloads import CODEX
@@ -22,9 +22,9 @@ from tests.fakes.engines import engine, eventually
 WORKLOAD = CODEX.scaled(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODEX.turns.median, think=0.001).workload(3)
 
 
-def jobs(url: str, count: int = 2) -> list[Job]:
+def jobs(url: str, count: int = 2) -> list[LoadJob]:
     parts = shares(WORKLOAD.sessions, 4, count)
-    return [Job(url=url, model="m", at_once=part.at_once, sessions=part.sessions) for part in parts]
+    return [LoadJob(url=url, model="m", at_once=part.at_once, sessions=part.sessions) for part in parts]
 
 
 def children() -> set[int]:
@@ -34,7 +34,7 @@ def children() -> set[int]:
 
 
 async def test_two_processes_send_every_turn_once_on_one_axis_of_time() -> None:
-    sent: list[Sent] = []
+    sent: list[SentRequest] = []
     async with engine(model="m", decode_ms_per_token=0.5) as fake:
         clock = SystemClock()
         before_s = clock.now()
@@ -52,7 +52,7 @@ async def test_two_processes_send_every_turn_once_on_one_axis_of_time() -> None:
 
 
 async def test_a_cancellation_ends_all_of_them_and_keeps_what_there_is() -> None:
-    sent: list[Sent] = []
+    sent: list[SentRequest] = []
     async with engine(model="m", decode_ms_per_token=30.0) as fake:
         running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
         await eventually(lambda: sent, 30.0)
@@ -65,7 +65,7 @@ async def test_a_cancellation_ends_all_of_them_and_keeps_what_there_is() -> None
 
 
 async def test_a_process_that_is_killed_is_told_and_the_others_go_on() -> None:
-    sent: list[Sent] = []
+    sent: list[SentRequest] = []
     async with engine(model="m", decode_ms_per_token=5.0) as fake:
         running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
         await eventually(lambda: sent, 30.0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.testbed.loadgen.report import AtTarget, by_target, client_of, figures_of, hit_share, loaded_json
-from router.testbed.simulator.outcome import Figures
+from router.testbed.loadgen.report import TargetReport, by_target, client_of, figures_of, hit_share, loaded_json
+from router.testbed.simulator.outcome import SimulationFigures
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 
 def test_figures_have_the_simulators_names_and_their_arithmetic() -> None:
     got = figures_of(loaded(answered(), answered(sent_s=2.0, ttft_s=0.4, duration_s=4.0, target="b/0")))
-    assert isinstance(got, Figures)
+    assert isinstance(got, SimulationFigures)
     # the last answer ends at 2 + 4 = 6 s: 2 requests, 220 tokens in, 20 out in 6 s
     assert (got.requests, got.shed, got.failed) == (2, 0, 0)
     assert got.requests_per_s == pytest.approx(2 / 6)
@@ -49,9 +49,9 @@ def test_how_well_the_client_did() -> None:
 def test_targets_one_by_one() -> None:
     some = loaded(answered(), answered(ttft_s=0.6), answered(target="b/0", cached_tokens=None), answered(target=None))
     assert by_target(some) == {
-        "?": AtTarget(1, pytest.approx(0.4), 0.2),
-        "a/0": AtTarget(2, pytest.approx(0.4), 0.6),
-        "b/0": AtTarget(1, None, 0.2),
+        "?": TargetReport(1, pytest.approx(0.4), 0.2),
+        "a/0": TargetReport(2, pytest.approx(0.4), 0.6),
+        "b/0": TargetReport(1, None, 0.2),
     }
 
 
@@ -64,7 +64,7 @@ def test_an_empty_load_has_figures_too() -> None:
 def test_the_json_holds_figures_by_their_names_and_every_request_in_order() -> None:
     late, early = answered(sent_s=3.0), answered(sent_s=0.5, session=2)
     told = msgspec.json.decode(msgspec.json.encode(loaded_json(loaded(late, early, failed(429, "later")), "v", "now")))
-    assert set(Figures._fields) | {"hit_share"} == set(told["figures"])
+    assert set(SimulationFigures._fields) | {"hit_share"} == set(told["figures"])
     assert told["figures"]["hit_share"] == pytest.approx(0.4)
     assert [request["sent_s"] for request in told["requests"]] == [0.5, 2.0, 3.0]
     assert told["failures"] == {"429: later": 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.ports import free_port
 
 SERVER = """\
@@ -46,12 +46,12 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[..., Stack]:
+def asked(tmp_path: Path) -> Callable[..., LocalStackConfig]:
     """A small stack on ports that are free."""
 
-    def make(**given: object) -> Stack:
+    def make(**given: object) -> LocalStackConfig:
         ports = {name: free_port() for name in ("master_port", "master_http_port", "client_port")}
         base = {"model": str(tmp_path), "logs_dir": str(tmp_path / "logs"), "first_port": 0, "start_timeout_s": 20.0}
-        return Stack.model_validate({**base, **ports, **given})
+        return LocalStackConfig.model_validate({**base, **ports, **given})
 
     return make

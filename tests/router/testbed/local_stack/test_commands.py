@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack import commands
-from router.testbed.local_stack.kv_transfer_config import Extra
+from router.testbed.local_stack.kv_transfer_config import EngineExtras
 
 VENV = Path("/venv")
-STACK = Stack(model="/models/mid", master_port=7001, master_http_port=7002, client_port=7003, lease_ms=1234)
+STACK = LocalStackConfig(model="/models/mid", master_port=7001, master_http_port=7002, client_port=7003, lease_ms=1234)
 
 
 def value(command: list[str], flag: str) -> str:
@@ -18,8 +18,8 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def engine(port: int = 8100, mooncake: Path | None = Path("/logs/mooncake.json"), extra: Extra | None = None):  # type: ignore[no-untyped-def]
-    return commands.engine(STACK, commands.Place("engine-0", port, VENV, mooncake, 1), extra or Extra())
+def engine(port: int = 8100, mooncake: Path | None = Path("/logs/mooncake.json"), extra: EngineExtras | None = None):  # type: ignore[no-untyped-def]
+    return commands.engine(STACK, commands.EnginePlace("engine-0", port, VENV, mooncake, 1), extra or EngineExtras())
 
 
 def test_the_master_is_where_the_section_says() -> None:
@@ -66,12 +66,14 @@ def test_without_a_store_nothing_of_it_is_left() -> None:
 
 
 def test_an_allocator_is_taken_when_there_is_one() -> None:
-    place = commands.Place("engine-0", 8100, VENV, None, 1, Path("/usr/lib/x/libtcmalloc_minimal.so.4"))
-    assert commands.engine(STACK, place, Extra()).environment["LD_PRELOAD"] == "/usr/lib/x/libtcmalloc_minimal.so.4"
+    place = commands.EnginePlace("engine-0", 8100, VENV, None, 1, Path("/usr/lib/x/libtcmalloc_minimal.so.4"))
+    assert (
+        commands.engine(STACK, place, EngineExtras()).environment["LD_PRELOAD"] == "/usr/lib/x/libtcmalloc_minimal.so.4"
+    )
     assert "LD_PRELOAD" not in engine().environment
 
 
 def test_an_engine_may_differ() -> None:
-    program = engine(extra=Extra(("--seed", "7"), {"OMP_NUM_THREADS": "2"}))
+    program = engine(extra=EngineExtras(("--seed", "7"), {"OMP_NUM_THREADS": "2"}))
     assert program.command[-2:] == ["--seed", "7"]
     assert program.environment["OMP_NUM_THREADS"] == "2"

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from router.testbed.local_stack.guard import Guard, guarded
+from router.testbed.local_stack.guard import ProcessGuard, guarded
 
 PARENT = """
 import os, sys
-from router.testbed.local_stack.guard import Guard
-guard = Guard()
+from router.testbed.local_stack.guard import ProcessGuard
+guard = ProcessGuard()
 children = [guard.start(["sleep", "60"], dict(os.environ), sys.stderr.buffer) for _ in range(2)]
 children[1].kill()
 children[1].wait()
@@ -39,7 +39,7 @@ def test_children_of_a_killed_parent_are_killed() -> None:
 
 
 def test_closing_kills_nobody_who_was_forgotten(tmp_path: Path) -> None:
-    guard = Guard()
+    guard = ProcessGuard()
     with (tmp_path / "log").open("wb") as out, guard.start(["cat", "/proc/self/stat"], {}, out) as short:
         pass
     guard.forget(short.pid)

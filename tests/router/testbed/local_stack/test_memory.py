@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack import memory
 from router.testbed.local_stack.memory import GIB
 
 
 def test_the_estimate_counts_everything_once_per_engine(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    asked = Stack(engines=3, kv_cache_bytes=10 * GIB, buffer_bytes=GIB, pool_bytes=7 * GIB)
+    asked = LocalStackConfig(engines=3, kv_cache_bytes=10 * GIB, buffer_bytes=GIB, pool_bytes=7 * GIB)
     # three engines of 1.6 GiB, their weights, cache and buffer; half a GiB for the rest; one pool
     assert memory.needed(asked, tmp_path) == 3 * (int(1.6 * GIB) + 1000 + 11 * GIB) + GIB // 2 + 7 * GIB
     without = asked.model_copy(update={"store": False})
@@ -27,6 +27,6 @@ def test_what_is_available(tmp_path: Path) -> None:
 
 def test_too_little_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(memory.TooLittleMemory) as failure:
-        memory.demand(Stack(kv_cache_bytes=10**15), tmp_path)
+        memory.demand(LocalStackConfig(kv_cache_bytes=10**15), tmp_path)
     assert "make stack.engines, stack.kv_cache_bytes or stack.pool_bytes smaller" in str(failure.value)
     assert "\n" not in str(failure.value)

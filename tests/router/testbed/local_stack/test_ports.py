@@ -6,17 +6,17 @@ import socket
 
 import pytest
 
-from router.config.sections.local_stack import Stack
+from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack import ports
 
 
 def test_given_ports_stay_and_engines_follow_the_first() -> None:
-    asked = Stack(engines=3, first_port=8100, master_port=1, master_http_port=2, client_port=3)
+    asked = LocalStackConfig(engines=3, first_port=8100, master_port=1, master_http_port=2, client_port=3)
     assert ports.choose(asked) == (asked, [8100, 8101, 8102])
 
 
 def test_zero_is_a_free_port() -> None:
-    chosen, engines = ports.choose(Stack(first_port=0, master_port=0, client_port=4))
+    chosen, engines = ports.choose(LocalStackConfig(first_port=0, master_port=0, client_port=4))
     assert len(engines) == 2
     assert all(engines)
     assert chosen.master_port > 0

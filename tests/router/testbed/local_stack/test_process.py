@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from router.testbed.local_stack.commands import Program
-from router.testbed.local_stack.guard import Guard
-from router.testbed.local_stack.process import Child
+from router.testbed.local_stack.guard import ProcessGuard
+from router.testbed.local_stack.process import ChildProcess
 
 GLOG = "E1121 07:46:28.802861 24987 transfer_metadata.cpp:1098] Local segment descriptor not found"
 FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
@@ -29,9 +29,9 @@ FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
     ],
 )
 def test_the_cause(tmp_path: Path, log: str, cause: str) -> None:
-    guard = Guard()
+    guard = ProcessGuard()
     with httpx.Client() as http:
-        child = Child(Program("x", ["true"], {}, "tcp://127.0.0.1:1"), tmp_path / "x.log", guard, http)
+        child = ChildProcess(Program("x", ["true"], {}, "tcp://127.0.0.1:1"), tmp_path / "x.log", guard, http)
     child.log.write_text(log)
     assert child.last_error() == cause
     guard.close()

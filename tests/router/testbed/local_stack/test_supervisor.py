@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from router.config.schema import Config
-from router.config.sections.local_stack import Stack
-from router.testbed.local_stack.kv_transfer_config import Extra, prefill
+from router.config.sections.local_stack import LocalStackConfig
+from router.testbed.local_stack.kv_transfer_config import EngineExtras, prefill
 from router.testbed.local_stack.ports import PortTaken
 from router.testbed.local_stack.router_config import in_front
 from router.testbed.local_stack.supervisor import RunningStack, StackFailed
 
-Asked = Callable[..., Stack]
+Asked = Callable[..., LocalStackConfig]
 
 
 def gone(pid: int) -> bool:
@@ -52,7 +52,7 @@ def test_without_a_store_there_are_only_engines(asked: Asked, venv: Path) -> Non
 
 
 def test_one_that_ends_at_once_is_told_with_its_cause_and_nothing_is_left(asked: Asked, venv: Path) -> None:
-    stack = RunningStack(asked(), [Extra(), Extra(("--die",))], venv=venv)
+    stack = RunningStack(asked(), [EngineExtras(), EngineExtras(("--die",))], venv=venv)
     with pytest.raises(StackFailed) as failure, stack:
         pass
     assert str(failure.value).startswith("engine-1 ended with status 3: ValueError: no room for the cache; all of it: ")
@@ -60,7 +60,7 @@ def test_one_that_ends_at_once_is_told_with_its_cause_and_nothing_is_left(asked:
 
 
 def test_one_that_never_works_is_told(asked: Asked, venv: Path) -> None:
-    stack = RunningStack(asked(store=False, start_timeout_s=0.3), [Extra(("--mute",))], venv=venv)
+    stack = RunningStack(asked(store=False, start_timeout_s=0.3), [EngineExtras(("--mute",))], venv=venv)
     with pytest.raises(StackFailed, match=r"engine-\d does not work after 0.3 s \(stack.start_timeout_s\): "), stack:
         pass
 
@@ -83,7 +83,7 @@ def test_a_folder_for_logs_that_cannot_be_is_told(asked: Asked, venv: Path, tmp_
 
 
 def test_a_kill_is_not_a_death_and_a_restart_has_the_same_port(asked: Asked, venv: Path) -> None:
-    with RunningStack(asked(), [Extra(("--offspring",))], venv=venv) as stack:
+    with RunningStack(asked(), [EngineExtras(("--offspring",))], venv=venv) as stack:
         before = stack.engines[0]
         stack.kill("engine-0")
         deadline = time.monotonic() + 5

@@ -7,12 +7,12 @@ from typing import Any
 
 from router.config import schema
 from router.config.reader import read_policy_file
-from router.scheduling.experiments.policy_set import Regime
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
-from router.scheduling.selector import Desk
-from router.telemetry.decision_log.codec import Encoder
-from router.telemetry.decision_log.format import Line, Logged, LoggedPolicy, decode
+from router.scheduling.selector import Selector
+from router.telemetry.decision_log.codec import RecordEncoder
+from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord, LogLine, decode
 from scorers.best import Best
 from scorers.contract import View
 from tests.paths import CONFIGS
@@ -24,7 +24,7 @@ FOLDER = CONFIGS / "policies"
 SHIPPED = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def to(target: str, *, name: str | None = None, spec: schema.Policy | None = None) -> Policy:
+def to(target: str, *, name: str | None = None, spec: schema.PolicyConfig | None = None) -> Policy:
     """A policy that always goes there."""
     scorers = [WeightedScorer("fixed", 1.0, Fixed(target))]
     return Policy(name or target, [], scorers, NamedPicker("best", Best()), spec=spec)
@@ -35,11 +35,11 @@ def shipped(name: str) -> Policy:
 
 
 def named(name: str, scorer: str | None = None) -> Policy:
-    return build_policy(name, schema.Policy.model_validate({"scorers": [{"name": scorer or name}]}))
+    return build_policy(name, schema.PolicyConfig.model_validate({"scorers": [{"name": scorer or name}]}))
 
 
-def desk_of(policy: Policy) -> Desk:
-    return Desk(Regime({policy.name: policy}, policy.name), seed=7)
+def desk_of(policy: Policy) -> Selector:
+    return Selector(PolicySet({policy.name: policy}, policy.name), seed=7)
 
 
 def a_record(policy: Policy | None, number: int = 0, **known: Any) -> Record:
@@ -64,7 +64,7 @@ def of_a_large_fleet(deciding: str, requests: int, targets: int = 100) -> Iterat
         yield record
 
 
-def decided(policy: Policy, views: Iterable[View], desk: Desk | None = None) -> Iterator[Record]:
+def decided(policy: Policy, views: Iterable[View], desk: Selector | None = None) -> Iterator[Record]:
     """Each view as a request that was answered at once."""
     desk = desk or desk_of(policy)
     for view in views:
@@ -77,13 +77,13 @@ def decided(policy: Policy, views: Iterable[View], desk: Desk | None = None) -> 
 
 
 def lines(records: Iterable[Record]) -> list[bytes]:
-    encoder = Encoder(salt=5)
+    encoder = RecordEncoder(salt=5)
     opening = encoder.opening("run", "0.1.0", 1_700_000_000.0)
     return [line + b"\n" for line in (opening + b"".join(map(encoder.lines, records))).splitlines()]
 
 
-def read(written: Iterable[bytes]) -> Iterator[LoggedPolicy | Logged]:
+def read(written: Iterable[bytes]) -> Iterator[LoggedPolicy | LoggedRecord]:
     for line in map(decode, written):
-        assert isinstance(line, Line)
+        assert isinstance(line, LogLine)
         if (entry := line.policy or line.record) is not None:
             yield entry

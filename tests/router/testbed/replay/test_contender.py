@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.scheduling.experiments.dry_run import Move
+from router.scheduling.experiments.dry_run import TargetMove
 from router.testbed.replay.contender import Contender
 from tests.router.testbed.replay.scene import named, to
 from tests.suites.views import a_load, a_row, a_view, an_overlap
@@ -24,7 +24,7 @@ def test_differences_are_its_own_choice_minus_what_was_made() -> None:
     assert found.ttft_p90_ms == found.ttft_p10_ms
     assert found.overlap_tokens == -400
     assert (found.uneven_made, found.uneven) == (1, 2)
-    assert found.moves == (Move("a/0", "b/0", 2),)
+    assert found.moves == (TargetMove("a/0", "b/0", 2),)
 
 
 def test_its_sessions_are_its_own() -> None:
@@ -32,7 +32,7 @@ def test_its_sessions_are_its_own() -> None:
     view = VIEW._replace(session="s")
     contender.add(view._replace(last_target="b/0"), "whole", WARM)
     contender.add(view._replace(last_target="a/0"), "whole", WARM)
-    assert contender.contended().moves == (Move("a/0", "b/0", 2),)
+    assert contender.contended().moves == (TargetMove("a/0", "b/0", 2),)
 
 
 def test_one_that_always_agrees_has_no_differences() -> None:

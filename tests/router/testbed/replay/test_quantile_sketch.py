@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.replay.quantile_sketch import FLOOR, Quantiles
+from router.testbed.replay.quantile_sketch import FLOOR, QuantileSketch
 
 
-def of(values: list[float]) -> Quantiles:
-    quantiles = Quantiles()
+def of(values: list[float]) -> QuantileSketch:
+    quantiles = QuantileSketch()
     for value in values:
         quantiles.add(value)
     return quantiles
@@ -29,7 +29,7 @@ def test_both_ends() -> None:
 
 
 def test_none_of_nothing() -> None:
-    assert Quantiles().at(0.5) is None
+    assert QuantileSketch().at(0.5) is None
 
 
 def test_a_million_values_need_few_buckets() -> None:

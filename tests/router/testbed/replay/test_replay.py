@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from router.cli.replay.tables import remarks
 from router.config import schema
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback
-from router.scheduling.policy.record import Attempt, Leg, Record
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.shortlist import SMALL
 from router.telemetry.decision_log.format import LoggedPolicy
-from router.testbed.replay.replay import NO_LINE, NO_SPEC, Replay, Report
-from router.testbed.replay.reproduction import Differing
+from router.testbed.replay.replay import NO_LINE, NO_SPEC, Replay, ReplayReport
+from router.testbed.replay.reproduction import DifferentChoice
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, View
@@ -38,7 +38,7 @@ REGISTRY = registry.installed()  # reads every installed package's metadata: onc
 A, B, C = a_row("a", load=a_load(requests=1)), a_row("b"), a_row("c", load=a_load(requests=2))
 
 
-def replayed(records: Iterable[Record], *contenders: Policy) -> Report:
+def replayed(records: Iterable[Record], *contenders: Policy) -> ReplayReport:
     replay = Replay(contenders, REGISTRY)
     for entry in read(lines(records)):
         replay.met(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
@@ -87,11 +87,14 @@ def test_a_planted_difference_is_found_and_named() -> None:
     report = replayed(records)
     (found,) = report.reproduced
     assert (found.choices, found.same, found.whole, found.learns) == (20, 18, False, False)
-    assert found.first == (Differing("run-4", "whole", "c/0", "b/0"), Differing("run-9", "whole", "c/0", "b/0"))
+    assert found.first == (
+        DifferentChoice("run-4", "whole", "c/0", "b/0"),
+        DifferentChoice("run-9", "whole", "c/0", "b/0"),
+    )
 
 
 def test_only_the_first_differences_are_named() -> None:
-    spec = schema.Policy.model_validate({"scorers": [{"name": "least_requests"}]})
+    spec = schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]})
     report = replayed(decided(to("c/0", name="liar", spec=spec), [a_view(A, B, C)] * 20))
     (found,) = report.reproduced
     assert (found.same, [one.record for one in found.first]) == (0, [f"run-{number}" for number in range(5)])
@@ -108,12 +111,12 @@ def test_retries_and_prefill_halves_are_choices_too() -> None:
         "prefill": {"scorers": [{"name": "least_requests"}]},
         "decode": {"scorers": [{"name": "round_robin"}]},
     }
-    built = build_policy("pairs", schema.Policy.model_validate(spec))
+    built = build_policy("pairs", schema.PolicyConfig.model_validate(spec))
     record = a_record(built)
     answer = built.decide(a_view(A, B, turn=1), "decode")
     feeding = built.decide(a_view(B, C), "prefill")
     again = built.decide(a_view(A, turn=2), "decode")
-    leg = Leg(feeding, None, None, "ok", 5.0, 0)
+    leg = PrefillRecord(feeding, None, None, "ok", 5.0, 0)
     record.attempts = [
         Attempt(answer, None, None, end="connect", prefill=leg),
         Attempt(again, None, None, end="ok", prefill=leg),  # what the leg computed was still there
@@ -128,7 +131,7 @@ def test_what_cannot_be_built_again_says_why() -> None:
     by_hand = list(decided(to("a/0"), [a_view(A, B)]))
     (found,) = replayed(by_hand).reproduced
     assert (found.choices, found.same, found.unbuilt) == (1, 0, NO_SPEC)
-    gone = schema.Policy.model_validate({"scorers": [{"name": "of_a_package_that_is_gone"}]})
+    gone = schema.PolicyConfig.model_validate({"scorers": [{"name": "of_a_package_that_is_gone"}]})
     (found,) = replayed(decided(to("a/0", spec=gone), [a_view(A, B)])).reproduced
     assert found.unbuilt is not None
     assert found.unbuilt.startswith("policies.a/0: scorers[0]: unknown scorer 'of_a_package_that_is_gone'")
@@ -155,7 +158,7 @@ def test_a_spec_of_a_later_version_is_no_crash() -> None:
 
 def test_a_scorer_that_learned_is_told_apart_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", Pupil)  # type: ignore[index]
-    spec = schema.Policy.model_validate({"scorers": [{"name": "pupil"}]})
+    spec = schema.PolicyConfig.model_validate({"scorers": [{"name": "pupil"}]})
     live = Policy("learns", [], [WeightedScorer("pupil", 1.0, Pupil())], NamedPicker("best", Best()), spec=spec)
     (found,) = replayed(decided(live, [a_view(A, B, C)] * 9, desk_of(live))).reproduced
     assert (found.choices, found.same, found.learns) == (9, 3, True)
@@ -203,7 +206,7 @@ def test_small_fleets_are_wholly_seen_by_everybody() -> None:
 
 
 def test_an_empty_log() -> None:
-    assert replayed([], named("random")) == Report(
+    assert replayed([], named("random")) == ReplayReport(
         records=0,
         unplaced=0,
         first_wall_s=None,

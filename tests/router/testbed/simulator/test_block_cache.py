@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.events import Removed, Stored
-from router.testbed.simulator.block_cache import Cache
+from router.kvcache.events import BlocksRemoved, BlocksStored
+from router.testbed.simulator.block_cache import BlockCache
 
 A, B = [1, 2, 3, 4], [1, 2, 30, 40]  # two prompts that share two blocks
 
 
-def computed(cache: Cache, names: list[int]) -> None:
+def computed(cache: BlockCache, names: list[int]) -> None:
     """A request comes, computes what is missing, and leaves."""
     hits = cache.held(names)
     cache.use(names[:hits])
@@ -18,20 +18,20 @@ def computed(cache: Cache, names: list[int]) -> None:
 
 
 def test_the_tail_goes_before_the_head_and_the_shared_prefix_last() -> None:
-    cache = Cache(7 * 10, 10)
+    cache = BlockCache(7 * 10, 10)
     computed(cache, A)
     computed(cache, B)  # six blocks of seven
     computed(cache, [50, 60, 70])  # two must go: the longest unused is A's tail
     assert cache.held(A) == 2
     assert cache.held(B) == 4
     stored, _, removed, _ = cache.drain()
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, BlocksStored)
     assert (stored.hashes, stored.parent) == (A, None)
-    assert removed == Removed([4, 3], removed.tier, 0)  # type: ignore[union-attr]
+    assert removed == BlocksRemoved([4, 3], removed.tier, 0)  # type: ignore[union-attr]
 
 
 def test_live_blocks_are_never_evicted() -> None:
-    cache = Cache(40, 10)
+    cache = BlockCache(40, 10)
     cache.nameless_tokens = 40
     cache.name(A, 0, 4)
     cache.fit()
@@ -44,7 +44,7 @@ def test_live_blocks_are_never_evicted() -> None:
 
 
 def test_what_is_computed_twice_at_once_is_cached_once() -> None:
-    cache = Cache(100, 10)
+    cache = BlockCache(100, 10)
     cache.nameless_tokens = 80  # two requests with nothing cached
     cache.name(A, 0, 4)
     cache.name(A, 0, 4)
@@ -59,7 +59,7 @@ def test_what_is_computed_twice_at_once_is_cached_once() -> None:
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=30), st.integers(8, 20))
 def test_whoever_is_cached_is_cached_with_all_before_it(prompts: list[list[int]], blocks: int) -> None:
     """So that how far a prompt goes may be bisected; and the events tell exactly what is there."""
-    cache = Cache(blocks * 10, 10)
+    cache = BlockCache(blocks * 10, 10)
     told: set[int] = set()
     every: dict[int, int] = {}
     for prompt in prompts:
@@ -69,9 +69,9 @@ def test_whoever_is_cached_is_cached_with_all_before_it(prompts: list[list[int]]
             every[names[-1]] = names[-2] if len(names) > 1 else 0
         computed(cache, names)
         for event in cache.drain():
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 told.update(event.hashes)
-            elif isinstance(event, Removed):
+            elif isinstance(event, BlocksRemoved):
                 told.difference_update(event.hashes)
         assert len(told) == cache.cached_blocks <= blocks
         assert all(every[name] == 0 or every[name] in told for name in told)

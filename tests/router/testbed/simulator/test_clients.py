@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from router.testbed.rng import Dice
-from router.testbed.simulator.clients import Clients, Said
-from router.testbed.simulator.event_queue import Moments
+from router.testbed.rng import Rng
+from router.testbed.simulator.clients import ClientTurn, SimulatedClients
+from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.workloads import Session, Span, Turn
 
 TOOK_S = 0.5
@@ -18,7 +18,7 @@ TALK = Session(0, 0.0, (FIRST, SECOND))
 
 class Sent(NamedTuple):
     at_s: float
-    said: Said
+    said: ClientTurn
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -33,14 +33,14 @@ def sent_by(
     ok: Callable[[int], bool] = lambda _: True,
 ) -> list[Sent]:
     """All that is sent. `ok`: by how many were sent before, is it answered?"""
-    moments, sent = Moments(), list[Sent]()
+    moments, sent = EventQueue(), list[Sent]()
 
-    def send(said: Said) -> None:
+    def send(said: ClientTurn) -> None:
         moments.at(moments.now_s + TOOK_S, clients.ended, said, ok(len(sent)))
         sent.append(Sent(moments.now_s, said))
 
-    clients = Clients(sessions, 10, moments, send, until_s)
-    clients.begin(at_once, staggered, Dice(1))
+    clients = SimulatedClients(sessions, 10, moments, send, until_s)
+    clients.begin(at_once, staggered, Rng(1))
     while clients.at_work:
         assert moments.step(), "sessions are at work, and nothing more will happen"
     assert not moments.step()

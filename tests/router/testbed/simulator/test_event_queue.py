@@ -1,8 +1,8 @@
-from router.testbed.simulator.event_queue import Moments
+from router.testbed.simulator.event_queue import EventQueue
 
 
 def test_what_comes_first_happens_first_and_at_one_time_in_the_order_in_which_it_was_put() -> None:
-    moments, seen = Moments(), []
+    moments, seen = EventQueue(), []
 
     def note(name: str) -> None:
         seen.append((name, moments.now_s))
@@ -16,7 +16,7 @@ def test_what_comes_first_happens_first_and_at_one_time_in_the_order_in_which_it
 
 
 def test_what_happens_may_put_more_there_and_what_has_passed_comes_at_once() -> None:
-    moments, seen = Moments(), []
+    moments, seen = EventQueue(), []
 
     def again(left: int) -> None:
         seen.append(moments.now_s)

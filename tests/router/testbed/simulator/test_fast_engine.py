@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.kvcache.events import Cleared, Removed, Stored
-from router.testbed.engine_profile import Profile
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator import step_engine
-from router.testbed.simulator.engine_types import EngineShape, Request, RequestId
-from router.testbed.simulator.fast_engine import Around, Engine, Job
-from router.testbed.simulator.kv_tier import Held, Wire
-from router.testbed.simulator.scenario import Link
+from router.testbed.simulator.engine_types import EngineShape, RequestId, SequenceRequest
+from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
+from router.testbed.simulator.kv_tier import KvTier, TransferLink
+from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.workloads import Span, token_ids
-from router.testbed.workloads.block_names import Context
+from router.testbed.workloads.block_names import SessionContext
 
 BLOCK = 16
-PLAIN = Profile(
+PLAIN = EngineProfile(
     name="plain",
     kv_tokens=4096,
     kv_bytes_per_token=1.0,
@@ -49,9 +49,9 @@ class Story(NamedTuple):
     cached_tokens: int
 
 
-def by_steps(profile: Profile, sent: Sequence[Sent]) -> list[Story]:
+def by_steps(profile: EngineProfile, sent: Sequence[Sent]) -> list[Story]:
     """What the engine that takes every step does with them; `sent` is in order of time."""
-    engine = step_engine.Engine(
+    engine = step_engine.StepEngine(
         EngineShape(
             block_tokens=BLOCK,
             blocks=profile.kv_tokens // BLOCK,
@@ -70,7 +70,7 @@ def by_steps(profile: Profile, sent: Sequence[Sent]) -> list[Story]:
             now = one.at_s
             ids = [id for span in one.spans for id in token_ids(span, 0, range(1000, 2000))]
             answer = token_ids(Span(10_000 + number, one.output_tokens), 0, range(1000, 2000))
-            id = engine.submit(Request(ids, one.output_tokens, script=answer), now)
+            id = engine.submit(SequenceRequest(ids, one.output_tokens, script=answer), now)
             assert not isinstance(id, str)
             who[id] = number
             if wake is None:
@@ -87,8 +87,8 @@ def by_steps(profile: Profile, sent: Sequence[Sent]) -> list[Story]:
     return [stories[number] for number in range(len(sent))]
 
 
-def by_strides(profile: Profile, sent: Sequence[Sent], around: Around | None = None) -> list[Story]:
-    engine = Engine(profile, BLOCK) if around is None else Engine(profile, BLOCK, around)
+def by_strides(profile: EngineProfile, sent: Sequence[Sent], around: EngineSurroundings | None = None) -> list[Story]:
+    engine = FastEngine(profile, BLOCK) if around is None else FastEngine(profile, BLOCK, around)
     waiting = list(enumerate(sent))
     firsts: dict[int, float] = {}
     stories: dict[int, Story] = {}
@@ -97,11 +97,11 @@ def by_strides(profile: Profile, sent: Sequence[Sent], around: Around | None = N
         wake = min(wakes, default=None)
         if waiting and (wake is None or waiting[0][1].at_s < wake):
             number, one = waiting.pop(0)
-            context = Context(BLOCK)
+            context = SessionContext(BLOCK)
             for span in one.spans:
                 context.add(span)
             context.add(Span(-1 - number, one.output_tokens))
-            assert engine.submit(Job(context.names, one.prompt_tokens, one.output_tokens, number), one.at_s)
+            assert engine.submit(EngineJob(context.names, one.prompt_tokens, one.output_tokens, number), one.at_s)
             continue
         if wake is None:
             return [stories[number] for number in range(len(sent))]
@@ -146,9 +146,9 @@ def test_a_prompt_that_was_answered_here_is_a_hit_and_its_last_token_is_computed
 
 
 def test_the_youngest_gives_way_when_memory_runs_out_and_still_ends() -> None:
-    small = Profile(**{**{f: getattr(PLAIN, f) for f in PLAIN.__dataclass_fields__}, "kv_tokens": 640})
-    engine = Engine(small, BLOCK)
-    jobs = [Job(_names(number, 200, 150), 200, 150, number) for number in range(2)]
+    small = EngineProfile(**{**{f: getattr(PLAIN, f) for f in PLAIN.__dataclass_fields__}, "kv_tokens": 640})
+    engine = FastEngine(small, BLOCK)
+    jobs = [EngineJob(_names(number, 200, 150), 200, 150, number) for number in range(2)]
     for job in jobs:
         assert engine.submit(job, 0.0)
     done = []
@@ -160,16 +160,16 @@ def test_the_youngest_gives_way_when_memory_runs_out_and_still_ends() -> None:
 
 
 def test_what_cannot_ever_fit_and_what_finds_the_queue_full_is_refused() -> None:
-    engine = Engine(PLAIN, BLOCK, max_queued=1)
-    assert not engine.submit(Job(_names(0, 4090, 10), 4090, 10), 0.0)
-    assert [engine.submit(Job(_names(n, 4000, 10), 4000, 10), 0.0) for n in range(3)] == [True, True, False]
+    engine = FastEngine(PLAIN, BLOCK, max_queued=1)
+    assert not engine.submit(EngineJob(_names(0, 4090, 10), 4090, 10), 0.0)
+    assert [engine.submit(EngineJob(_names(n, 4000, 10), 4000, 10), 0.0) for n in range(3)] == [True, True, False]
 
 
 def test_what_the_pool_holds_is_loaded_beside_the_computing_of_others() -> None:
-    pool = Held(10_000, BLOCK)
+    pool = KvTier(10_000, BLOCK)
     names = _names(1, 320, 4)
     pool.use(names[:20])
-    around = Around(pool, Wire(Link(32_000.0, 5.0)), None, None, None)
+    around = EngineSurroundings(pool, TransferLink(LinkSpeed(32_000.0, 5.0)), None, None, None)
     (story,) = by_strides(PLAIN, [one(0.0, 320, 4)], around)
     assert story.cached_tokens == 320
     # 5 ms and 320 tokens at 32,000 a second; then the last token is computed: 1 ms + max(0.116, 1 + 0.16) ms
@@ -177,22 +177,22 @@ def test_what_the_pool_holds_is_loaded_beside_the_computing_of_others() -> None:
 
 
 def test_the_cache_tells_of_what_it_stores_and_evicts() -> None:
-    engine = Engine(PLAIN, BLOCK)
+    engine = FastEngine(PLAIN, BLOCK)
     held: set[int] = set()
     for number in range(12):
-        assert engine.submit(Job(_names(number, 800, 3), 800, 3), 0.0)
+        assert engine.submit(EngineJob(_names(number, 800, 3), 800, 3), 0.0)
     while engine.until_s is not None:
         engine.end(engine.until_s)
         for event in engine.cache.drain():
             match event:
-                case Stored(hashes=hashes, parent=parent):
+                case BlocksStored(hashes=hashes, parent=parent):
                     assert held.isdisjoint(hashes)
                     assert parent is None or parent in held
                     held.update(hashes)
-                case Removed(hashes=hashes):
+                case BlocksRemoved(hashes=hashes):
                     assert held.issuperset(hashes)
                     held.difference_update(hashes)
-                case Cleared() | _:
+                case BlocksCleared() | _:
                     raise AssertionError(event)
     assert len(held) == engine.cache.cached_blocks <= 4096 // BLOCK
 
@@ -207,7 +207,7 @@ def test_strides_and_steps_tell_the_same_story(drawn: list[tuple[int, int, int, 
     """Where memory suffices (who gives way when it does not is the same rule, but blocks round differently), and no two
     ask for the same text at once: there a block is hit as soon as its computing is planned, here when it is done.
     """
-    roomy = Profile(**{**{f: getattr(PLAIN, f) for f in PLAIN.__dataclass_fields__}, "kv_tokens": 64_000})
+    roomy = EngineProfile(**{**{f: getattr(PLAIN, f) for f in PLAIN.__dataclass_fields__}, "kv_tokens": 64_000})
     sent = sorted(
         Sent(
             wave * WAVE_S + at / 100,
@@ -223,7 +223,7 @@ def test_strides_and_steps_tell_the_same_story(drawn: list[tuple[int, int, int, 
 
 
 def _names(source: int, prompt: int, output: int) -> Sequence[int]:
-    context = Context(BLOCK)
+    context = SessionContext(BLOCK)
     context.add(Span(source, prompt))
     context.add(Span(-1 - source, output))
     return context.names

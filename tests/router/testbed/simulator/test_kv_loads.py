@@ -12,26 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.kvcache.events import Removed, Stored
-from router.testbed.simulator.engine_types import EngineShape, Output, Request, RequestId, StepResult
-from router.testbed.simulator.step_engine import Engine
+from router.kvcache.events import BlocksRemoved, BlocksStored
+from router.testbed.simulator.engine_types import EngineShape, RequestId, SequenceOutput, SequenceRequest, StepResult
+from router.testbed.simulator.step_engine import StepEngine
 
 NINE = [11, 12, 13, 14, 21, 22, 23, 24, 31]
 
 
-def small(**shape: Any) -> Engine:
+def small(**shape: Any) -> StepEngine:
     quick = {"block_tokens": 4, "blocks": 16, "prefill_tokens_per_s": 1000.0, "decode_ms_per_token": 10.0}
     loads = {"load_tokens_per_s": 4000.0, "load_base_ms": 2.0}
-    return Engine(EngineShape(**(quick | loads | shape)))
+    return StepEngine(EngineShape(**(quick | loads | shape)))
 
 
-def submit(engine: Engine, tokens: Sequence[int], max_tokens: int = 1, now: float = 0.0, **more: Any) -> RequestId:
-    id = engine.submit(Request(tokens, max_tokens, **more), now)
+def submit(engine: StepEngine, tokens: Sequence[int], max_tokens: int = 1, now: float = 0.0, **more: Any) -> RequestId:
+    id = engine.submit(SequenceRequest(tokens, max_tokens, **more), now)
     assert isinstance(id, int), id
     return id
 
 
-def drive(engine: Engine, now: float = 0.0) -> list[tuple[float, StepResult]]:
+def drive(engine: StepEngine, now: float = 0.0) -> list[tuple[float, StepResult]]:
     """Step until nothing is due: when what came."""
     steps = []
     for _ in range(1000):
@@ -44,13 +44,13 @@ def drive(engine: Engine, now: float = 0.0) -> list[tuple[float, StepResult]]:
     raise AssertionError("still not idle")
 
 
-def outputs(steps: Sequence[tuple[float, StepResult]]) -> dict[RequestId, Output]:
+def outputs(steps: Sequence[tuple[float, StepResult]]) -> dict[RequestId, SequenceOutput]:
     """The last of each request."""
     return {id: output for _, result in steps for id, output in result.outputs.items()}
 
 
 def stores(steps: Sequence[tuple[float, StepResult]]) -> list[list[int]]:
-    return [list(event.token_ids) for _, result in steps for event in result.events if isinstance(event, Stored)]
+    return [list(event.token_ids) for _, result in steps for event in result.events if isinstance(event, BlocksStored)]
 
 
 # -- the pool
@@ -162,7 +162,7 @@ def test_the_prompts_full_blocks_are_offered_once_and_nothing_that_was_said() ->
     offered = [save for _, result in drive(engine) for save in result.saves]
     (save,) = offered
     assert list(save.token_ids) == NINE[:8]
-    assert save.digests == engine.digests(Request(NINE, 1))
+    assert save.digests == engine.digests(SequenceRequest(NINE, 1))
     first, second = save.pooled(set(save.digests))
     assert (first.parent, second.parent) == (None, first.hashes[0])
     assert [list(one.token_ids) for one in (first, second)] == [NINE[:4], NINE[4:8]]
@@ -264,9 +264,9 @@ def test_every_request_ends_and_no_block_is_lost(plan: list[tuple[Any, ...]], bl
         for _ in range(steps):
             result = engine.step(now)
             for event in result.events:
-                if isinstance(event, Stored | Removed):
+                if isinstance(event, BlocksStored | BlocksRemoved):
                     for label in event.hashes:
-                        held[label] = held.get(label, 0) + (1 if isinstance(event, Stored) else -1)
+                        held[label] = held.get(label, 0) + (1 if isinstance(event, BlocksStored) else -1)
                         assert held[label] >= 0
             ended.extend(id for id, output in result.outputs.items() if output.finish is not None)
             if result.next_wake_s is None:

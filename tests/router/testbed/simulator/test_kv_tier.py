@@ -1,11 +1,11 @@
 import pytest
 
-from router.testbed.simulator.kv_tier import Held, Wire
-from router.testbed.simulator.scenario import Link
+from router.testbed.simulator.kv_tier import KvTier, TransferLink
+from router.testbed.simulator.scenario import LinkSpeed
 
 
 def test_the_longest_unused_goes_first_its_tail_before_its_head() -> None:
-    held = Held(50, 10)
+    held = KvTier(50, 10)
     held.use([1, 2, 3])
     held.use([7, 8])
     held.use([1, 2, 3])  # used again
@@ -16,7 +16,7 @@ def test_the_longest_unused_goes_first_its_tail_before_its_head() -> None:
 
 
 def test_a_pool_that_is_away_has_nothing_and_takes_nothing_and_comes_back_as_it_was() -> None:
-    held = Held(50, 10)
+    held = KvTier(50, 10)
     held.use([1, 2])
     held.away = True
     held.use([3])
@@ -27,7 +27,7 @@ def test_a_pool_that_is_away_has_nothing_and_takes_nothing_and_comes_back_as_it_
 
 
 def test_loads_over_one_wire_follow_each_other() -> None:
-    wire = Wire(Link(1000.0, 10.0))
+    wire = TransferLink(LinkSpeed(1000.0, 10.0))
     assert wire.loads(100, 0.0) == pytest.approx(0.11)
     assert wire.loads(100, 0.05) == pytest.approx(0.22)
     assert wire.loads(100, 1.0) == pytest.approx(1.11)

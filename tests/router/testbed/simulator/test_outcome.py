@@ -2,11 +2,12 @@ import math
 
 import pytest
 
-from router.testbed.simulator.outcome import End, Limits, Outcome, figures, quantile
+from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome, figures, quantile
 
 
-def ended(outcome: Outcome, at_s: float, ttft_s: float, duration_s: float, *, instance: int = 0, local: int = 0,
-          pool: int = 0, waited_s: float = 0.0, output: int = 11, end: End = End.OK) -> None:  # fmt: skip
+def ended(outcome: SimulationOutcome, at_s: float, ttft_s: float, duration_s: float, *, instance: int = 0, local: int =
+0,
+          pool: int = 0, waited_s: float = 0.0, output: int = 11, end: RequestEnd = RequestEnd.OK) -> None:  # fmt: skip
     outcome.arrived_s.append(at_s)
     outcome.waited_s.append(waited_s)
     outcome.ttft_s.append(ttft_s)
@@ -22,14 +23,14 @@ def ended(outcome: Outcome, at_s: float, ttft_s: float, duration_s: float, *, in
 
 
 def test_figures_of_a_window() -> None:
-    outcome = Outcome(2)
+    outcome = SimulationOutcome(2)
     ended(outcome, 1.0, 9.0, 9.9)  # before the window, but it ends in it
     ended(outcome, 10.0, 1.0, 2.0, local=500)
     ended(outcome, 12.0, 3.0, 5.0, instance=1, pool=800, waited_s=2.5)
     ended(outcome, 19.0, 0.5, 4.0)  # ends after the window
-    ended(outcome, 15.0, math.nan, 0.0, instance=-1, end=End.SHED)
-    ended(outcome, 16.0, math.nan, 0.0, instance=-1, end=End.FAILED)
-    found = figures(outcome, Limits(ttft_s=2.0, tpot_s=0.15), since_s=10.0, until_s=20.0)
+    ended(outcome, 15.0, math.nan, 0.0, instance=-1, end=RequestEnd.SHED)
+    ended(outcome, 16.0, math.nan, 0.0, instance=-1, end=RequestEnd.FAILED)
+    found = figures(outcome, ServiceLimits(ttft_s=2.0, tpot_s=0.15), since_s=10.0, until_s=20.0)
     assert (found.requests, found.shed, found.failed) == (3, 1, 1)
     assert found.requests_per_s == pytest.approx(0.3)  # three ended in ten seconds
     assert found.output_tokens_per_s == pytest.approx(3.3)
@@ -45,7 +46,7 @@ def test_figures_of_a_window() -> None:
 
 
 def test_of_nobody_nothing_is_known() -> None:
-    found = figures(Outcome(1))
+    found = figures(SimulationOutcome(1))
     assert found.requests == 0
     assert found.ttft_p90_s is None
     assert found.hit_share is None

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from router.backends.vllm.kv_events import decode
-from router.kvcache.events import Batch, Cleared, Event, Pooled, Removed, Stored
-from router.testbed.simulator.engine_types import EngineShape, Request, StepResult
-from router.testbed.simulator.step_engine import Engine
+from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, Event, EventBatch
+from router.testbed.simulator.engine_types import EngineShape, SequenceRequest, StepResult
+from router.testbed.simulator.step_engine import StepEngine
 from tests.paths import FRAMES
 
 A = [(7 * i) % 4000 + 3 for i in range(300)]
@@ -49,7 +49,7 @@ def prompt_of(messages: list[list[dict[str, Any]]], more: int) -> list[int]:
     return [*stored["token_ids"], *range(more)]
 
 
-def simulated(engine: Engine, request: Request) -> list[list[Event]]:
+def simulated(engine: StepEngine, request: SequenceRequest) -> list[list[Event]]:
     """The batches that one request makes alone."""
     assert isinstance(engine.submit(request, 0.0), int)
     batches, now = [], 0.0
@@ -65,7 +65,7 @@ def simulated(engine: Engine, request: Request) -> list[list[Event]]:
 def outline(event: Event | dict[str, Any]) -> tuple[Any, ...]:
     """What must be equal whatever the hash algorithm."""
     match event:
-        case Stored():
+        case BlocksStored():
             has_parent = event.parent is not None
             return (
                 "BlockStored",
@@ -75,9 +75,9 @@ def outline(event: Event | dict[str, Any]) -> tuple[Any, ...]:
                 event.block_tokens,
                 event.adapter,
             )
-        case Removed():
+        case BlocksRemoved():
             return "BlockRemoved", len(event.hashes)
-        case Cleared():
+        case BlocksCleared():
             return ("AllBlocksCleared",)
         case {"type": "BlockStored"}:
             parent = event["parent_block_hash"] is not None
@@ -88,25 +88,25 @@ def outline(event: Event | dict[str, Any]) -> tuple[Any, ...]:
     return (event["type"],)
 
 
-def requests(run: str, block_tokens: int) -> Iterator[tuple[str, list[Request]]]:
+def requests(run: str, block_tokens: int) -> Iterator[tuple[str, list[SequenceRequest]]]:
     """What the recording session sent, by label. The answer of `04` is taken from the recording."""
     (_, [second]) = recorded(run, "04")
     said = second["token_ids"][500 - 500 // block_tokens * block_tokens :]
-    yield "01", [Request(A, 4), Request(A, 4)]  # the repetition was recorded as `02`: nothing
-    yield "03", [Request(B, 4)]
-    yield "04", [Request(A + B[:200], 40, script=said + [9] * 40)]
-    yield "05", [Request(A, 4, salt="tenant-x")]
-    yield "06", [Request(prompt_of(recorded(run, "06"), 11), 4)]
-    yield "07", [Request(prompt_of(recorded(run, "07"), 5), 4)]
+    yield "01", [SequenceRequest(A, 4), SequenceRequest(A, 4)]  # the repetition was recorded as `02`: nothing
+    yield "03", [SequenceRequest(B, 4)]
+    yield "04", [SequenceRequest(A + B[:200], 40, script=said + [9] * 40)]
+    yield "05", [SequenceRequest(A, 4, salt="tenant-x")]
+    yield "06", [SequenceRequest(prompt_of(recorded(run, "06"), 11), 4)]
+    yield "07", [SequenceRequest(prompt_of(recorded(run, "07"), 5), 4)]
     if run == "t2":
-        yield "08", [Request(A, 4, adapter="lora1")]
-    yield "09", [Request([(13 * i + 17 * k) % 4000 + 3 for i in range(400)], 4) for k in range(8)]
+        yield "08", [SequenceRequest(A, 4, adapter="lora1")]
+    yield "09", [SequenceRequest([(13 * i + 17 * k) % 4000 + 3 for i in range(400)], 4) for k in range(8)]
 
 
 @pytest.mark.parametrize(("run", "block_tokens", "blocks"), [("t1", 128, 600), ("t2", 32, 39)])
 def test_announces_what_the_real_engine_announced(run: str, block_tokens: int, blocks: int) -> None:
     adapters = {"lora1": "/adapters/lora1"}
-    engine = Engine(EngineShape(block_tokens=block_tokens, blocks=blocks, adapters=adapters, hash_seed="0"))
+    engine = StepEngine(EngineShape(block_tokens=block_tokens, blocks=blocks, adapters=adapters, hash_seed="0"))
     exact = 0
     for label, sent in requests(run, block_tokens):
         real = recorded(run, label)
@@ -116,13 +116,13 @@ def test_announces_what_the_real_engine_announced(run: str, block_tokens: int, b
             assert _labels(ours) == [event["block_hashes"] for batch in real for event in batch]
             exact += len(_labels(ours))
     assert engine.reset_prefix_cache()
-    (batch,) = simulated(engine, Request(A, 4))
+    (batch,) = simulated(engine, SequenceRequest(A, 4))
     assert [outline(event) for event in batch] == [outline(event) for event in recorded(run, "11")[0]]
     assert exact == (15 if run == "t1" else 0)
 
 
-def pool_engine() -> Engine:
-    return Engine(EngineShape(block_tokens=128, blocks=600, hash_seed="0", saves=True))
+def pool_engine() -> StepEngine:
+    return StepEngine(EngineShape(block_tokens=128, blocks=600, hash_seed="0", saves=True))
 
 
 def decoded(label: str) -> list[list[Event]]:
@@ -130,21 +130,21 @@ def decoded(label: str) -> list[list[Event]]:
     batches = []
     for frames in _messages((FRAMES / f"pool-{label}.bin").read_bytes()):
         batch = decode(frames)
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, EventBatch)
         batches.append([plain(event) for event in batch.events])
     return batches
 
 
 def plain(event: Event) -> Event:
-    assert isinstance(event, Stored | Pooled)
+    assert isinstance(event, BlocksStored | BlocksPooled)
     return event._replace(token_ids=list(event.token_ids), hashes=list(event.hashes))
 
 
 @pytest.mark.parametrize("label", ["A-cold-A", "A-next-A", "B-next-B"])
 def test_a_computed_prompt_is_saved_and_announced_block_by_block(label: str) -> None:
     stored, saved = decoded(label)
-    assert isinstance(stored[0], Stored)
-    result = finished(pool_engine(), Request(stored[0].token_ids, 1))
+    assert isinstance(stored[0], BlocksStored)
+    result = finished(pool_engine(), SequenceRequest(stored[0].token_ids, 1))
     assert [plain(event) for event in result.events] == stored
     (save,) = result.saves
     assert [plain(event) for event in save.pooled(set(save.digests))] == saved
@@ -153,9 +153,9 @@ def test_a_computed_prompt_is_saved_and_announced_block_by_block(label: str) -> 
 
 def test_what_is_loaded_from_the_pool_is_announced_as_the_real_engine_did() -> None:
     (events,) = decoded("B-pool-B")
-    prompt = [token for event in events if isinstance(event, Stored) for token in event.token_ids]
+    prompt = [token for event in events if isinstance(event, BlocksStored) for token in event.token_ids]
     assert len(prompt) == 1024  # all eight blocks were in the pool, and one less was loaded
-    result = finished(pool_engine(), Request(prompt, 1, external_tokens=896))
+    result = finished(pool_engine(), SequenceRequest(prompt, 1, external_tokens=896))
     assert [plain(event) for event in result.events] == events
     (output,) = result.outputs.values()
     assert output.cached_tokens == 896
@@ -163,7 +163,7 @@ def test_what_is_loaded_from_the_pool_is_announced_as_the_real_engine_did() -> N
     assert save.pooled(set()) == []  # nothing new in the pool: B announced nothing
 
 
-def finished(engine: Engine, request: Request) -> StepResult:
+def finished(engine: StepEngine, request: SequenceRequest) -> StepResult:
     """What came of its only step."""
     engine.submit(request, 0.0)
     result = engine.step(0.0)
@@ -174,4 +174,6 @@ def finished(engine: Engine, request: Request) -> StepResult:
 
 
 def _labels(batches: list[list[Event]]) -> list[list[int]]:
-    return [list(event.hashes) for batch in batches for event in batch if isinstance(event, Stored | Removed)]
+    return [
+        list(event.hashes) for batch in batches for event in batch if isinstance(event, BlocksStored | BlocksRemoved)
+    ]

@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 
 from router.config import schema
-from router.config.sections.admission import Door
+from router.config.sections.admission import AdmissionConfig
 from router.fleet.engine_facts import Gauges
-from router.kvcache.tokenized_prompt import Known
-from router.request.admission.controller import Hold, Pass
-from router.request.admission.controller import Turn as Place
-from router.request.admission.model_admission import Gate
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import End, Outcome, figures
-from router.testbed.simulator.router import Router
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.request.admission.controller import Admission as Place
+from router.request.admission.controller import Admitted, Queued
+from router.request.admission.model_admission import ModelAdmission
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, figures
+from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import Failure, Lags, Link, Scenario, Store, Trouble
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="test",
     kv_tokens=200_000,
     kv_bytes_per_token=1.0,
@@ -31,9 +31,9 @@ PROFILE = Profile(
     step_ms=2.0,
 )
 FLEET = Scenario(profile=PROFILE, instances=4)
-WARM = schema.Policy.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
-TURNS = schema.Policy.model_validate({"scorers": [{"name": "round_robin"}]})
-LEAST = schema.Policy.model_validate({"scorers": [{"name": "least_requests"}]})
+WARM = schema.PolicyConfig.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
+TURNS = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})
+LEAST = schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]})
 AGENTS = CODEX.scaled(tokens=0.2, sessions=24 / 610, turns=6 / 33, think=0.2)
 
 
@@ -46,7 +46,7 @@ def alone(*sent: tuple[float, int, int], answer: int = 10) -> Workload:
     return Workload("alone", 0, tuple(sessions))
 
 
-def columns(outcome: Outcome) -> dict[str, object]:
+def columns(outcome: SimulationOutcome) -> dict[str, object]:
     return {name: column.tobytes() for name, column in vars(outcome).items() if isinstance(column, array)} | {
         "busy": outcome.busy_s,
         "took": outcome.took_s,
@@ -63,11 +63,11 @@ def test_the_same_arguments_give_the_same_outcome_to_the_last_digit_and_another_
 
 @pytest.mark.parametrize("policy", [WARM, TURNS], ids=["warm", "round_robin"])
 @pytest.mark.parametrize("at_once", [None, 8])
-def test_every_turn_is_served_once_and_nothing_stays_booked(policy: schema.Policy, at_once: int | None) -> None:
+def test_every_turn_is_served_once_and_nothing_stays_booked(policy: schema.PolicyConfig, at_once: int | None) -> None:
     workload = AGENTS.workload(3)
     outcome = simulate(FLEET, policy, workload, at_once=at_once)
     assert len(outcome) == workload.turns
-    assert set(outcome.end) == {End.OK}
+    assert set(outcome.end) == {RequestEnd.OK}
     assert outcome.double_bookings == 0
     assert sum(outcome.prompt_tokens) == sum(turn.prompt_tokens for s in workload.sessions for turn in s.turns)
 
@@ -89,7 +89,7 @@ def test_what_was_asked_before_is_found_again_by_cache_aware_policies_and_by_cha
 
 def test_the_pool_serves_what_another_instance_computed() -> None:
     asked = alone(*((5.0 * at, 1, 8000) for at in range(4)))
-    pooled = simulate(replace(FLEET, store=Store(1_000_000, Link(100_000.0, 5.0))), TURNS, asked)
+    pooled = simulate(replace(FLEET, store=StoreScenario(1_000_000, LinkSpeed(100_000.0, 5.0))), TURNS, asked)
     assert list(pooled.pool_tokens) == [0, 7680, 7680, 7680]
     # 5 ms and 7,680 tokens at 100,000 a second, then 320 are computed after them
     assert pooled.ttft_s[1] == pytest.approx(0.0818 + PROFILE.prefill_s(320, 7680))
@@ -98,7 +98,7 @@ def test_the_pool_serves_what_another_instance_computed() -> None:
 def test_host_memory_keeps_what_the_gpu_evicts() -> None:
     asked = alone(*((5.0 * at, source, 50_000) for at, source in enumerate([1, 2, 3, 4, 5, 1])))
     one = replace(FLEET, instances=1)
-    hosted = replace(one, host=Store(1_000_000, Link(500_000.0, 1.0)))
+    hosted = replace(one, host=StoreScenario(1_000_000, LinkSpeed(500_000.0, 1.0)))
     assert simulate(one, WARM, asked).host_tokens[-1] == 0
     assert simulate(hosted, WARM, asked).host_tokens[-1] > 40_000
 
@@ -106,11 +106,11 @@ def test_host_memory_keeps_what_the_gpu_evicts() -> None:
 def test_an_instance_that_comes_back_has_lost_its_host_memory() -> None:
     """Five texts of 50,000 tokens, of which its GPUs hold four; the first again after it was away for a second."""
     asked = alone(*((10.0 * at, source, 50_000) for at, source in enumerate([1, 2, 3, 4, 5, 1])))
-    hosted = replace(FLEET, instances=1, host=Store(1_000_000, Link(500_000.0, 1.0)))
-    died = replace(hosted, trouble=Trouble(failures=(Failure("down", 0, 46.0, 47.0),)))
+    hosted = replace(FLEET, instances=1, host=StoreScenario(1_000_000, LinkSpeed(500_000.0, 1.0)))
+    died = replace(hosted, trouble=Trouble(failures=(InstanceFailure("down", 0, 46.0, 47.0),)))
     assert simulate(hosted, WARM, asked).host_tokens[-1] > 40_000
     outcome = simulate(died, WARM, asked)
-    assert set(outcome.end) == {End.OK}
+    assert set(outcome.end) == {RequestEnd.OK}
     assert (outcome.host_tokens[-1], outcome.local_tokens[-1]) == (0, 0)
 
 
@@ -118,7 +118,7 @@ def test_a_pool_that_is_away_costs_its_hits_and_nothing_else() -> None:
     asked = alone(*((5.0 * at, 1, 8000) for at in range(6)))
     trouble = Trouble(pool_away=((7.0, 18.0),))
     outcome = simulate(
-        replace(FLEET, store=Store(1_000_000, Link(100_000.0)), trouble=trouble, instances=8), TURNS, asked
+        replace(FLEET, store=StoreScenario(1_000_000, LinkSpeed(100_000.0)), trouble=trouble, instances=8), TURNS, asked
     )
     assert [tokens > 0 for tokens in outcome.pool_tokens] == [False, True, False, False, True, True]
 
@@ -126,7 +126,7 @@ def test_a_pool_that_is_away_costs_its_hits_and_nothing_else() -> None:
 def test_events_that_come_late_are_stood_in_for_by_what_was_sent() -> None:
     """Ten requests for one text, 0.4 s apart, while events take 4 s: they stay together all the same."""
     asked = alone(*((1.0 + at / 2.5, 1, 4000) for at in range(10)))
-    outcome = simulate(replace(FLEET, lags=Lags(events_s=4.0)), WARM, asked)
+    outcome = simulate(replace(FLEET, lags=EventLags(events_s=4.0)), WARM, asked)
     assert len(set(outcome.instance)) == 1
 
 
@@ -139,9 +139,9 @@ def test_lost_events_are_replayed() -> None:
 
 def test_an_instance_that_dies_loses_only_streams_that_had_begun_and_is_used_again_later() -> None:
     asked = alone(*((at / 4, at, 6000) for at in range(200)), answer=100)
-    trouble = Trouble(failures=(Failure("down", 0, 10.05, 25.0),))
+    trouble = Trouble(failures=(InstanceFailure("down", 0, 10.05, 25.0),))
     outcome = simulate(replace(FLEET, trouble=trouble), LEAST, asked)
-    failed = [row for row, end in enumerate(outcome.end) if end == End.FAILED]
+    failed = [row for row, end in enumerate(outcome.end) if end == RequestEnd.FAILED]
     assert len(outcome) == 200
     assert 1 <= len(failed) <= 12
     assert outcome.double_bookings == 0
@@ -152,9 +152,9 @@ def test_an_instance_that_dies_loses_only_streams_that_had_begun_and_is_used_aga
 
 def test_an_instance_that_dies_again_before_it_was_probed_is_not_met() -> None:
     asked = alone(*((at + 0.5, at, 3000) for at in range(30)))
-    down = (Failure("down", 0, 5.0, 10.0), Failure("down", 0, 11.0, 25.0))
+    down = (InstanceFailure("down", 0, 5.0, 10.0), InstanceFailure("down", 0, 11.0, 25.0))
     outcome = simulate(replace(FLEET, instances=2, trouble=Trouble(failures=down)), TURNS, asked)
-    assert set(outcome.end) == {End.OK}
+    assert set(outcome.end) == {RequestEnd.OK}
     at_0 = [outcome.arrived_s[row] for row in range(30) if outcome.instance[row] == 0]
     assert not [at for at in at_0 if 5.0 <= at < 27.0]  # probes are 2 s apart
     assert [at for at in at_0 if at >= 27.0]
@@ -163,7 +163,7 @@ def test_an_instance_that_dies_again_before_it_was_probed_is_not_met() -> None:
 
 def test_a_slow_instance_is_given_less_by_a_policy_that_sees_queues() -> None:
     asked = alone(*((at / 6, at, 6000) for at in range(300)))
-    trouble = Trouble(failures=(Failure("slow", 2, 0.0, factor=4.0),))
+    trouble = Trouble(failures=(InstanceFailure("slow", 2, 0.0, factor=4.0),))
     outcome = simulate(replace(FLEET, trouble=trouble), WARM, asked)
     counts = [list(outcome.instance).count(number) for number in range(4)]
     assert counts[2] < min(counts[0], counts[1], counts[3])
@@ -183,23 +183,25 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
 
 
 def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    came, ended = dict[Place, Gate](), dict[Place, Gate]()
-    arrives, answered = Gate.arrives, Gate.answered
+    came, ended = dict[Place, ModelAdmission](), dict[Place, ModelAdmission]()
+    arrives, answered = ModelAdmission.arrives, ModelAdmission.answered
 
-    def noted(gate: Gate, session: bytes | None, tokens: int | None, known: Known | None) -> Pass | Hold:
+    def noted(
+        gate: ModelAdmission, session: bytes | None, tokens: int | None, known: TokenizedPrompt | None
+    ) -> Admitted | Queued:
         verdict = arrives(gate, session, tokens, known)
         came[verdict.turn] = gate
         return verdict
 
-    def noted_end(gate: Gate, turn: Place, prompt: int, context: int, local: int | None = None) -> None:
+    def noted_end(gate: ModelAdmission, turn: Place, prompt: int, context: int, local: int | None = None) -> None:
         ended[turn] = gate
         answered(gate, turn, prompt, context, local)
 
-    monkeypatch.setattr(Gate, "arrives", noted)
-    monkeypatch.setattr(Gate, "answered", noted_end)
+    monkeypatch.setattr(ModelAdmission, "arrives", noted)
+    monkeypatch.setattr(ModelAdmission, "answered", noted_end)
     # A prompt of 5 s and an answer of 4: it is under way when the router starts, at 6 s. The other comes after that.
     asked = alone((1.0, 1, 50_000), (7.0, 2, 8000), answer=300)
-    late = replace(FLEET, door=Door(admission=True), trouble=Trouble(router_starts_s=6.0))
+    late = replace(FLEET, door=AdmissionConfig(admission=True), trouble=Trouble(router_starts_s=6.0))
     outcome = simulate(late, WARM, asked)
     long = list(outcome.session).index(0)
     assert outcome.arrived_s[long] + outcome.duration_s[long] > 6.0
@@ -217,7 +219,7 @@ def test_several_routers_share_a_fleet() -> None:
 
 
 def test_a_prompt_is_computed_by_one_half_of_the_fleet_and_answered_by_the_other() -> None:
-    split = replace(FLEET, prefills=2, handover=Link(100_000.0, 10.0))
+    split = replace(FLEET, prefills=2, handover=LinkSpeed(100_000.0, 10.0))
     outcome = simulate(split, WARM, alone((0.0, 1, 5000), (5.0, 1, 5000)))
     assert set(outcome.instance) <= {2, 3}
     # 10 ms and 5,000 tokens at 100,000 a second; the last token is computed where it is answered
@@ -229,9 +231,9 @@ def test_a_prompt_is_computed_by_one_half_of_the_fleet_and_answered_by_the_other
 
 def test_who_decodes_computes_the_prompt_where_the_only_one_that_prefills_has_died() -> None:
     """The prefill instance is to blame, so the other one is not passed over."""
-    died = Trouble(failures=(Failure("down", 0, 1.1),))  # amid a prompt of 0.3 s
+    died = Trouble(failures=(InstanceFailure("down", 0, 1.1),))  # amid a prompt of 0.3 s
     outcome = simulate(replace(FLEET, instances=2, prefills=1, trouble=died), WARM, alone((1.0, 1, 5000)))
-    assert list(outcome.end) == [End.OK]
+    assert list(outcome.end) == [RequestEnd.OK]
     assert list(outcome.instance) == [1]
     assert outcome.ttft_s[0] == pytest.approx(0.1 + PROFILE.prefill_s(5000, 0))
     assert outcome.double_bookings == 0
@@ -239,16 +241,16 @@ def test_who_decodes_computes_the_prompt_where_the_only_one_that_prefills_has_di
 
 def test_a_request_may_be_refused_by_a_fleet_of_any_size() -> None:
     outcome = simulate(replace(FLEET, instances=600, max_queued=0), TURNS, alone((0.0, 1, 100)))
-    assert list(outcome.end) == [End.SHED]
+    assert list(outcome.end) == [RequestEnd.SHED]
     assert outcome.decisions == 601  # each refused it, then nobody was left
 
 
 def test_full_queues_shed_what_nobody_takes() -> None:
     asked = alone(*((0.0, at, 20_000) for at in range(60)))
     outcome = simulate(replace(FLEET, max_queued=2), TURNS, asked)
-    ends = [outcome.end.count(end) for end in End]
-    assert ends[End.SHED] > 0
-    assert ends[End.OK] + ends[End.SHED] == 60
+    ends = [outcome.end.count(end) for end in RequestEnd]
+    assert ends[RequestEnd.SHED] > 0
+    assert ends[RequestEnd.OK] + ends[RequestEnd.SHED] == 60
 
 
 def test_sessions_at_once_follow_each_other_and_begin_somewhere_in_their_course() -> None:
@@ -262,7 +264,7 @@ def test_sessions_at_once_follow_each_other_and_begin_somewhere_in_their_course(
 def test_nothing_is_sent_after_the_end_and_what_runs_is_finished() -> None:
     outcome = simulate(FLEET, WARM, AGENTS.workload(4), at_once=16, until_s=20.0)
     assert max(outcome.arrived_s) < 20.0
-    assert set(outcome.end) == {End.OK}
+    assert set(outcome.end) == {RequestEnd.OK}
     assert outcome.took_s >= 20.0 or len(outcome) < AGENTS.workload(4).turns
 
 
@@ -272,7 +274,7 @@ THRASHED = replace(FLEET, profile=replace(PROFILE, kv_tokens=60_000, us_per_toke
 MANY_AGENTS = CODEX.scaled(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
 
 
-def through(door: Door | None, policy: schema.Policy = WARM) -> Outcome:
+def through(door: AdmissionConfig | None, policy: schema.PolicyConfig = WARM) -> SimulationOutcome:
     return simulate(
         replace(THRASHED, door=door), policy, MANY_AGENTS.workload(1), seed=1, at_once=32, staggered=True, until_s=300.0
     )
@@ -280,7 +282,9 @@ def through(door: Door | None, policy: schema.Policy = WARM) -> Outcome:
 
 def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
     """Measured: no hits and 84 answers without it, four fifths hit and 276 answers with it."""
-    without, behind = (figures(through(door), since_s=60.0, until_s=300.0) for door in (None, Door(admission=True)))
+    without, behind = (
+        figures(through(door), since_s=60.0, until_s=300.0) for door in (None, AdmissionConfig(admission=True))
+    )
     assert without.local_share is not None
     assert without.local_share < 0.2
     assert behind.local_share is not None
@@ -292,7 +296,7 @@ def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
 
 
 def test_the_wait_at_the_door_is_part_of_the_ttft_and_nothing_stays_booked() -> None:
-    outcome = through(Door(admission=True))
+    outcome = through(AdmissionConfig(admission=True))
     assert outcome.double_bookings == 0
     assert max(outcome.waited_s) > 10.0
     for waited_s, ttft_s in zip(outcome.waited_s, outcome.ttft_s, strict=True):
@@ -300,12 +304,12 @@ def test_the_wait_at_the_door_is_part_of_the_ttft_and_nothing_stays_booked() -> 
 
 
 def test_who_is_turned_away_at_the_door_comes_again_a_second_later_with_the_same() -> None:
-    outcome = through(Door(admission=True, max_wait_s=20.0))
+    outcome = through(AdmissionConfig(admission=True, max_wait_s=20.0))
     sent = {
         (outcome.session[row], round(outcome.arrived_s[row], 6)): outcome.prompt_tokens[row]
         for row in range(len(outcome))
     }
-    refused = [row for row, end in enumerate(outcome.end) if end == End.SHED]
+    refused = [row for row, end in enumerate(outcome.end) if end == RequestEnd.SHED]
     assert refused
     for row in refused:
         assert outcome.duration_s[row] == pytest.approx(20.0, abs=0.1)
@@ -322,13 +326,13 @@ def test_metrics_are_polled_at_every_tick_where_requests_are_and_every_ten_secon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     polls: list[tuple[int, float, int | None]] = []
-    polled = Router.polled
+    polled = SimulatedRouter.polled
 
-    def noted(router: Router, number: int, gauges: Gauges) -> None:
+    def noted(router: SimulatedRouter, number: int, gauges: Gauges) -> None:
         polls.append((number, router.core._clock.now(), gauges.running))
         polled(router, number, gauges)
 
-    monkeypatch.setattr(Router, "polled", noted)
+    monkeypatch.setattr(SimulatedRouter, "polled", noted)
     # 8,000 tokens take 0.5 s, 100 of an answer 1.3 s; a last one keeps time going. Ticks: 0.125 and 0.25, 0.25 apart.
     asked = alone((12.0, 1, 8000), (25.0, 2, 100), answer=100)
     outcome = simulate(replace(FLEET, instances=2), WARM, asked)

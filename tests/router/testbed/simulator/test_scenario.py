@@ -1,7 +1,7 @@
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import Scenario
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="test",
     kv_tokens=1000,
     kv_bytes_per_token=1.0,

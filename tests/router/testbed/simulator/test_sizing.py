@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.scenario import Link
-from router.testbed.simulator.sizing import Cell, advise
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.scenario import LinkSpeed
+from router.testbed.simulator.sizing import SizingCell, advise
 from router.testbed.workloads import TOOLS, Span
 from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.timeline import Sent, laid_out
+from router.testbed.workloads.timeline import TimedRequest, laid_out
 
-PLAIN = Profile(
+PLAIN = EngineProfile(
     name="plain",
     kv_tokens=4 * 512,
     kv_bytes_per_token=1000.0,
@@ -23,12 +23,12 @@ PLAIN = Profile(
     weights_ms=0.0,
     ns_per_context_token=0.0,
 )
-LINK = Link(tokens_per_s=10_000.0, base_ms=50.0)
+LINK = LinkSpeed(tokens_per_s=10_000.0, base_ms=50.0)
 A, B = [Span(1, 1600)], [Span(2, 1600)]  # three full blocks and 64 tokens each
 
 
-def sent(*prompts: list[Span]) -> list[Sent]:
-    return [Sent(float(at), spans, [*spans, Span(100 + at, 1)], 2) for at, spans in enumerate(prompts)]
+def sent(*prompts: list[Span]) -> list[TimedRequest]:
+    return [TimedRequest(float(at), spans, [*spans, Span(100 + at, 1)], 2) for at, spans in enumerate(prompts)]
 
 
 def test_by_hand() -> None:
@@ -37,9 +37,9 @@ def test_by_hand() -> None:
     found = advise(sent(A, B, A), PLAIN, [1], [0, 6 * 512], LINK)
     assert found.working_set_tokens == 6 * 512
     alone, pooled = found.cells
-    assert alone == Cell(1, "by prefix", 0, 3, 4800, 512, 0, pytest.approx((1.6 + 1.6 + 1.088) / 3))
+    assert alone == SizingCell(1, "by prefix", 0, 3, 4800, 512, 0, pytest.approx((1.6 + 1.6 + 1.088) / 3))
     # loads 1024 tokens: 0.05 + 0.1024 s, and computes 64
-    assert pooled == Cell(1, "by prefix", 3072, 3, 4800, 512, 1024, pytest.approx((3.2 + 0.1524 + 0.064) / 3))
+    assert pooled == SizingCell(1, "by prefix", 3072, 3, 4800, 512, 1024, pytest.approx((3.2 + 0.1524 + 0.064) / 3))
     assert pooled.hit_share == 1536 / 4800
 
 
@@ -66,8 +66,8 @@ def test_the_last_token_is_always_computed() -> None:
 
 def test_answers_are_in_the_instances_caches_and_not_in_the_pool() -> None:
     turns = [
-        Sent(0.0, [Span(1, 400)], [Span(1, 400), Span(2, 700)], 701),
-        Sent(1.0, [Span(1, 400), Span(2, 701), Span(3, 50)], [Span(1, 400), Span(2, 701), Span(3, 50)], 1),
+        TimedRequest(0.0, [Span(1, 400)], [Span(1, 400), Span(2, 700)], 701),
+        TimedRequest(1.0, [Span(1, 400), Span(2, 701), Span(3, 50)], [Span(1, 400), Span(2, 701), Span(3, 50)], 1),
     ]
     local, pooled = advise(turns, PLAIN, [1], [0, 1 << 20], LINK).cells
     assert local.local_tokens == pooled.local_tokens == 1024

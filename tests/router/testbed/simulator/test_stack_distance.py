@@ -7,21 +7,21 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.simulator.stack_distance import Counts, Ghost, Run, within
+from router.testbed.simulator.stack_distance import DistanceRun, PrefixCounts, StackDistances, within
 
 
 def test_distances_by_hand() -> None:
-    ghost = Ghost()
+    ghost = StackDistances()
     ghost.touch([1, 2, 3])  # most recent first: 1 2 3
     ghost.touch([1, 4])  # 1 4 2 3
-    assert ghost.runs([1, 2, 3]) == [Run(1, 1, 1), Run(2, 3, 0)]
-    assert ghost.runs([1, 4, 9]) == [Run(2, 1, 1)]
+    assert ghost.runs([1, 2, 3]) == [DistanceRun(1, 1, 1), DistanceRun(2, 3, 0)]
+    assert ghost.runs([1, 4, 9]) == [DistanceRun(2, 1, 1)]
     assert ghost.runs([9, 1]) == []
     assert ghost.blocks == 4
 
 
 def test_within_counts_leading_blocks() -> None:
-    runs = [Run(1, 1, 1), Run(2, 3, 0)]
+    runs = [DistanceRun(1, 1, 1), DistanceRun(2, 3, 0)]
     assert [within(runs, capacity) for capacity in range(6)] == [0, 1, 1, 2, 3, 3]
     assert within([], 9) == 0
 
@@ -35,7 +35,7 @@ def histories(draw: st.DrawFn) -> list[list[int]]:
 
 @given(histories())
 def test_it_equals_a_plain_lru_of_every_capacity(history: list[list[int]]) -> None:
-    ghost = Ghost()
+    ghost = StackDistances()
     seen = []
     for path in history:
         seen.append(ghost.runs(path))
@@ -61,7 +61,7 @@ def plain(history: list[list[int]], capacity: int) -> list[int]:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(-3, 9)), max_size=60))
 def test_counts_equal_a_plain_list(plan: list[tuple[bool, int, int]]) -> None:
-    counts, known = Counts(), list[int]()
+    counts, known = PrefixCounts(), list[int]()
     for appended, index, value in plan:
         if appended or index >= len(known):
             counts.append(value)

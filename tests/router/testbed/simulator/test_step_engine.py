@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.kvcache.events import Cleared, Event, Removed, Stored
-from router.testbed.simulator.engine_types import EngineShape, Output, Request, RequestId, StepResult
-from router.testbed.simulator.step_engine import Engine
+from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
+from router.testbed.simulator.engine_types import EngineShape, RequestId, SequenceOutput, SequenceRequest, StepResult
+from router.testbed.simulator.step_engine import StepEngine
 
 NINE = [11, 12, 13, 14, 21, 22, 23, 24, 31]  # two full blocks and a token
 
 
-def small(**shape: Any) -> Engine:
+def small(**shape: Any) -> StepEngine:
     quick = {"block_tokens": 4, "blocks": 16, "prefill_tokens_per_s": 1000.0, "decode_ms_per_token": 10.0}
-    return Engine(EngineShape(**(quick | shape)))
+    return StepEngine(EngineShape(**(quick | shape)))
 
 
-def submit(engine: Engine, tokens: Sequence[int], max_tokens: int = 1, now: float = 0.0, **more: Any) -> RequestId:
-    id = engine.submit(Request(tokens, max_tokens, **more), now)
+def submit(engine: StepEngine, tokens: Sequence[int], max_tokens: int = 1, now: float = 0.0, **more: Any) -> RequestId:
+    id = engine.submit(SequenceRequest(tokens, max_tokens, **more), now)
     assert isinstance(id, int), id
     return id
 
 
-def drive(engine: Engine, now: float = 0.0) -> list[tuple[float, StepResult]]:
+def drive(engine: StepEngine, now: float = 0.0) -> list[tuple[float, StepResult]]:
     """Step until idle: every step's end and what came of it."""
     steps = []
     for _ in range(10_000):
@@ -40,7 +40,7 @@ def drive(engine: Engine, now: float = 0.0) -> list[tuple[float, StepResult]]:
     raise AssertionError("still not idle")
 
 
-def complete(engine: Engine, tokens: Sequence[int], max_tokens: int = 1, **more: Any) -> tuple[int, list[Event]]:
+def complete(engine: StepEngine, tokens: Sequence[int], max_tokens: int = 1, **more: Any) -> tuple[int, list[Event]]:
     """One request alone: the cached tokens it found and the events it made."""
     submit(engine, tokens, max_tokens, **more)
     results = [result for _, result in drive(engine)]
@@ -50,7 +50,7 @@ def complete(engine: Engine, tokens: Sequence[int], max_tokens: int = 1, **more:
 
 
 def stores(events: Sequence[Event]) -> list[list[int]]:
-    return [list(event.token_ids) for event in events if isinstance(event, Stored)]
+    return [list(event.token_ids) for event in events if isinstance(event, BlocksStored)]
 
 
 # -- what is stored, what is hit
@@ -60,7 +60,7 @@ def test_full_blocks_are_stored_once_in_one_event_and_the_rest_is_not() -> None:
     cached, events = complete(small(), NINE)
     assert cached == 0
     (event,) = events
-    assert isinstance(event, Stored)
+    assert isinstance(event, BlocksStored)
     assert list(event.token_ids) == NINE[:8]
     assert (len(event.hashes), event.parent, event.block_tokens) == (2, None, 4)
 
@@ -84,8 +84,8 @@ def test_a_recomputed_last_block_is_a_second_copy() -> None:
     _, first = complete(engine, NINE[:8])
     cached, second = complete(engine, NINE[:8])
     assert cached == 4  # so tokens 4..7 are computed again, into another block
-    assert isinstance(first[0], Stored)
-    assert isinstance(second[0], Stored)
+    assert isinstance(first[0], BlocksStored)
+    assert isinstance(second[0], BlocksStored)
     assert second[0].hashes == first[0].hashes[1:]
     assert second[0].parent == first[0].hashes[0]
     assert engine.gauges().cached_blocks == 3
@@ -97,8 +97,8 @@ def test_a_longer_prompt_continues_the_chain_of_a_shorter_one() -> None:
     cached, second = complete(engine, [*NINE, 32, 33, 34, 41])
     assert cached == 8
     assert stores(second) == [[31, 32, 33, 34]]
-    assert isinstance(first[0], Stored)
-    assert isinstance(second[0], Stored)
+    assert isinstance(first[0], BlocksStored)
+    assert isinstance(second[0], BlocksStored)
     assert second[0].parent == first[0].hashes[1]
 
 
@@ -122,7 +122,7 @@ def test_salt_and_adapter_keep_prompts_apart(other: dict[str, str]) -> None:
     cached, events = complete(engine, NINE, **other)
     assert cached == 0
     (event,) = events
-    assert isinstance(event, Stored)
+    assert isinstance(event, BlocksStored)
     assert (event.adapter, event.salt) == (other.get("adapter"), other.get("salt"))
     assert complete(engine, NINE, **other)[0] == 8
 
@@ -130,7 +130,7 @@ def test_salt_and_adapter_keep_prompts_apart(other: dict[str, str]) -> None:
 def test_only_the_first_event_of_a_chain_carries_the_salt() -> None:
     engine = small(vocabulary=[77])
     _, events = complete(engine, NINE, max_tokens=5, salt="tenant")
-    assert [event.salt for event in events if isinstance(event, Stored)] == ["tenant", None]
+    assert [event.salt for event in events if isinstance(event, BlocksStored)] == ["tenant", None]
 
 
 # -- eviction
@@ -139,11 +139,11 @@ def test_only_the_first_event_of_a_chain_carries_the_salt() -> None:
 def test_eviction_takes_the_tail_of_the_oldest_first_and_is_announced_before_the_store() -> None:
     engine = small(blocks=4)
     _, first = complete(engine, NINE)  # two cached blocks, a bare third, one never used
-    assert isinstance(first[0], Stored)
+    assert isinstance(first[0], BlocksStored)
     _, events = complete(engine, range(200, 209))  # needs three: the two empty ones and one of the cached
-    assert isinstance(events[0], Removed)
+    assert isinstance(events[0], BlocksRemoved)
     assert events[0].hashes == [first[0].hashes[1]]
-    assert isinstance(events[1], Stored)
+    assert isinstance(events[1], BlocksStored)
     assert complete(engine, NINE)[0] == 4
 
 
@@ -154,9 +154,9 @@ def test_blocks_in_use_are_never_evicted() -> None:
     its: set[int] = set()
     for _, result in drive(engine):
         for event in result.events:
-            if isinstance(event, Stored) and event.token_ids[0] < 200:
+            if isinstance(event, BlocksStored) and event.token_ids[0] < 200:
                 its.update(event.hashes)
-            if isinstance(event, Removed):
+            if isinstance(event, BlocksRemoved):
                 assert its.isdisjoint(event.hashes)
         if older in result.outputs and result.outputs[older].finish is not None:
             break
@@ -171,8 +171,8 @@ def test_reset_is_told_with_the_next_step_and_refused_while_busy() -> None:
     assert engine.step(0.0) == StepResult(None, {}, [])  # idle: nobody hears of it yet
     cached, events = complete(engine, NINE)
     assert cached == 0
-    assert events[0] == Cleared()
-    assert isinstance(events[1], Stored)
+    assert events[0] == BlocksCleared()
+    assert isinstance(events[1], BlocksStored)
     submit(engine, NINE)
     engine.step(0.0)
     assert not engine.reset_prefix_cache()
@@ -228,18 +228,18 @@ def test_sequences_beyond_the_limit_wait_their_turn() -> None:
 def test_a_full_queue_refuses() -> None:
     engine = small(max_queued=1)
     submit(engine, NINE)
-    assert engine.submit(Request(NINE, 1), 0.0) == "queue full"
+    assert engine.submit(SequenceRequest(NINE, 1), 0.0) == "queue full"
 
 
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        (Request([], 1), "empty prompt"),
-        (Request(range(64), 1), "too long"),
-        (Request([1], 1, adapter="nobody"), "unknown adapter"),
+        (SequenceRequest([], 1), "empty prompt"),
+        (SequenceRequest(range(64), 1), "too long"),
+        (SequenceRequest([1], 1, adapter="nobody"), "unknown adapter"),
     ],
 )
-def test_what_can_never_be_done_is_refused(request_: Request, why: str) -> None:
+def test_what_can_never_be_done_is_refused(request_: SequenceRequest, why: str) -> None:
     assert small(blocks=16).submit(request_, 0.0) == why
 
 
@@ -247,7 +247,7 @@ def test_out_of_blocks_the_youngest_gives_way_and_comes_back() -> None:
     engine = small(blocks=4, prefill_tokens_per_s=0, decode_ms_per_token=0)
     older = submit(engine, [1, 2, 3], max_tokens=13)
     younger = submit(engine, [5, 6, 7], max_tokens=13)
-    said: dict[RequestId, list[Output]] = {older: [], younger: []}
+    said: dict[RequestId, list[SequenceOutput]] = {older: [], younger: []}
     for _, result in drive(engine):
         for id, output in result.outputs.items():
             said[id].append(output)
@@ -288,14 +288,14 @@ def test_answers_follow_from_prompt_and_seed() -> None:
 @pytest.mark.parametrize(
     ("request_", "tokens", "finish"),
     [
-        (Request(NINE, 3), [7, 7, 7], "length"),
-        (Request(NINE, 5, natural_tokens=3), [7, 7, 2], "stop"),
-        (Request(NINE, 3, natural_tokens=3), [7, 7, 2], "stop"),
-        (Request(NINE, 5, script=[8, 9]), [8, 9, 2], "stop"),
-        (Request(NINE, 2, script=[8, 9]), [8, 9], "length"),
+        (SequenceRequest(NINE, 3), [7, 7, 7], "length"),
+        (SequenceRequest(NINE, 5, natural_tokens=3), [7, 7, 2], "stop"),
+        (SequenceRequest(NINE, 3, natural_tokens=3), [7, 7, 2], "stop"),
+        (SequenceRequest(NINE, 5, script=[8, 9]), [8, 9, 2], "stop"),
+        (SequenceRequest(NINE, 2, script=[8, 9]), [8, 9], "length"),
     ],
 )
-def test_how_answers_end(request_: Request, tokens: list[int], finish: str) -> None:
+def test_how_answers_end(request_: SequenceRequest, tokens: list[int], finish: str) -> None:
     engine = small(vocabulary=[7], end_token=2)
     engine.submit(request_, 0.0)
     outputs = [output for _, result in drive(engine) for output in result.outputs.values()]
@@ -339,9 +339,9 @@ def test_every_request_ends_and_events_balance(plan: list[tuple[int, int, int, i
 
     def take(result: StepResult) -> None:
         for event in result.events:
-            if isinstance(event, Stored | Removed):
+            if isinstance(event, BlocksStored | BlocksRemoved):
                 for label in event.hashes:
-                    held[label] = held.get(label, 0) + (1 if isinstance(event, Stored) else -1)
+                    held[label] = held.get(label, 0) + (1 if isinstance(event, BlocksStored) else -1)
                     assert held[label] >= 0
         due.difference_update(id for id, output in result.outputs.items() if output.finish is not None)
 

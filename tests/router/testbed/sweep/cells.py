@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from router.config.schema import Plugin, Policy, WeightedPlugin
-from router.testbed.engine_profile import Profile
-from router.testbed.simulator.outcome import Figures, Limits
-from router.testbed.simulator.scenario import Lags, Trouble
-from router.testbed.sweep.cells import Cell, Load, Measured, Source
-from router.testbed.sweep.fleets import Fleet
+from router.config.schema import PluginConfig, PolicyConfig, WeightedPluginConfig
+from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures
+from router.testbed.simulator.scenario import EventLags, Trouble
+from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource
+from router.testbed.sweep.fleets import FleetOption
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="small",
     kv_tokens=200_000,
     kv_bytes_per_token=1000.0,
@@ -20,8 +20,8 @@ PROFILE = Profile(
     ns_per_context_token=50.0,
     step_ms=1.0,
 )
-BUSY = Load("rho", 0.9)
-RULES = Policy(scorers=[WeightedPlugin(name="least_requests")], picker=Plugin(name="best"))
+BUSY = LoadLevel("rho", 0.9)
+RULES = PolicyConfig(scorers=[WeightedPluginConfig(name="least_requests")], picker=PluginConfig(name="best"))
 
 
 def a_cell(
@@ -30,26 +30,26 @@ def a_cell(
     instances: int = 8,
     pool: str = "off",
     trouble: tuple[str, Trouble] = ("off", Trouble()),
-    load: Load = BUSY,
+    load: LoadLevel = BUSY,
     seed: int = 1,
-) -> Cell:
-    fleet = Fleet(instances, pool=pool, trouble=trouble[0])
-    return Cell(
+) -> SweepCell:
+    fleet = FleetOption(instances, pool=pool, trouble=trouble[0])
+    return SweepCell(
         policy=policy,
         rules=RULES,
         fleet=fleet,
-        scenario=fleet.scenario(PROFILE, Lags(), trouble[1]),
-        source=Source("tools"),
+        scenario=fleet.scenario(PROFILE, EventLags(), trouble[1]),
+        source=WorkloadSource("tools"),
         load=load,
         seed=seed,
-        limits=Limits(),
+        limits=ServiceLimits(),
     )
 
 
-def some_figures(**known: float | None) -> Figures:
-    plain: dict[str, float | None] = dict.fromkeys(Figures._fields, 1.0)
-    return Figures(**plain | {"shed": 0, "failed": 0, "host_share": 0.0, "pool_share": 0.0} | known)  # type: ignore[arg-type]
+def some_figures(**known: float | None) -> SimulationFigures:
+    plain: dict[str, float | None] = dict.fromkeys(SimulationFigures._fields, 1.0)
+    return SimulationFigures(**plain | {"shed": 0, "failed": 0, "host_share": 0.0, "pool_share": 0.0} | known)  # type: ignore[arg-type]
 
 
-def a_result(cell: Cell | None = None, rate: float | None = 4.0, **known: float | None) -> Measured:
-    return Measured(cell or a_cell(), rate, some_figures(**known), 100.0, 50, 0, 0)
+def a_result(cell: SweepCell | None = None, rate: float | None = 4.0, **known: float | None) -> CellResult:
+    return CellResult(cell or a_cell(), rate, some_figures(**known), 100.0, 50, 0, 0)

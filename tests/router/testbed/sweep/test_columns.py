@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.sweep.columns import COLUMNS, Value, best_of, over_seeds, shown_columns
+from router.testbed.sweep.columns import COLUMNS, FigureValue, best_of, over_seeds, shown_columns
 from tests.router.testbed.sweep.cells import some_figures
 
 KEYS = {column.key: column for column in COLUMNS}
 
 
 def test_over_seeds_mean_and_half_the_distance() -> None:
-    assert over_seeds([1.0, 4.0, 2.5]) == Value(2.5, 1.5)
-    assert over_seeds([2.0]) == Value(2.0, None)
+    assert over_seeds([1.0, 4.0, 2.5]) == FigureValue(2.5, 1.5)
+    assert over_seeds([2.0]) == FigureValue(2.0, None)
 
 
 def test_a_seed_without_a_value_leaves_none_for_all() -> None:
@@ -21,25 +21,25 @@ def test_a_seed_without_a_value_leaves_none_for_all() -> None:
 
 
 def test_shown_with_its_spread_where_there_is_one() -> None:
-    assert Value(1234.567, None).shown(1) == "1,234.6"
-    assert Value(2.5, 1.5).shown(2) == "2.50 ±1.50"
-    assert Value(2.5, 1.5).shown(2, spread=False) == "2.50"
+    assert FigureValue(1234.567, None).shown(1) == "1,234.6"
+    assert FigureValue(2.5, 1.5).shown(2) == "2.50 ±1.50"
+    assert FigureValue(2.5, 1.5).shown(2, spread=False) == "2.50"
 
 
 def test_less_is_better_for_times_and_more_for_throughput() -> None:
-    values = [Value(1.0, None), Value(2.0, None), None]
+    values = [FigureValue(1.0, None), FigureValue(2.0, None), None]
     assert best_of(KEYS["ttft_p90"], values) == {0}
     assert best_of(KEYS["requests_per_s"], values) == {1}
 
 
 def test_nobody_is_best_where_all_are_shown_alike_or_nothing_is_better() -> None:
-    assert best_of(KEYS["ttft_p90"], [Value(1.001, None), Value(1.002, None)]) == set()
-    assert best_of(KEYS["ttft_p90"], [Value(1.0, None)]) == set()
-    assert best_of(KEYS["local"], [Value(10.0, None), Value(20.0, None)]) == set()
+    assert best_of(KEYS["ttft_p90"], [FigureValue(1.001, None), FigureValue(1.002, None)]) == set()
+    assert best_of(KEYS["ttft_p90"], [FigureValue(1.0, None)]) == set()
+    assert best_of(KEYS["local"], [FigureValue(10.0, None), FigureValue(20.0, None)]) == set()
 
 
 def test_equals_are_all_the_best() -> None:
-    assert best_of(KEYS["hit"], [Value(90.0, None), Value(50.0, None), Value(90.01, None)]) == {0, 2}
+    assert best_of(KEYS["hit"], [FigureValue(90.0, None), FigureValue(50.0, None), FigureValue(90.01, None)]) == {0, 2}
 
 
 @pytest.mark.parametrize(("field", "key"), [("shed", "shed"), ("pool_share", "pool"), ("waited_p90_s", "waited_p90")])

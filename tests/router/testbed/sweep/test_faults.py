@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import Failure, Trouble
+from router.testbed.simulator.scenario import InstanceFailure, Trouble
 from router.testbed.sweep.faults import demand_possible, load
 
 WHOLE = """
@@ -29,9 +29,9 @@ def test_a_file_becomes_what_a_simulation_suffers(tmp_path: Path) -> None:
     assert load(put(tmp_path, "mine.yaml", WHOLE)) == {
         "mine": Trouble(
             failures=(
-                Failure("down", 3, 300.0, 420.0),
-                Failure("slow", 1, 0.0, inf, factor=2.0),
-                Failure("slow", 2, 120.0, inf, factor=4.0),
+                InstanceFailure("down", 3, 300.0, 420.0),
+                InstanceFailure("slow", 1, 0.0, inf, factor=2.0),
+                InstanceFailure("slow", 2, 120.0, inf, factor=4.0),
             ),
             events_lost=0.05,
             pool_away=((200.0, 260.0), (500.0, inf)),
@@ -68,7 +68,7 @@ def test_a_file_called_off_would_be_taken_for_none(tmp_path: Path) -> None:
 
 
 def down(*numbers: int, until_s: float = inf) -> Trouble:
-    return Trouble(failures=tuple(Failure("down", number, 10.0, until_s) for number in numbers))
+    return Trouble(failures=tuple(InstanceFailure("down", number, 10.0, until_s) for number in numbers))
 
 
 def possible(trouble: Trouble, *, prefills: int = 0, pooled: bool = False) -> None:

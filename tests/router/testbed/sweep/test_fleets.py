@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.testbed.simulator.scenario import Lags, Link, Store, Trouble
-from router.testbed.sweep.fleets import SHARE, Fleet
+from router.testbed.simulator.scenario import EventLags, LinkSpeed, StoreScenario, Trouble
+from router.testbed.sweep.fleets import SHARE, FleetOption
 from tests.router.testbed.sweep.cells import PROFILE
 
 SMALL = replace(PROFILE, kv_tokens=100_000)
-LAGS = Lags(0.01, 0.05)
+LAGS = EventLags(0.01, 0.05)
 
 
 def test_what_is_not_there_is_not_said_but_for_the_pool() -> None:
-    assert str(Fleet(8)) == "8 instances, no pool"
-    assert str(Fleet(1, pool="40000")) == "1 instance, pool at 40,000 tokens/s"
+    assert str(FleetOption(8)) == "8 instances, no pool"
+    assert str(FleetOption(1, pool="40000")) == "1 instance, pool at 40,000 tokens/s"
 
 
 def test_all_that_is_there_is_said() -> None:
-    whole = Fleet(1200, 4, "40000:2e6", "90000", True, 3, "slow")
+    whole = FleetOption(1200, 4, "40000:2e6", "90000", True, 3, "slow")
     assert str(whole) == (
         "1,200 instances, 4 of them prefill, pool of 2,000,000 tokens at 40,000 tokens/s, "
         "host memory at 90,000 tokens/s, door, 3 routers, trouble slow"
@@ -28,7 +28,7 @@ def test_all_that_is_there_is_said() -> None:
 
 def test_the_rest_of_the_scenario_is_as_given() -> None:
     trouble = Trouble(events_lost=0.5)
-    made = Fleet(6, prefills=2, door=True, routers=3).scenario(SMALL, LAGS, trouble)
+    made = FleetOption(6, prefills=2, door=True, routers=3).scenario(SMALL, LAGS, trouble)
     assert (made.instances, made.prefills, made.routers) == (6, 2, 3)
     assert (made.profile, made.lags, made.trouble) == (SMALL, LAGS, trouble)
     assert made.door is not None
@@ -38,12 +38,12 @@ def test_the_rest_of_the_scenario_is_as_given() -> None:
 
 def test_a_pool_without_a_size_grows_with_the_fleet_and_host_memory_with_the_instance() -> None:
     for size in (4, 8):
-        made = Fleet(size, pool="40000", host_memory="90000").scenario(SMALL, LAGS, Trouble())
-        assert made.store == Store(SHARE * size * 100_000, Link(40_000.0))
-        assert made.host == Store(SHARE * 100_000, Link(90_000.0))
+        made = FleetOption(size, pool="40000", host_memory="90000").scenario(SMALL, LAGS, Trouble())
+        assert made.store == StoreScenario(SHARE * size * 100_000, LinkSpeed(40_000.0))
+        assert made.host == StoreScenario(SHARE * 100_000, LinkSpeed(90_000.0))
 
 
 def test_sizes_that_are_said_are_taken() -> None:
-    made = Fleet(4, pool="40000:5000", host_memory="90000:6000").scenario(SMALL, LAGS, Trouble())
-    assert made.store == Store(5000, Link(40_000.0))
-    assert made.host == Store(6000, Link(90_000.0))
+    made = FleetOption(4, pool="40000:5000", host_memory="90000:6000").scenario(SMALL, LAGS, Trouble())
+    assert made.store == StoreScenario(5000, LinkSpeed(40_000.0))
+    assert made.host == StoreScenario(6000, LinkSpeed(90_000.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import Lags
+from router.testbed.simulator.scenario import EventLags
 from router.testbed.sweep import option_values
 
 
@@ -29,8 +29,8 @@ def test_numbers_may_be_written_for_people() -> None:
 
 def test_what_keeps_kv_is_off_or_a_speed_or_a_speed_and_a_size() -> None:
     assert option_values.kept("--pool", "off") is None
-    assert option_values.kept("--pool", "40000") == option_values.Kept(40_000.0, None)
-    assert option_values.kept("--pool", "40000:2e6") == option_values.Kept(40_000.0, 2_000_000)
+    assert option_values.kept("--pool", "40000") == option_values.MemoryOption(40_000.0, None)
+    assert option_values.kept("--pool", "40000:2e6") == option_values.MemoryOption(40_000.0, 2_000_000)
 
 
 @pytest.mark.parametrize("text", ["on", "0", "40000:", ":5", "40000:-1"])
@@ -40,8 +40,8 @@ def test_nothing_that_could_keep_kv(text: str) -> None:
 
 
 def test_lags_are_two_numbers_in_milliseconds() -> None:
-    assert option_values.lags("200:500") == Lags(0.2, 0.5)
-    assert option_values.lags("0:50") == Lags(0.0, 0.05)
+    assert option_values.lags("200:500") == EventLags(0.2, 0.5)
+    assert option_values.lags("0:50") == EventLags(0.0, 0.05)
 
 
 @pytest.mark.parametrize("text", ["50", "50:", "a:b", "-1:50", "50:0", "inf:1", "nan:1"])

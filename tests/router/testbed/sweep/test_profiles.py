@@ -9,16 +9,16 @@ import pytest
 
 from router.config.sections.engine_profile import ProfileFile
 from router.errors import ConfigError
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.sweep.profiles import FOLDER, load
 
 
 def test_a_file_has_what_a_simulation_needs_and_nothing_else() -> None:
-    assert {field.name for field in fields(Profile)} - {"name"} == set(ProfileFile.model_fields) - {"about"}
+    assert {field.name for field in fields(EngineProfile)} - {"name"} == set(ProfileFile.model_fields) - {"about"}
 
 
 def test_a_name_is_one_of_those_that_come_with_the_project() -> None:
-    assert load("plain") == Profile(
+    assert load("plain") == EngineProfile(
         name="plain",
         kv_tokens=1_000_000,
         kv_bytes_per_token=131_072,

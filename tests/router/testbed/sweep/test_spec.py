@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import Lags, Trouble
-from router.testbed.sweep.cells import Cell, Load
-from router.testbed.sweep.fleets import Fleet
-from router.testbed.sweep.spec import Asked, cells
+from router.testbed.simulator.scenario import EventLags, Trouble
+from router.testbed.sweep.cells import LoadLevel, SweepCell
+from router.testbed.sweep.fleets import FleetOption
+from router.testbed.sweep.spec import SweepSpec, cells
 
 HEARD: list[str] = []
 
 
-def asked(**more: Any) -> list[Cell]:
+def asked(**more: Any) -> list[SweepCell]:
     plain: dict[str, Any] = {"policies": ["warm", "random"], "workload": "tools", "requests": 20}
-    return cells(Asked(**plain | more), HEARD.append)
+    return cells(SweepSpec(**plain | more), HEARD.append)
 
 
 def refusal(**more: Any) -> str:
@@ -45,16 +45,16 @@ def test_what_a_fleet_has_beside_its_gpus_and_what_it_suffers_multiply() -> None
 
 
 def test_what_is_not_said_is_as_stated() -> None:
-    (cell,) = cells(Asked(policies=["warm"], sessions=1), HEARD.append)
+    (cell,) = cells(SweepSpec(policies=["warm"], sessions=1), HEARD.append)
     assert cell.source.name == "codex"
-    assert cell.load == Load("sessions", 8)
+    assert cell.load == LoadLevel("sessions", 8)
     assert cell.scenario.profile.name == "qwen3-32b-2xh100"
     assert cell.scenario.instances == 8
-    assert cell.fleet == Fleet(8)
+    assert cell.fleet == FleetOption(8)
     assert cell.scenario.store is cell.scenario.host is cell.scenario.door is None
     assert cell.scenario.trouble == Trouble()
-    assert cell.scenario.lags == Lags(0.05, 0.25)
-    assert asked()[0].load == Load("rho", 0.9)
+    assert cell.scenario.lags == EventLags(0.05, 0.25)
+    assert asked()[0].load == LoadLevel("rho", 0.9)
 
 
 def test_the_rest_arrives(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_the_rest_arrives(tmp_path: Path) -> None:
         policies=["warm"], rate="2", door=True, routers=2, prefills=3, lags="10:50", warmup_s=5.0, until_s=60.0,
         ttft_limit_s=30.0, tpot_limit_s=0.2, first_seed=7, staggered=False,
     )  # fmt: skip
-    assert cell.load == Load("rate", 2.0)
+    assert cell.load == LoadLevel("rate", 2.0)
     assert cell.scenario.door is not None
     assert cell.scenario.door.admission
-    assert (cell.scenario.routers, cell.scenario.prefills, cell.scenario.lags) == (2, 3, Lags(0.01, 0.05))
+    assert (cell.scenario.routers, cell.scenario.prefills, cell.scenario.lags) == (2, 3, EventLags(0.01, 0.05))
     assert (cell.since_s, cell.until_s, cell.seed, cell.staggered) == (5.0, 60.0, 7, False)
     assert cell.limits == (30.0, 0.2)
 

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from router.testbed.sweep.capacity import Found, Search
-from router.testbed.sweep.cells import Cell, Load, Measured, Source
-from router.testbed.sweep.worker import Stopped, Worker
+from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
+from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource
+from router.testbed.sweep.worker import SweepStopped, SweepWorker
 from router.testbed.workloads.offered_load import demand
-from router.testbed.workloads.source import Asked as Size
+from router.testbed.workloads.source import WorkloadSpec as Size
 from tests.router.testbed.sweep.cells import PROFILE, a_cell
 
-HALF = Load("rho", 0.5)
-FEW = Source("tools", Size(requests=300))
+HALF = LoadLevel("rho", 0.5)
+FEW = WorkloadSource("tools", Size(requests=300))
 
 
-def few(load: Load = HALF) -> Cell:
+def few(load: LoadLevel = HALF) -> SweepCell:
     return replace(a_cell(instances=2, load=load), source=FEW)
 
 
 def test_a_cell_is_played_at_its_load_and_virtual_time_is_told() -> None:
     passed: list[float] = []
-    done = Worker(passed.append, lambda: False).done(few())
-    assert isinstance(done, Measured)
+    done = SweepWorker(passed.append, lambda: False).done(few())
+    assert isinstance(done, CellResult)
     asked = demand(FEW.workload(1, print))
     assert done.requests_per_s == pytest.approx(0.5 * 2 * asked.capacity(PROFILE))
     assert done.figures.requests == 300
@@ -33,31 +33,31 @@ def test_a_cell_is_played_at_its_load_and_virtual_time_is_told() -> None:
 
 
 def test_a_rate_is_taken_as_it_is() -> None:
-    done = Worker(lambda _: None, lambda: False).done(few(Load("rate", 5.0)))
-    assert isinstance(done, Measured)
+    done = SweepWorker(lambda _: None, lambda: False).done(few(LoadLevel("rate", 5.0)))
+    assert isinstance(done, CellResult)
     assert done.requests_per_s == 5.0
     assert done.took_s > 299 / 5.0  # the last one comes then
 
 
 def test_the_window_ends_with_the_last_arrival_of_an_open_workload() -> None:
-    worker = Worker(lambda _: None, lambda: False)
-    done = worker.done(few(Load("rate", 1000.0)))  # all at once: hardly any has ended when the last one comes
-    assert isinstance(done, Measured)
+    worker = SweepWorker(lambda _: None, lambda: False)
+    done = worker.done(few(LoadLevel("rate", 1000.0)))  # all at once: hardly any has ended when the last one comes
+    assert isinstance(done, CellResult)
     assert done.figures.requests == 300
     assert done.figures.requests_per_s * 299 / 1000.0 < 100
 
 
 def test_a_search_for_a_rho_answers_in_requests_per_second() -> None:
     cell = replace(few(), limits=few().limits._replace(ttft_s=1e9, tpot_s=1e9))
-    found = Worker(lambda _: None, lambda: False).done(Search(cell))
-    assert isinstance(found, Found)
+    found = SweepWorker(lambda _: None, lambda: False).done(CapacitySearch(cell))
+    assert isinstance(found, CapacityResult)
     assert found.search.cell.load.kind == "rate"
     assert not found.bounded
 
 
 def test_told_to_stop_it_stops() -> None:
-    with pytest.raises(Stopped, match="stopped after"):
-        Worker(lambda _: None, lambda: True).done(few())
+    with pytest.raises(SweepStopped, match="stopped after"):
+        SweepWorker(lambda _: None, lambda: True).done(few())
 
 
 def test_the_last_workload_is_kept(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_the_last_workload_is_kept(tmp_path: Path) -> None:
     ]
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(lines))
-    worker = Worker(lambda _: None, lambda: False)
-    cell = replace(few(), source=Source(str(file)))
+    worker = SweepWorker(lambda _: None, lambda: False)
+    cell = replace(few(), source=WorkloadSource(str(file)))
     first = worker.done(cell)
     file.unlink()
     assert worker.done(cell) == first

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import CODEX, GROUPS, Arrivals, Session, Span, Turn, Workload, first, sped, window
+from router.testbed.workloads import CODEX, GROUPS, OpenArrivals, Session, Span, Turn, Workload, first, sped, window
 
 spans = st.builds(Span, st.integers(0, (1 << 64) - 1), st.integers(1, 1 << 20))
 turns = st.builds(
@@ -20,7 +20,7 @@ TURN = Turn(0, (Span(7, 100),), 10, 0.0)
 
 
 def at(*times: float) -> Workload:
-    arrivals = Arrivals.of(Session(number, at_s, (TURN,)) for number, at_s in enumerate(times))
+    arrivals = OpenArrivals.of(Session(number, at_s, (TURN,)) for number, at_s in enumerate(times))
     return Workload("some", 0, arrivals, is_closed=False)
 
 
@@ -30,18 +30,18 @@ def starts(workload: Workload) -> list[float]:
 
 @given(sessions, st.slices(8))
 def test_it_is_a_sequence_of_what_was_put_in(given: list[Session], part: slice) -> None:
-    arrivals = Arrivals.of(given)
+    arrivals = OpenArrivals.of(given)
     assert list(arrivals) == given
     assert len(arrivals) == len(given)
     assert [arrivals[row] for row in range(-len(given), len(given))] == [*given, *given]
     assert list(arrivals[part]) == given[part]
-    assert arrivals == Arrivals.of(given)
+    assert arrivals == OpenArrivals.of(given)
     assert pickle.loads(pickle.dumps(arrivals)) == arrivals
 
 
 @given(sessions)
 def test_in_order_is_by_time_and_stable(given: list[Session]) -> None:
-    assert list(Arrivals.of(given).in_order()) == sorted(given, key=lambda session: session.start_s)
+    assert list(OpenArrivals.of(given).in_order()) == sorted(given, key=lambda session: session.start_s)
 
 
 def test_another_workload_is_not_equal() -> None:
@@ -53,11 +53,11 @@ def test_another_workload_is_not_equal() -> None:
 
 def test_an_open_loop_has_one_turn_per_session() -> None:
     with pytest.raises(ValueError, match="session 3 has 2 turns"):
-        Arrivals.of([Session(3, 0.0, (TURN, TURN))])
+        OpenArrivals.of([Session(3, 0.0, (TURN, TURN))])
 
 
 def test_requests_are_numbered_as_they_come() -> None:
-    arrivals = Arrivals()
+    arrivals = OpenArrivals()
     for at_s in (0.0, 1.0):
         arrivals.add(at_s, TURN.fresh, 10)
     assert [session.number for session in arrivals] == [0, 1]

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from router.kvcache.events import Key
 from router.testbed.workloads import Span, token_ids
-from router.testbed.workloads.block_names import Context, GivenNames, Tokens
+from router.testbed.workloads.block_names import GivenNames, NamedTokens, SessionContext
 
 BLOCK = 16
 spans = st.lists(st.builds(Span, st.sampled_from([1, 2, -3]), st.integers(1, 70)), max_size=6)
 
 
-def said(spans: Sequence[Span]) -> Context:
-    context = Context(BLOCK)
+def said(spans: Sequence[Span]) -> SessionContext:
+    context = SessionContext(BLOCK)
     for span in spans:
         context.add(span)
     return context
@@ -51,7 +51,7 @@ def test_a_context_that_is_cut_goes_on_as_one_that_never_was_longer(
 ) -> None:
     context = said(before)
     context.keep(kept)
-    left, again = kept, Context(BLOCK)
+    left, again = kept, SessionContext(BLOCK)
     for span in before:
         if (take := min(span.tokens, left)) > 0:
             again.add(Span(span.source, take))
@@ -64,7 +64,7 @@ def test_a_context_that_is_cut_goes_on_as_one_that_never_was_longer(
 
 
 def test_tokens_that_nobody_spells_have_a_length_and_are_cut_at_blocks() -> None:
-    tokens = Tokens([7, 8, 9], BLOCK, more=5)
+    tokens = NamedTokens([7, 8, 9], BLOCK, more=5)
     assert len(tokens) == 3 * BLOCK + 5
     assert list(tokens[BLOCK:].names) == [8, 9]
     with pytest.raises(TypeError, match="cut at blocks only"):
@@ -74,4 +74,4 @@ def test_tokens_that_nobody_spells_have_a_length_and_are_cut_at_blocks() -> None
 
 
 def test_the_keyring_takes_names_for_keys() -> None:
-    assert GivenNames(0).chain(Key(1), Tokens([7, 8], BLOCK), BLOCK) == [7, 8]
+    assert GivenNames(0).chain(Key(1), NamedTokens([7, 8], BLOCK), BLOCK) == [7, 8]

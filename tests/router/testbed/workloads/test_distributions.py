@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.rng import Dice
+from router.testbed.rng import Rng
 from router.testbed.workloads import CODEX, LogNormal
 from router.testbed.workloads.distributions import gap_s, uniform
 
@@ -16,20 +16,20 @@ def test_think_time_is_fitted_by_median_and_p99() -> None:
 
 
 def test_a_log_normal_of_a_mean_has_that_mean() -> None:
-    dice, wanted = Dice(7), LogNormal.of_mean(1000.0, 0.5)
+    dice, wanted = Rng(7), LogNormal.of_mean(1000.0, 0.5)
     drawn = [wanted.draw(dice) for _ in range(20_000)]
     # sd of the mean: 1000 x sqrt(exp(0.25) - 1) / sqrt(20,000) = 3.8
     assert sum(drawn) / len(drawn) == pytest.approx(1000.0, abs=15)
 
 
 def test_sigma_zero_is_always_the_median_and_tokens_are_at_least_one() -> None:
-    assert [LogNormal(900, 0).tokens(Dice(seed)) for seed in range(5)] == [900] * 5
-    assert LogNormal(0, 0).tokens(Dice(1)) == 1
-    assert LogNormal(0, 0).draw(Dice(1)) == 0
+    assert [LogNormal(900, 0).tokens(Rng(seed)) for seed in range(5)] == [900] * 5
+    assert LogNormal(0, 0).tokens(Rng(1)) == 1
+    assert LogNormal(0, 0).draw(Rng(1)) == 0
 
 
 def test_gaps_are_exponential() -> None:
-    dice = Dice(3)
+    dice = Rng(3)
     gaps = [gap_s(dice, 4.0) for _ in range(20_000)]
     # mean 1 / 4, as is the standard deviation: sd of the mean 0.25 / sqrt(20,000) = 0.0018
     assert sum(gaps) / len(gaps) == pytest.approx(0.25, abs=0.007)
@@ -38,11 +38,11 @@ def test_gaps_are_exponential() -> None:
 
 
 def test_uniform_is_never_an_end() -> None:
-    class Least(Dice):
+    class Least(Rng):
         def bits(self) -> int:
             return 0
 
-    class Most(Dice):
+    class Most(Rng):
         def bits(self) -> int:
             return (1 << 64) - 1
 

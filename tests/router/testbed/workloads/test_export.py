@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from router.testbed.workloads import CODEX, TOOLS, Arrivals, Preset, Session, Span, Turn, Workload
+from router.testbed.workloads import CODEX, TOOLS, OpenArrivals, Preset, Session, Span, Turn, Workload
 from router.testbed.workloads.export import mooncake_lines
 from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.timeline import Pace
+from router.testbed.workloads.timeline import ClosedLoopPace
 from router.testbed.workloads.traces import mooncake
 
-PACE = Pace(at_once=2)
+PACE = ClosedLoopPace(at_once=2)
 
 
 def test_lines_by_hand() -> None:
     prompts = ((Span(1, 600),), (Span(1, 512), Span(2, 512)), (Span(1, 600),), (Span(1, 599),))
     sessions = (Session(at, at / 4, (Turn(0, spans, 5, 0.0),)) for at, spans in enumerate(prompts))
-    lines = mooncake_lines(Workload("some", 0, Arrivals.of(sessions), is_closed=False))
+    lines = mooncake_lines(Workload("some", 0, OpenArrivals.of(sessions), is_closed=False))
     assert [json.loads(line) for line in lines] == [
         {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
         {"timestamp": 250, "input_length": 1024, "output_length": 5, "hash_ids": [0, 2]},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.testbed.workloads import Arrivals, Session, Span, Turn, Workload, token_ids
+from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, token_ids
 
 
 def test_ids_of_a_span_begin_any_longer_one() -> None:
@@ -19,7 +19,7 @@ def test_turns_are_counted_in_closed_and_open_loops() -> None:
     turn = Turn(0, (Span(1, 10),), 5, 0.0)
     sessions = (Session(0, 0.0, (turn, turn)), Session(1, 0.0, (turn,)))
     assert Workload("closed", 0, sessions).turns == 3
-    assert Workload("open", 0, Arrivals.of(sessions[1:]), is_closed=False).turns == 1
+    assert Workload("open", 0, OpenArrivals.of(sessions[1:]), is_closed=False).turns == 1
 
 
 def test_answers_are_texts_of_their_own() -> None:

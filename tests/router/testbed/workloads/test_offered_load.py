@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.testbed.engine_profile import Profile
+from router.testbed.engine_profile import EngineProfile
 from router.testbed.workloads import CODEX, TOOLS, Session, Span, Turn, Workload, sped
-from router.testbed.workloads.offered_load import Demand, at_rate, demand, rate_for, requests_per_s, speed_up
+from router.testbed.workloads.offered_load import OfferedLoad, at_rate, demand, rate_for, requests_per_s, speed_up
 
-PROFILE = Profile(
+PROFILE = EngineProfile(
     name="round",
     kv_tokens=100_000,
     kv_bytes_per_token=1.0,
@@ -42,19 +42,19 @@ def test_the_demand_is_the_mean_request_with_nothing_cached() -> None:
 
 def test_the_budget_of_a_step_bounds_the_requests_per_step() -> None:
     # 990 + 10 tokens: one request per step. 10 ms + max(1,000 x 0.1 ms, 10 ms + 10 x 1,000 x 0.1 us = 11 ms) = 110 ms
-    asked = Demand(1.0, prompt_tokens=990, pairs=0, output_tokens=10, read_tokens=10_000)
+    asked = OfferedLoad(1.0, prompt_tokens=990, pairs=0, output_tokens=10, read_tokens=10_000)
     assert asked.capacity(PROFILE) == pytest.approx(1 / 0.110)
 
 
 def test_slots_bound_the_requests_per_step() -> None:
     # 100 slots / 200 tokens: half a request per step: 10 ms + max(150 x 0.1 ms, 10 ms + 50,000 x 0.1 us) = 25 ms
-    asked = Demand(1.0, prompt_tokens=100, pairs=0, output_tokens=200, read_tokens=100_000)
+    asked = OfferedLoad(1.0, prompt_tokens=100, pairs=0, output_tokens=200, read_tokens=100_000)
     assert asked.capacity(PROFILE) == pytest.approx(0.5 / 0.025)
 
 
 def test_memory_bounds_the_requests_per_step() -> None:
     # contexts of 10,000 tokens: 10 at once, a tenth of a request per step: 10 + max(1 + 1, 10 + 10) = 30 ms
-    asked = Demand(1.0, prompt_tokens=100, pairs=0, output_tokens=100, read_tokens=1_000_000)
+    asked = OfferedLoad(1.0, prompt_tokens=100, pairs=0, output_tokens=100, read_tokens=1_000_000)
     assert asked.capacity(PROFILE) == pytest.approx(0.1 / 0.030)
 
 
@@ -68,7 +68,7 @@ def test_sped_up_by_the_factor_the_workload_comes_at_that_load() -> None:
 
 
 def test_load_and_fleet_scale_the_rate() -> None:
-    asked = Demand(2.0, prompt_tokens=990, pairs=0, output_tokens=10, read_tokens=10_000)
+    asked = OfferedLoad(2.0, prompt_tokens=990, pairs=0, output_tokens=10, read_tokens=10_000)
     assert speed_up(asked, PROFILE, 8, 1.2) == pytest.approx(2 * speed_up(asked, PROFILE, 4, 1.2))
     assert speed_up(asked, PROFILE, 8, 1.2) == pytest.approx(1.5 * speed_up(asked, PROFILE, 8, 0.8))
 

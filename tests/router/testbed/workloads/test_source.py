@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError, WarmrouteError
-from router.telemetry.decision_log.codec import Encoder
+from router.telemetry.decision_log.codec import RecordEncoder
 from router.testbed.workloads import CODEX, GROUPS, PRESETS
 from router.testbed.workloads.source import load
 from tests.router.telemetry.records import a_record
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Callable[[str, bytes], str]:
 
 
 def ledger(*numbers: int) -> bytes:
-    encoder = Encoder(1)
+    encoder = RecordEncoder(1)
     return encoder.opening("run", "0", 0.0) + b"".join(
         encoder.lines(a_record(number, at_wall_s=1e9 + number)) for number in numbers
     )

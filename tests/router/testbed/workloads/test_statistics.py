@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import Arrivals, Session, Span, Turn, Workload, token_ids
+from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, token_ids
 from router.testbed.workloads.statistics import InfiniteCache, contexts, cut, statistics
 
 A, B = 1, 2
@@ -58,7 +58,7 @@ def test_statistics_by_hand() -> None:
 
 def test_statistics_of_an_open_loop() -> None:
     sessions = (Session(at, 0.25 * at, (Turn(0, (Span(A, 8),), at + 1, 0.0),)) for at in range(11))
-    real = statistics(Workload("open", 0, Arrivals.of(sessions), is_closed=False), block_tokens=4)
+    real = statistics(Workload("open", 0, OpenArrivals.of(sessions), is_closed=False), block_tokens=4)
     assert real.per_s == 4.0
     assert (real.mean_output_tokens, real.median_output_tokens, real.p90_output_tokens) == (6, 6, 10)
     assert real.ideal_share == 10 * 4 / 88
@@ -66,7 +66,7 @@ def test_statistics_of_an_open_loop() -> None:
 
 
 def test_requests_that_all_come_at_once_have_no_rate() -> None:
-    at_once = Arrivals.of(Session(at, 5.0, (Turn(0, (Span(A, 8),), 1, 0.0),)) for at in range(2))
+    at_once = OpenArrivals.of(Session(at, 5.0, (Turn(0, (Span(A, 8),), 1, 0.0),)) for at in range(2))
     assert statistics(Workload("open", 0, at_once, is_closed=False), 4).per_s is None
 
 

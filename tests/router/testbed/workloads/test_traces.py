@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.scheduling.policy.record import Stages
-from router.telemetry.decision_log.codec import Encoder
-from router.telemetry.decision_log.format import Logged, decode
+from router.telemetry.decision_log.codec import RecordEncoder
+from router.telemetry.decision_log.format import LoggedRecord, decode
 from router.testbed.workloads import Span, Workload
-from router.testbed.workloads.block_names import Context
+from router.testbed.workloads.block_names import SessionContext
 from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.traces import Chains, azure, ledger, mooncake
+from router.testbed.workloads.traces import HashIdTree, azure, ledger, mooncake
 from tests.router.telemetry.records import a_record
 
 LINES = [
@@ -30,14 +30,14 @@ def prompts(workload: Workload) -> list[tuple[Span, ...]]:
 
 
 def names(spans: tuple[Span, ...] | list[Span]) -> list[int]:
-    context = Context(512)
+    context = SessionContext(512)
     for span in spans:
         context.add(span)
     return list(context.names)
 
 
-def a_logged(number: int, blocks: tuple[int, ...] = (), **known: object) -> Logged:
-    line = decode(Encoder(1).lines(a_record(number, blocks=blocks)).splitlines()[-1])
+def a_logged(number: int, blocks: tuple[int, ...] = (), **known: object) -> LoggedRecord:
+    line = decode(RecordEncoder(1).lines(a_record(number, blocks=blocks)).splitlines()[-1])
     assert line.record is not None
     return msgspec.structs.replace(line.record, **known)
 
@@ -98,7 +98,7 @@ tree = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1,
 def test_spans_share_exactly_the_blocks_that_ids_share(paths: list[list[int]]) -> None:
     """Each path of choices is a prompt; a block's id is the path so far. Names over spans agree wherever ids do."""
     ids: dict[tuple[int, ...], int] = {}
-    chains = Chains()
+    chains = HashIdTree()
     named: dict[int, int] = {}
     for path in paths:
         own = [ids.setdefault(tuple(path[: depth + 1]), len(ids)) for depth in range(len(path))]
