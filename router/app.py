@@ -59,8 +59,8 @@ from router.telemetry.recent_records import RecentRecords
 from router.wiring import (
     bring_back,
     build_core,
+    build_decision_log,
     build_handing,
-    build_ledger,
     build_pool,
     build_snapshots,
     build_tokens,
@@ -119,9 +119,9 @@ class App:
         self._discoveries = discoveries(config.fleet)
         audit = AuditLog(config.admin.audit_file)
         self._control = Control(core, ring, audit, clock, file)
-        self._ledger = build_ledger(config, secret, run_id, clock)
+        self._decision_log = build_decision_log(config, secret, run_id, clock)
         waiting = AdmissionQueues(
-            config.door,
+            config.admission,
             core,
             clock,
             lambda *told: metrics.waited(*told),  # made below, of what is known of this
@@ -137,7 +137,7 @@ class App:
             self._discoveries,
             ring,
             self._control,
-            self._ledger,
+            self._decision_log,
             clock,
             run_id,
             self._leader,
@@ -167,17 +167,17 @@ class App:
             upstreams=self._upstreams,
             health=self._health,
             ring=ring,
-            ledger=self._ledger,
+            decision_log=self._decision_log,
             metrics=metrics,
             admins=AdminTokens(config.admin.tokens),
             run_id=run_id,
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
-        door = PublicApi(
+        api = PublicApi(
             rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients
         )
         admin = ListenConfig(host=config.admin.host, port=config.admin.port)
-        public = serve_config(door, config.listen, stall_timeout_s=limits.idle_timeout_s)
+        public = serve_config(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(public, shared=seat is not None)
         operator = admin_app(report, self._control, explain, config.admin.tokens)
         self._admin_listener = HttpListener(serve_config(operator, admin))
@@ -211,8 +211,8 @@ class App:
             await self._admin_listener.start()
             await self._listener.start()
             background.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
-        if self._ledger is not None:
-            self._ledger.start()
+        if self._decision_log is not None:
+            self._decision_log.start()
         if self._snapshots is not None:
             self._snapshots.start()
         self._pool.start()
@@ -267,8 +267,8 @@ class App:
         await self._pool.close()
         await self._tasks.close()
         await self._control.audit.flush()
-        if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.close)
+        if self._decision_log is not None:
+            await asyncio.to_thread(self._decision_log.close)
         self._tokens.close()
         self._upstreams.close()
 

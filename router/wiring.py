@@ -86,9 +86,9 @@ def readings(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
     return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
 
 
-def build_ledger(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
-    ledger = config.records.ledger
-    return None if ledger is None else DecisionLogWriter(ledger, secret, run_id, clock)
+def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
+    decision_log = config.records.decision_log
+    return None if decision_log is None else DecisionLogWriter(decision_log, secret, run_id, clock)
 
 
 def build_pool(
@@ -117,7 +117,7 @@ def build_handing(
     config: schema.Config, tokens: Tokenization, upstreams: Upstreams, tasks: Tasks
 ) -> TokenIdPassthrough:
     """Off where clients may set the field in which ids travel: what they put there is not ours to change."""
-    on = config.tokens.hand_ids == "auto" and PARAMS in config.edge.strip_fields
+    on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
     return TokenIdPassthrough(
         TokenIdSupport(tokens.local, upstreams.fetch, tasks), lambda model: not tokens.asks(model), on=on
     )

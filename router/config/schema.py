@@ -184,7 +184,7 @@ class TokensConfig(Section):
         ge=0,
         description="for all that is remembered of prompts (token ids, block keys, engine hashes) together; 0: nothing",
     )
-    hand_ids: Literal["auto", "off"] = Field(
+    token_id_passthrough: Literal["auto", "off"] = Field(
         default="auto",
         description="auto: engines that are seen to take them (vLLM >= 0.32) get a chat's token ids beside its text, "
         "and need not tokenise it again; off: never",
@@ -269,7 +269,7 @@ class DecisionLogConfig(Section):
 
 class RecordsConfig(Section):
     keep: Positive = Field(default=10_000, description="decision records kept in memory")
-    ledger: DecisionLogConfig | None = Field(
+    decision_log: DecisionLogConfig | None = Field(
         default=None, description="every decision as JSON lines, for `warmroute replay`"
     )
 
@@ -334,7 +334,7 @@ class Config(Section):
     tokens: TokensConfig = TokensConfig()
     index: IndexConfig = IndexConfig()
     limits: LimitsConfig = LimitsConfig()
-    door: AdmissionConfig = AdmissionConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = Field(
         default="inject",

@@ -36,6 +36,10 @@ WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+RENAMED = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
+"""Keys of earlier versions, by the name that each has now."""
+
+
 def complaints(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
     """One problem per finding of `error`, which arose from reading `data` as `kind` (a model or a list of one)."""
     return [_problem(data, kind, finding) for finding in error.errors(include_url=False)]
@@ -54,6 +58,8 @@ def _problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
     name = str(path[-1]) if path else ""
     limits = finding.get("ctx", {})
     if finding["type"] == "extra_forbidden":
+        if RENAMED.get(name) in known:
+            return YamlProblem(path, f'the key "{name}" is now called "{RENAMED[name]}"')
         return YamlProblem(path, unknown("key", name, known))
     if finding["type"] == "missing":
         return YamlProblem(path, f"missing{_meaning(known.get(name))}")

@@ -26,7 +26,7 @@ from router.kvcache.events import Tier
 from router.kvcache.indexer import EventStream
 from router.prompt.tokenization.tokenization import Tokenization
 from router.prompt.tokenization.tokenization import TokenizationReport as Tokenizer
-from router.request.admission.controller import LINES
+from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import plain, readable
@@ -63,7 +63,7 @@ class Status:
         discoveries: Mapping[str, Discovery],
         ring: RecentRecords,
         control: Control,
-        ledger: DecisionLogWriter | None,
+        decision_log: DecisionLogWriter | None,
         clock: Clock,
         run_id: str,
         others: OtherWorkers | None = None,
@@ -77,7 +77,7 @@ class Status:
         self._discoveries = discoveries
         self._ring = ring
         self._control = control
-        self._ledger = ledger
+        self._decision_log = decision_log
         self._clock = clock
         self._run_id = run_id
         self._others = others
@@ -137,7 +137,7 @@ class Status:
         told = self._pool.report()
         return None if told is None else readable_pool(told)
 
-    def door(self) -> list[dict[str, Any]]:
+    def admission(self) -> list[dict[str, Any]]:
         return [readable_gate(gate, self._clock.now()) for gate in self._gates]
 
     # the state metrics
@@ -175,7 +175,7 @@ class Status:
             refusals=self._control.failures,
             arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
             shadows={s.policy.name: (s.differences.summary(), s.fault is not None) for s in self._core.desk.shadows},
-            ledger=None if self._ledger is None else ledger_state(self._ledger.stats),
+            decision_log=None if self._decision_log is None else decision_log_state(self._decision_log.stats),
             audit_failures=self._control.audit.failures,
         )
 
@@ -251,7 +251,7 @@ def handing_state(told: handing.PassthroughReport) -> PassthroughState:
     return PassthroughState(takers, told.handed, told.unhanded)
 
 
-def ledger_state(stats: WriterStats) -> DecisionLogState:
+def decision_log_state(stats: WriterStats) -> DecisionLogState:
     return DecisionLogState(stats.written, stats.dropped, stats.bytes, stats.failures)
 
 
@@ -305,7 +305,7 @@ def readable_gate(gate: ModelAdmission, now: float) -> dict[str, Any]:
         "waiting": [
             {
                 "position": hold.position,
-                "line": hold.turn.line,
+                "queue": hold.turn.queue,
                 "prompt_tokens": hold.turn.prompt_tokens or None,
                 "waited_s": round(now - hold.turn.since_s, 3),
                 "expected_s": None if hold.expected_s is None else round(hold.expected_s, 3),
@@ -317,10 +317,10 @@ def readable_gate(gate: ModelAdmission, now: float) -> dict[str, Any]:
 
 def gate_state(gate: ModelAdmission) -> ModelAdmissionState:
     state = gate.state()
-    lines = Counter(hold.turn.line for hold in state.waiting)
+    queues = Counter(hold.turn.queue for hold in state.waiting)
     return ModelAdmissionState(
         gate.model,
-        {line: lines[line] for line in LINES},
+        {queue: queues[queue] for queue in QUEUES},
         state.live.sessions,
         state.live.context_tokens,
         state.capacity_tokens,

@@ -91,7 +91,7 @@ class Services:
     upstreams: Upstreams
     health: HealthProbe
     ring: RecentRecords
-    ledger: DecisionLogWriter | None
+    decision_log: DecisionLogWriter | None
     metrics: Metrics
     admins: AdminTokens
     run_id: str  # begins the ids of all records of this process
@@ -343,7 +343,7 @@ def outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeaders, tic
         rank=target.rank if target.instance.has_ranks else None,
         hides=prompt.hide_usage,
         endpoint=prompt.endpoint,
-        waited_ms=ticket.record.stages.door_ms,
+        waited_ms=ticket.record.stages.admission_ms,
     )
 
 
@@ -409,10 +409,10 @@ def open_record(
     )
     if request.seat is not None:
         request.seat.record = record
-        stages.door_ms = None if request.seat.waited_s is None else request.seat.waited_s * 1e3
+        stages.admission_ms = None if request.seat.waited_s is None else request.seat.waited_s * 1e3
     if isinstance(known, TokenizedPrompt):
         stages.tokens_ms, stages.keys_ms = known.tokens_ms, known.keys_ms
-        if rooms.ledger is not None:
+        if rooms.decision_log is not None:
             record.blocks = known.every(LEDGER_BLOCK_TOKENS)
     call.recorded = True
     rooms.ring.add(record)
@@ -425,5 +425,5 @@ def close_record(record: Record, rooms: Services) -> None:
     record.done = True
     rooms.metrics.finished(record)
     rooms.core.closed(record)
-    if rooms.ledger is not None:
-        rooms.ledger.add(record)
+    if rooms.decision_log is not None:
+        rooms.decision_log.add(record)

@@ -33,9 +33,9 @@ def offer_to(
     engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
     offer = handing.offer(prompt, known, served.base, served.adapter, engines)
     if offer is not None and offer.takers:
-        ticket.attempt.handed_ids = ticket.target.instance.id in offer.takers
+        ticket.attempt.token_id_passthrough = ticket.target.instance.id in offer.takers
         if ticket.half is not None:
-            ticket.half.leg.handed_ids = ticket.half.target.instance.id in offer.takers
+            ticket.half.leg.token_id_passthrough = ticket.half.target.instance.id in offer.takers
     return offer
 
 
@@ -49,9 +49,9 @@ def asking(
 
     def refused(instance: str, answer: bytes | None) -> None:
         if instance == answering:
-            ticket.attempt.handed_ids = False
+            ticket.attempt.token_id_passthrough = False
         elif ticket.half is not None:
-            ticket.half.leg.handed_ids = False
+            ticket.half.leg.token_id_passthrough = False
         handing.refused(instance, offer, answer)
 
     return TokenIdUpstreams(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)
@@ -61,7 +61,7 @@ def counted(handing: TokenIdPassthrough, offer: PassthroughOffer | None, ticket:
     """The attempt is over: what its answer counted, if it did, is held against our ids."""
     if offer is not None:
         attempt = ticket.attempt
-        handing.observed(offer, ticket.target.instance.id, attempt.handed_ids, ticket.record.prompt_tokens)
+        handing.observed(offer, ticket.target.instance.id, attempt.token_id_passthrough, ticket.record.prompt_tokens)
 
 
 def context_tokens(cards: Sequence[ModelCard], model: str) -> int | None:

@@ -32,17 +32,17 @@ from tests.agreement.served import figures_of
 from tests.agreement.windows import Window
 
 INSTANCES, KV_TOKENS = 8, 1_000_000
-OPEN = AdmissionConfig(admission=True, max_wait_s=7 * 86_400.0)
+OPEN = AdmissionConfig(enabled=True, max_wait_s=7 * 86_400.0)
 ASKED = {"plain": (8, 16, 24, 32, 48), "qwen3-32b-2xh100": (24,)}  # sessions per instance
 EDGE = (18, 20, 21)  # about where their contexts fill the memory: 8 M tokens of 49,000 each are 20 per instance
 THRASHES = 24  # from so many on
 
 
-def served(profile: str, per_instance: int, window: Window, *, door: bool) -> SimulationFigures:
+def served(profile: str, per_instance: int, window: Window, *, admission: bool) -> SimulationFigures:
     scenario = Scenario(
         profile=replace(profiles.load(profile), kv_tokens=KV_TOKENS),
         instances=INSTANCES,
-        door=OPEN if door else None,
+        admission=OPEN if admission else None,
     )
     at_once = INSTANCES * per_instance
     agents = source.load("codex", seed=1, sessions=6 * at_once)
@@ -76,10 +76,10 @@ def measure(reduced: bool, say: Callable[[str], None]) -> list[Line]:
         without: dict[int, SimulationFigures] = {}
         for per in sorted({*asked, *EDGE}):
             say(f"{profile}: {per} sessions per instance")
-            without[per] = served(profile, per, window, door=False)
+            without[per] = served(profile, per, window, admission=False)
         for per in asked:
             say(f"{profile}: {per} sessions per instance, behind a door")
-            behind = served(profile, per, window, door=True)
+            behind = served(profile, per, window, admission=True)
             found += lines(f"{profile}, {per} per instance", per, without, behind)
     return found
 

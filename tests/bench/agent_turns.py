@@ -38,11 +38,11 @@ def warm(room: Room) -> list[Line]:
     lines = []
     for hand, bars in (("auto", (Bar(4.0), Bar(10.0))), ("off", (None, None))):
         with routers.engines(ENGINES, events=True) as backends, ExitStack() as stack:
-            settings = knowing(DATA, tokens={"hand_ids": hand})
+            settings = knowing(DATA, tokens={"token_id_passthrough": hand})
             router = stack.enter_context(routers.warmroute(backends, room.folder, settings, f"hand-{hand}"))
             added, cpu_ms = warm_turns(room, router, backends[0], Words(DATA))
             check_local(router)
-            room.notes.append(f"hand_ids {hand}: {handed(router):.0f} prompts were sent with their ids")
+            room.notes.append(f"token_id_passthrough {hand}: {handed(router):.0f} prompts were sent with their ids")
         what = f"added before the engine sees it, ids handed: {hand}"
         lines.append(Line(f"{what}, p50", "ms", [quantile(some, 0.5) for some in added], bar=bars[0]))
         lines.append(Line(f"{what}, p99", "ms", [quantile(some, 0.99) for some in added], bar=bars[1]))
@@ -78,7 +78,7 @@ def warm_turns(room: Room, router: Running, direct: int, words: Words) -> tuple[
 
 def handed(router: Running) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=10) as page:
-        return CounterPage(page.read().decode()).total("warmroute_handed_prompts_total") or 0.0
+        return CounterPage(page.read().decode()).total("warmroute_token_id_passthrough_prompts_total") or 0.0
 
 
 def check_local(router: Running) -> None:

@@ -1,9 +1,10 @@
-"""What the ledger costs: bytes per record, microseconds to hand one over, to write and to read it, by size of fleet.
+"""What the decision log costs: bytes per record, microseconds to hand one over, to write and to read it, by size of
+fleet.
 
     python -m tests.bench.ledger [--records 2000] [--json FILE]
 
-Prompts are 80,000 tokens long, records those of `busy_fleet.py`. Bytes are those of files as the ledger leaves them.
-CPU time of this process alone: reading includes decompressing, and so is what a replay pays before it decides.
+Prompts are 80,000 tokens long, records those of `busy_fleet.py`. Bytes are those of files as the decision log leaves
+them. CPU time of this process alone: reading includes decompressing, and so is what a replay pays before it decides.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def measured(targets: int, n: int) -> Cost:
     encoder = RecordEncoder(salt=7)
     encoder.opening("run", "0", 0.0)
     lines = encoder.lines(records[0]) and [encoder.lines(record) for record in records]  # the first one has its policy
-    with tempfile.TemporaryDirectory(prefix="warmroute-ledger-") as folder:
+    with tempfile.TemporaryDirectory(prefix="warmroute-decisions-") as folder:
         config = schema.DecisionLogConfig(folder=folder, queue=n)
         add_us = written(config, records)
         (packed,) = Path(folder).glob("*.gz")
@@ -70,14 +71,14 @@ def measured(targets: int, n: int) -> Cost:
 
 def written(config: schema.DecisionLogConfig, records: Sequence[Record]) -> float:
     """Writes and compresses them. What handing over costs: before the thread starts, so that only that is measured."""
-    ledger = DecisionLogWriter(config, 7, "run", SystemClock())
+    decision_log = DecisionLogWriter(config, 7, "run", SystemClock())
     began = time.perf_counter()
     for record in records:
-        ledger.add(record)
+        decision_log.add(record)
     add_us = (time.perf_counter() - began) / len(records) * 1e6
-    ledger.start()
-    ledger.close(within_s=60.0)
-    assert ledger.stats.written == len(records), ledger.stats
+    decision_log.start()
+    decision_log.close(within_s=60.0)
+    assert decision_log.stats.written == len(records), decision_log.stats
     return add_us
 
 
@@ -93,7 +94,7 @@ def spent_us(work: Callable[[], object], n: int) -> float:
 
 
 def table(costs: Sequence[Cost]) -> Table:
-    shown = Table(title="the ledger, per record", box=box.SIMPLE)
+    shown = Table(title="the decision log, per record", box=box.SIMPLE)
     for column in ("targets", "bytes", "compressed", "bar", "add us", "encode us", "decode us", "read us"):
         shown.add_column(column, justify="right")
     for cost in costs:

@@ -196,7 +196,7 @@ def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
         "admin": LOCAL,
         "fleet": {"instances": [instance_of(engine) for engine in engines], "metrics": SOON},
         "tokenizers": {MODEL: {"path": TOKENIZER}},
-        "tokens": {"hand_ids": "off"},  # engines get what clients sent, and nothing that they did not
+        "tokens": {"token_id_passthrough": "off"},  # engines get what clients sent, and nothing that they did not
         "policies": {"warm": WARM},
         "active": "warm",
         "seed": 1,

@@ -10,18 +10,18 @@ from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import engine, eventually
 
 SMALL: Json = {"block_tokens": 16, "blocks": 40}  # 640 tokens
-ON: Json = {"admission": True}
+ON: Json = {"enabled": True}
 CACHE_AND_LOAD: Json = {"warm": {"scorers": [{"name": "prefix_overlap"}, {"name": "queue_depth"}]}}
 
 
 async def gate(r: Router) -> Json:
     """The only model's, as the admin door shows it."""
-    (shown,) = (await r.admin.get("/admin/door")).raise_for_status().json()["models"]
+    (shown,) = (await r.admin.get("/admin/admission")).raise_for_status().json()["models"]
     return dict(shown)
 
 
 async def waiting(r: Router) -> int:
-    shown = (await r.admin.get("/admin/door")).json()["models"]
+    shown = (await r.admin.get("/admin/admission")).json()["models"]
     return sum(len(model["waiting"]) for model in shown)
 
 
@@ -43,27 +43,27 @@ async def a_full_house(r: Router) -> Chat:
 
 
 async def test_a_new_session_waits_for_room_and_a_live_one_does_not(router: Any) -> None:
-    async with engine(**SMALL) as a, router([a], door=ON | {"idle_s": 3.0}) as r:
+    async with engine(**SMALL) as a, router([a], admission=ON | {"idle_s": 3.0}) as r:
         first = await a_full_house(r)
         second = Chat(r, "second", words=240)
         async with beside(second.turn()) as coming:
             await until_waiting(r, 1)
             assert (await first.turn()).ok, "a later turn of a live session"
             (held,) = (await gate(r))["waiting"]
-            assert (held["position"], held["line"]) == (1, "new")
+            assert (held["position"], held["queue"]) == (1, "new")
             assert held["waited_s"] > 0
-            assert await r.metric("warmroute_door_waiting_requests", model=MODEL, line="new") == 1
+            assert await r.metric("warmroute_admission_waiting_requests", model=MODEL, queue="new") == 1
             said = await coming
         assert said.ok, "the first one has been silent for so long that it is not live any more"
         assert int(said.headers["x-warmroute-waited-ms"]) > 100
-        assert (await r.record(said.record))["stages"]["door_ms"] > 100
-        assert await r.metric("warmroute_door_waits_total", model=MODEL, line="new", end="passed") == 1
-        assert await r.metric("warmroute_door_wait_seconds_sum", model=MODEL, line="new") > 0.1
+        assert (await r.record(said.record))["stages"]["admission_ms"] > 100
+        assert await r.metric("warmroute_admission_waits_total", model=MODEL, queue="new", end="passed") == 1
+        assert await r.metric("warmroute_admission_wait_seconds_sum", model=MODEL, queue="new") > 0.1
         await eventually(r.idle)
 
 
 async def test_who_has_waited_too_long_gets_429_in_its_dialect(router: Any) -> None:
-    async with engine(**SMALL) as a, router([a], door=ON | {"max_wait_s": 0.2}) as r:
+    async with engine(**SMALL) as a, router([a], admission=ON | {"max_wait_s": 0.2}) as r:
         await a_full_house(r)
         said = await Chat(r, "second", words=240).turn()
         assert (said.status, said.error and said.error["code"]) == (429, "no_room")
@@ -74,14 +74,14 @@ async def test_who_has_waited_too_long_gets_429_in_its_dialect(router: Any) -> N
         body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": words}]}
         answer = await r.post("/v1/messages", body)
         assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
-        assert await r.metric("warmroute_door_waits_total", model=MODEL, end="refused") == 2
+        assert await r.metric("warmroute_admission_waits_total", model=MODEL, end="refused") == 2
         assert await waiting(r) == 0
         assert len(a.seen(PATH)) == 1, "no engine heard of it"
         assert r.idle()
 
 
 async def test_a_client_that_leaves_while_it_waits_is_out_of_the_line(router: Any) -> None:
-    async with engine(**SMALL) as a, router([a], door=ON) as r:
+    async with engine(**SMALL) as a, router([a], admission=ON) as r:
         await a_full_house(r)
         before = await gate(r)
         async with beside(Chat(r, "second", words=240).turn()):
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_while_it_waits_is_out_of_the_line(router: An
         after = await gate(r)
         names = ("known_sessions", "context_tokens")
         assert [after[name] for name in names] == [before[name] for name in names]
-        assert await r.metric("warmroute_door_waits_total", model=MODEL, end="client_gone") == 1
+        assert await r.metric("warmroute_admission_waits_total", model=MODEL, end="client_gone") == 1
         await eventually(r.idle)
 
 
@@ -99,7 +99,7 @@ async def test_a_turn_whose_context_is_gone_is_parked_ahead_of_new_sessions(rout
     holds only one of them.
     """
     slow = SMALL | {"prefill_tokens_per_s": 1000}
-    async with engine(**slow) as a, engine(**slow) as b, router([a, b], door=ON, policies=CACHE_AND_LOAD) as r:
+    async with engine(**slow) as a, engine(**slow) as b, router([a, b], admission=ON, policies=CACHE_AND_LOAD) as r:
         first, second = Chat(r, "first", words=240), Chat(r, "second", words=240)
         async with beside(first.turn()) as asked:  # at once, so that they go to different engines
             elsewhere = await second.turn()
@@ -114,14 +114,14 @@ async def test_a_turn_whose_context_is_gone_is_parked_ahead_of_new_sessions(rout
             await until_waiting(r, 1)
             async with beside(first.turn()):
                 await until_waiting(r, 2)
-                assert [held["line"] for held in (await gate(r))["waiting"]] == ["parked", "new"]
+                assert [held["queue"] for held in (await gate(r))["waiting"]] == ["parked", "new"]
         await until_waiting(r, 0)
         assert (await second.turn()).ok
         await eventually(r.idle)
 
 
 async def test_what_an_engine_refused_is_given_back(router: Any) -> None:
-    async with engine(**SMALL) as a, router([a], door=ON, limits={"retry_burst": 1}) as r:
+    async with engine(**SMALL) as a, router([a], admission=ON, limits={"retry_burst": 1}) as r:
         first = await a_full_house(r)
         before = await gate(r)
         a.faults(refuse=True)
@@ -137,10 +137,10 @@ async def test_more_sessions_than_fit_hit_more_with_the_door_than_without(router
     evicts what another chat needs.
     """
 
-    async def served(door: Json) -> tuple[float, float]:
+    async def served(admission: Json) -> tuple[float, float]:
         """Hit share, and prompt tokens computed per turn."""
         slow = SMALL | {"prefill_tokens_per_s": 20_000, "decode_ms_per_token": 0}
-        async with engine(**slow) as a, engine(**slow) as b, router([a, b], door=door) as r:
+        async with engine(**slow) as a, engine(**slow) as b, router([a, b], admission=admission) as r:
 
             async def talk(chat: Chat) -> list[Said]:
                 return [await chat.turn() for _ in range(4)]
@@ -168,14 +168,14 @@ async def test_off_leaves_no_trace(router: Any) -> None:
         said = await Chat(r, "first", words=240).turn()
         assert (await Chat(r, "second", words=240).turn()).ok
         assert "x-warmroute-waited-ms" not in said.headers
-        assert (await r.record(said.record))["stages"]["door_ms"] is None
-        assert (await r.admin.get("/admin/door")).json() == {"models": []}
+        assert (await r.record(said.record))["stages"]["admission_ms"] is None
+        assert (await r.admin.get("/admin/admission")).json() == {"models": []}
         page = (await r.http.get("/metrics")).text
-        assert [line for line in page.splitlines() if line.startswith("warmroute_door")] == []
+        assert [line for line in page.splitlines() if line.startswith("warmroute_admission")] == []
 
 
 async def test_what_no_engine_computes_a_prompt_for_is_not_kept_waiting(router: Any) -> None:
-    async with engine(**SMALL) as a, router([a], door=ON | {"max_wait_s": 0.2}) as r:
+    async with engine(**SMALL) as a, router([a], admission=ON | {"max_wait_s": 0.2}) as r:
         await a_full_house(r)
         answer = await r.post("/tokenize", {"model": MODEL, "prompt": "some words"})
         assert answer.status_code == 200

@@ -17,7 +17,7 @@ from tests.e2e.conftest import MODEL, TOKENIZER, Json, Router
 from tests.e2e.test_pairs import alone, fleet, text_of
 from tests.fakes.engines import FakeEngine, engine, eventually
 
-HANDING: Any = {"tokens": {"hand_ids": "auto"}}
+HANDING: Any = {"tokens": {"token_id_passthrough": "auto"}}
 QUESTION = [{"role": "user", "content": "What is the airspeed of an unladen swallow, and of which kind?"}]
 
 
@@ -50,7 +50,7 @@ async def tried(router: Router) -> None:
 
 
 async def handed(router: Router, said: Said) -> list[bool]:
-    return [attempt["handed_ids"] for attempt in (await router.record(said.record))["attempts"]]
+    return [attempt["token_id_passthrough"] for attempt in (await router.record(said.record))["attempts"]]
 
 
 async def asked(router: Router, times: int, messages: Sequence[Json] = QUESTION, **fields: Any) -> list[Said]:
@@ -72,9 +72,9 @@ async def test_the_first_prompt_of_a_kind_shows_that_we_count_alike_and_the_next
         count = (await r.record(second.record))["prompt_tokens"]
         assert [len(each or ()) for each in ids] == [count, count]
         assert (await r.record(third.record))["cached_tokens"] == count // 16 * 16 - (16 if count % 16 == 0 else 0)
-        assert await r.metric("warmroute_handed_prompts_total", model=MODEL) == 2
-        assert await r.metric("warmroute_unhanded_prompts_total", reason="check") == 1
-        assert await r.metric("warmroute_takes_token_ids") == 1
+        assert await r.metric("warmroute_token_id_passthrough_prompts_total", model=MODEL) == 2
+        assert await r.metric("warmroute_token_id_passthrough_skipped_total", reason="check") == 1
+        assert await r.metric("warmroute_token_id_passthrough_supported") == 1
         assert trials(fake) == 1
 
 
@@ -89,7 +89,7 @@ async def test_every_64th_of_a_kind_goes_without_and_another_kind_begins_anew(ro
 
 
 async def test_off_asks_nobody_and_hands_nothing(router: Any) -> None:
-    async with engine() as fake, router([fake], tokens={"hand_ids": "off"}) as r:
+    async with engine() as fake, router([fake], tokens={"token_id_passthrough": "off"}) as r:
         await asked(r, 3)
         assert given(fake) == [None] * 3
         assert trials(fake) == 0
@@ -120,7 +120,7 @@ async def test_who_was_not_seen_to_take_ids_gets_none(router: Any, options: Json
             assert shown["token_ids"] == {"takes": False, "why": why}
             await asked(r, 3)
             assert given(fake) == [None] * 3
-            assert await r.metric("warmroute_unhanded_prompts_total", reason="unproven") == 3
+            assert await r.metric("warmroute_token_id_passthrough_skipped_total", reason="unproven") == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -136,7 +136,7 @@ async def test_an_engine_that_refuses_ids_after_all_is_asked_without_and_nobody_
         assert [await handed(r, one) for one in (refused, after)] == [[False], [False]]
         (shown,) = (await r.instances()).values()
         assert shown["token_ids"] == {"takes": False, "why": "it refused the ids of a prompt"}
-        assert await r.metric("warmroute_unhanded_prompts_total", reason="refused") == 1
+        assert await r.metric("warmroute_token_id_passthrough_skipped_total", reason="refused") == 1
         assert r.idle()
 
 
@@ -210,7 +210,7 @@ async def test_prompts_that_fill_the_context_are_the_engine_s_to_judge(router: A
         said = await ask(r, full, max_tokens=1)
         assert said.status == 400
         assert await handed(r, said) == [False]
-        assert await r.metric("warmroute_unhanded_prompts_total", reason="length") >= 1
+        assert await r.metric("warmroute_token_id_passthrough_skipped_total", reason="length") >= 1
         assert [len(ids) for ids in given(fake) if ids is not None][-1] == 63
 
 
@@ -251,7 +251,10 @@ async def test_both_halves_of_a_pair_get_them(router: Any, protocol: str, refusi
         record = await r.record(answer)
         (attempt,) = record["attempts"]
         half = attempt["prefill"]
-        assert (attempt["handed_ids"], half["handed_ids"]) == (refusing != "decode", refusing != "prefill")
+        assert (attempt["token_id_passthrough"], half["token_id_passthrough"]) == (
+            refusing != "decode",
+            refusing != "prefill",
+        )
         ids = {name: given(fake) for name, fake in pair.fakes.items()}
         opening = ids["d"].pop(0)
         assert opening is None

@@ -1,5 +1,5 @@
-"""The ledger of a running router, and its replay: everything that was decided is decided again, whatever became of the
-requests; nobody is named in it; and a router that is killed leaves files that can be read.
+"""The decision log of a running router, and its replay: everything that was decided is decided again, whatever became
+of the requests; nobody is named in it; and a router that is killed leaves files that can be read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def replayed(folder: Path) -> Json:
 
 
 def settings(folder: Path, keys: Path | None = None, **changed: Any) -> Json:
-    common: Json = {"policies": POLICIES, "records": {"ledger": {"folder": str(folder)}}}
+    common: Json = {"policies": POLICIES, "records": {"decision_log": {"folder": str(folder)}}}
     return common | ({} if keys is None else {"clients": {"keys_file": str(keys)}}) | changed
 
 
@@ -79,7 +79,7 @@ async def leave(r: Doors, fake: FakeEngine, **headers: str) -> None:
 
 
 async def test_everything_that_happens_can_be_replayed_and_nobody_is_named(router: Any, tmp_path: Path) -> None:
-    folder, keys = tmp_path / "ledger", tmp_path / "keys"
+    folder, keys = tmp_path / "decision_log", tmp_path / "keys"
     keys.write_text(f"{hashlib.sha256(KEY.encode()).hexdigest()} {OWNER}\n")
     async with engine(decode_ms_per_token=1) as a, engine() as b:
         config = settings(folder, keys, active="warm", experiment=EXPERIMENT, admin=ADMIN)
@@ -132,7 +132,7 @@ async def test_everything_that_happens_can_be_replayed_and_nobody_is_named(route
 
 
 async def test_a_record_is_a_request_of_a_mooncake_trace(router: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
+    folder = tmp_path / "decision_log"
     async with engine() as a, router([a], **settings(folder)) as r:
         talks: list[list[Json]] = [[], []]
         said = []
@@ -165,7 +165,7 @@ async def test_a_record_is_a_request_of_a_mooncake_trace(router: Any, tmp_path: 
 
 
 async def test_both_halves_of_a_pair_can_be_replayed(router: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
+    folder = tmp_path / "decision_log"
     paired = {
         "scorers": [{"name": "prefix_overlap"}],
         "prefill": {"scorers": [{"name": "random"}]},
@@ -208,7 +208,7 @@ async def load(r: Doors) -> None:
 async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
     router_process: Any, fleet_config: Any, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "ledger"
+    folder = tmp_path / "decision_log"
     async with engine() as a, engine() as b:
         config = fleet_config([a, b], **settings(folder))
         async with router_process(config) as r:
@@ -243,7 +243,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
 async def until_written(r: RouterProcess, records: int) -> float:
     """At least so many. How many it says there are."""
     async with asyncio.timeout(15):
-        while (written := await r.metric("warmroute_ledger_records_total")) < records:  # noqa: ASYNC110
+        while (written := await r.metric("warmroute_decision_log_records_total")) < records:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return written
 
@@ -270,7 +270,7 @@ async def test_engines_that_die_are_in_the_ledger_as_they_died(router: Any, tmp_
     """A retry decides on what is left: its view is another one, and it is reproduced as well. Where nobody is left,
     there is nothing to reproduce.
     """
-    folder = tmp_path / "ledger"
+    folder = tmp_path / "decision_log"
     for_good = {"breaker": {"open_s": 600}}  # else a slow run tries them again in between
     asked = settings(folder, active="dice", fleet=for_good)
     async with engine() as a, engine() as b, router([a, b], **asked) as r:

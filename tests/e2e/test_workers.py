@@ -299,9 +299,9 @@ async def test_chats_hit_whichever_worker_they_come_by(router_process, fleet_con
 
 
 async def test_the_ledgers_of_all_workers_are_read_as_one(router_process, fleet_config, tmp_path) -> None:
-    folder = tmp_path / "ledger"
+    folder = tmp_path / "decision_log"
     async with engine() as a, engine() as b:
-        config = fleet_config([a, b], workers=2, records={"ledger": {"folder": str(folder)}})
+        config = fleet_config([a, b], workers=2, records={"decision_log": {"folder": str(folder)}})
         async with router_process(config) as r:
             await all_up(r)
             async with Clients(r) as clients:

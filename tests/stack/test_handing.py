@@ -40,7 +40,7 @@ def taking(behind: Behind) -> Behind:
 
 
 def handed(asked: Asked) -> bool:
-    return bool(asked.record["attempts"][-1]["handed_ids"])
+    return bool(asked.record["attempts"][-1]["token_id_passthrough"])
 
 
 def until_handed(router: Behind, body: Json) -> None:
@@ -76,7 +76,7 @@ def test_an_answer_with_ids_is_the_answer_without(taking: Behind, body: Body) ->
     record = taking._record(through.headers["x-warmroute-record"])
     engine = taking.engine(record["target"].rpartition("/")[0])
     straight = told(engine.http.post(CHAT, json=asked))
-    assert record["attempts"][-1]["handed_ids"]
+    assert record["attempts"][-1]["token_id_passthrough"]
     assert shown(told(through)) == shown(straight)
     details = straight["usage"]["prompt_tokens_details"]
     if details is not None:  # beams tell none
@@ -100,7 +100,7 @@ def test_what_needs_the_messages_rendered_goes_without(taking: Behind, field: Js
     through = taking.http.post(CHAT, json={"model": MODEL, **body})
     record = taking._record(through.headers["x-warmroute-record"])
     engine = taking.engine(record["target"].rpartition("/")[0])
-    assert not record["attempts"][-1]["handed_ids"]
+    assert not record["attempts"][-1]["token_id_passthrough"]
     assert shown(told(through)) == shown(told(engine.http.post(CHAT, json={"model": MODEL, **body})))
 
 

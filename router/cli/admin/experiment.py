@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.admin.policy import HERE, AdminOption, DryOption, TokenOption, console, door_at, read, show
+from router.cli.admin.policy import HERE, AdminOption, DryOption, TokenOption, client_at, console, read, show
 from router.clock import SystemClock
 from router.errors import ConfigError, WarmrouteError
 
@@ -48,10 +48,10 @@ def show_(
 
     if chart is not None:
         drawing.require_for(chart)
-    door = door_at(admin, token_env)
+    client = client_at(admin, token_env)
     if watch:
-        _watched(door)
-    told = door.get("experiment")
+        _watched(client)
+    told = client.get("experiment")
     if not watch:
         show(tables.experiment(told))
     if chart is not None:
@@ -67,7 +67,7 @@ def start(file: Path, dry_run: DryOption = False, admin: AdminOption = HERE, tok
     """Start an experiment from a file with an `experiment` section, in the place of one that runs."""
     from router.cli.admin import tables
 
-    show(tables.switch(door_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)))
+    show(tables.switch(client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)))
 
 
 @experiment.command()
@@ -75,10 +75,10 @@ def end(dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenO
     """End the experiment: the active policy decides for everybody."""
     from router.cli.admin import tables
 
-    show(tables.switch(door_at(admin, token_env).delete("experiment", dry_run=dry_run)))
+    show(tables.switch(client_at(admin, token_env).delete("experiment", dry_run=dry_run)))
 
 
-def _watched(door: AdminClient) -> None:
+def _watched(client: AdminClient) -> None:
     """Until Ctrl-C."""
     import time
 
@@ -89,7 +89,7 @@ def _watched(door: AdminClient) -> None:
     try:
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                live.update(tables.experiment(door.get("experiment")), refresh=True)
+                live.update(tables.experiment(client.get("experiment")), refresh=True)
                 time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return

@@ -29,13 +29,13 @@ def list_(admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
     """The policies, which of them are in use, and what went wrong lately."""
     from router.cli.admin import tables
 
-    show(tables.policies(door_at(admin, token_env).get("policies")))
+    show(tables.policies(client_at(admin, token_env).get("policies")))
 
 
 @policy.command("show")
 def show_(name: str, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
     """One policy as YAML, with every default written out."""
-    sys.stdout.write(door_at(admin, token_env).text("policies", name))
+    sys.stdout.write(client_at(admin, token_env).text("policies", name))
 
 
 @policy.command()
@@ -50,8 +50,8 @@ def put(
     """Give the router a policy, or a new text of one it has; in memory: it writes no file."""
     from router.cli.admin import tables
 
-    door = door_at(admin, token_env)
-    show(tables.switch(_put(door, file, name, activate=activate, dry_run=dry_run)))
+    client = client_at(admin, token_env)
+    show(tables.switch(_put(client, file, name, activate=activate, dry_run=dry_run)))
 
 
 @policy.command()
@@ -64,11 +64,11 @@ def plan(
     """How the last 10,000 choices would change if this policy decided. Nothing is switched."""
     from router.cli.admin import tables
 
-    door = door_at(admin, token_env)
+    client = client_at(admin, token_env)
     if policy.endswith((".yaml", ".yml")) or Path(policy).is_file():
-        show(tables.switch(_put(door, Path(policy), name, activate=True, dry_run=True)))
+        show(tables.switch(_put(client, Path(policy), name, activate=True, dry_run=True)))
     else:
-        show(tables.switch(door.post({"policy": policy, "dry_run": True}, "activate")))
+        show(tables.switch(client.post({"policy": policy, "dry_run": True}, "activate")))
 
 
 @policy.command()
@@ -76,7 +76,7 @@ def activate(name: str, dry_run: DryOption = False, admin: AdminOption = HERE, t
     """Let a policy decide, for everybody: a running experiment ends."""
     from router.cli.admin import tables
 
-    show(tables.switch(door_at(admin, token_env).post({"policy": name, "dry_run": dry_run}, "activate")))
+    show(tables.switch(client_at(admin, token_env).post({"policy": name, "dry_run": dry_run}, "activate")))
 
 
 @policy.command()
@@ -84,7 +84,7 @@ def undo(dry_run: DryOption = False, admin: AdminOption = HERE, token_env: Token
     """Take the last switch back; again: the one before."""
     from router.cli.admin import tables
 
-    show(tables.switch(door_at(admin, token_env).post(None, "undo", dry_run=dry_run)))
+    show(tables.switch(client_at(admin, token_env).post(None, "undo", dry_run=dry_run)))
 
 
 @policy.command()
@@ -96,7 +96,7 @@ def audit(
     """Who switched what, when and why, the newest first."""
     from router.cli.admin import tables
 
-    show(tables.audit(door_at(admin, token_env).get("audit", limit=limit)))
+    show(tables.audit(client_at(admin, token_env).get("audit", limit=limit)))
 
 
 def read(file: Path) -> str:
@@ -116,14 +116,14 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=160)
 
 
-def _put(door: AdminClient, file: Path, name: str | None, **asked: bool) -> dict[str, Any]:
+def _put(client: AdminClient, file: Path, name: str | None, **asked: bool) -> dict[str, Any]:
     given = name or file.stem
     if given in ("", ".", ".."):
         raise ConfigError(f"{file}: what is this policy called? Say it with --name")
-    return door.put(read(file), "policies", given, **asked)
+    return client.put(read(file), "policies", given, **asked)
 
 
-def door_at(admin: str, token_env: str | None) -> AdminClient:
+def client_at(admin: str, token_env: str | None) -> AdminClient:
     from router.cli.admin.client import AdminClient
 
     return AdminClient(admin, token_env)

@@ -1,4 +1,5 @@
-"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, from a ledger or a trace.
+"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, from a decision log or a
+trace.
 
 Minutes of simulation are not needed for that: `router/testbed/simulator/sizing.py` counts hits for all sizes in one
 pass.

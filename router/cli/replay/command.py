@@ -60,9 +60,9 @@ def replay(
     limit: int | None = None,
     console: Console | None = None,
 ) -> bool:
-    """`logs` are files and folders of a ledger; `policies` names in `folder`, or files. False: interrupted, so a part.
+    """`logs` are files and folders; `policies` names in `folder`, or files. False: interrupted, so a part.
 
-    Raises ConfigError for policies that cannot be had, LedgerError for logs, NotReproduced once all is told.
+    Raises ConfigError for policies that cannot be had, DecisionLogError for logs, NotReproduced once all is told.
     """
     console = console or readable_console()
     registry = _registry()

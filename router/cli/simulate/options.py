@@ -50,7 +50,9 @@ def simulate(
     staggered: Annotated[
         bool, typer.Option("--staggered/--in-step", help="closed loop: first sessions begin anywhere in their course")
     ] = True,
-    door: Annotated[bool, typer.Option("--door", help="new sessions wait until the caches have room")] = False,
+    admission: Annotated[
+        bool, typer.Option("--admission", help="new sessions wait until the caches have room")
+    ] = False,
     lags: Annotated[str, typer.Option(help="ms from a block to the index, and between two polls")] = "50:250",
     routers: Annotated[int, typer.Option(min=1, help="that share the fleet, each with its share of requests")] = 1,
     trouble: Annotated[str, typer.Option(help="off, or what goes wrong: a name or a file, as off,slow,dies")] = "off",
@@ -99,7 +101,7 @@ def simulate(
         rho=rho,
         sessions_per_instance=sessions_per_instance,
         staggered=staggered,
-        door=door,
+        admission=admission,
         lags=lags,
         routers=routers,
         trouble=trouble,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 workload = typer.Typer(name="workload", no_args_is_help=True, help="Look at workloads, and write them as traces.")
 
 GivenArgument = Annotated[
-    str, typer.Argument(metavar="PRESET|FILE", help="codex, scaling, groups, tools; a trace, a ledger or its folder")
+    str,
+    typer.Argument(metavar="PRESET|FILE", help="codex, scaling, groups, tools; a trace, a decision log or its folder"),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="of a preset")]
 RateOption = Annotated[float | None, typer.Option(help="open loop: requests per second, in the mean")]

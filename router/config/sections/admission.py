@@ -1,4 +1,4 @@
-"""The `door` section: whether new sessions wait until the fleet's caches have room for them."""
+"""The `admission` section: whether new sessions wait until the fleet's caches have room for them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class AdmissionConfig(Section):
     turn whose context is gone waits for room as well, ahead of new sessions.
     """
 
-    admission: bool = Field(
+    enabled: bool = Field(
         default=False, description="let new sessions wait while the live ones fill the fleet's caches"
     )
-    max_wait_s: Seconds = Field(default=300.0, description="longest wait at the door; after it: 429 with Retry-After")
+    max_wait_s: Seconds = Field(default=300.0, description="longest wait for admission; after it: 429 with Retry-After")
     idle_s: Seconds = Field(
         default=300.0,
         description="a session silent for so long is not live any more; until then it counts with the chance that it "

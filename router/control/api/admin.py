@@ -56,7 +56,7 @@ class AdminOperations(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """The processes that answer requests, this one first, and what decides in each."""
 
-    def door(self) -> list[dict[str, Any]]:
+    def admission(self) -> list[dict[str, Any]]:
         """By model: live sessions, what fits, and who waits in which place for how long; none where all may begin."""
 
     def pool(self) -> dict[str, Any] | None:
@@ -183,9 +183,9 @@ def _looking(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None
     async def workers() -> WorkerList:
         return WorkerList.model_validate({"workers": operations.workers()})
 
-    @app.get("/admin/door", dependencies=read)
-    async def door() -> ModelAdmissionList:
-        return ModelAdmissionList.model_validate({"models": operations.door()})
+    @app.get("/admin/admission", dependencies=read)
+    async def admission() -> ModelAdmissionList:
+        return ModelAdmissionList.model_validate({"models": operations.admission()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

@@ -85,7 +85,7 @@ class IncrementalTokenizer:
     async def of(
         self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, body_bytes: int, *, remember: bool = True
     ) -> TokenizedPrompt | UnknownIds:
-        spell = self._settings.hand_ids == "auto" and isinstance(source, Chat)
+        spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
         task = _Task(local, source, chain, spell, self._clock.now())
         in_thread = body_bytes > max(RENDERED_ON_LOOP_BYTES, self._settings.inline_chars)
         read = await self._run(partial(self._read, task), task, in_thread)

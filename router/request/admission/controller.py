@@ -27,8 +27,8 @@ from router.config.sections import admission
 from router.request.admission.live_sessions import ExpectedLoad, LiveSession, LiveSessions
 from router.request.admission.queue import WaitQueue
 
-Line = Literal["parked", "again", "new"]
-LINES: tuple[Line, ...] = ("parked", "again", "new")  # in this order
+QueueName = Literal["parked", "again", "new"]
+QUEUES: tuple[QueueName, ...] = ("parked", "again", "new")  # in this order
 
 GONE = 0.5  # a turn that finds less than this of what its session last asked has lost its context
 BUSY = 0.9  # share of instances with prefill pending (`Fleet.busy`)
@@ -47,12 +47,12 @@ class Arrival(NamedTuple):
 class Admission:
     """One request, from its coming to its end. What is taken for it is given back once."""
 
-    __slots__ = ("context_before", "line", "prompt_tokens", "session", "since_s", "state", "waited")
+    __slots__ = ("context_before", "prompt_tokens", "queue", "session", "since_s", "state", "waited")
 
-    def __init__(self, session: LiveSession, prompt_tokens: int, line: Line, now: float) -> None:
+    def __init__(self, session: LiveSession, prompt_tokens: int, queue: QueueName, now: float) -> None:
         self.session = session
         self.prompt_tokens = prompt_tokens  # 0: unknown
-        self.line: Line = line  # where it stands, if it must wait
+        self.queue: QueueName = queue  # where it stands, if it must wait
         self.since_s = now
         self.state: Literal["waiting", "inside", "over"] = "waiting"
         self.waited = False
@@ -95,7 +95,7 @@ class AdmissionController:
         self._max_wait_s, self._idle_s = told.max_wait_s, told.idle_s
         self._pooled = pooled
         self._live = LiveSessions(told.idle_s)
-        self._lines: dict[Line, WaitQueue[Admission]] = {line: WaitQueue() for line in LINES}
+        self._queues: dict[QueueName, WaitQueue[Admission]] = {queue: WaitQueue() for queue in QUEUES}
         self._refused: OrderedDict[bytes, float] = OrderedDict()  # new sessions, and when
         self._capacity_tokens: int | None = None
         self._busy: float | None = None
@@ -110,20 +110,20 @@ class AdmissionController:
         known = self._live.known(session)
         if self._pooled or known is None or known.prompt_tokens is None or known.running:
             return False
-        return bool(self._lines["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected())
+        return bool(self._queues["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected())
 
     def arrives(self, caller: Arrival, now: float) -> Admitted | Queued:
         """To be followed by `answered` or `left`, whatever it says."""
         self._live.age(now)
         session = self._live.session(caller.session)
         self._live.comes(session)
-        turn = Admission(session, caller.prompt_tokens or 0, self._line(session, now), now)
+        turn = Admission(session, caller.prompt_tokens or 0, self._queue(session, now), now)
         if not self._must_wait(turn, caller.local_tokens):
             self._begin(turn)
             return Admitted(turn)
-        if turn.line == "parked":
+        if turn.queue == "parked":
             session.context_tokens = turn.context_before = 0
-        lane = self._lines[turn.line]
+        lane = self._queues[turn.queue]
         turn.waited = True
         session.waiting += 1
         lane.join(turn)
@@ -147,7 +147,7 @@ class AdmissionController:
         if self._is_over(turn):
             return
         if waited:
-            self._lines[turn.line].leave(turn)
+            self._queues[turn.queue].leave(turn)
             turn.session.waiting -= 1
             self._live.rests(turn.session, now)
         else:
@@ -166,7 +166,7 @@ class AdmissionController:
         inside; those who are refused need no more calls.
         """
         self._live.age(now)
-        if not any(self._lines.values()):
+        if not any(self._queues.values()):
             return NOBODY
         passed = tuple(self._let_in(now))
         refused = tuple(self._give_up(now))
@@ -175,17 +175,17 @@ class AdmissionController:
     @property
     def next_s(self) -> float | None:
         """When to look again if nothing happens before; None: nobody waits."""
-        firsts = [lane.first.since_s for lane in self._lines.values() if lane.first is not None]
+        firsts = [lane.first.since_s for lane in self._queues.values() if lane.first is not None]
         return min(min(firsts) + self._max_wait_s, self._live.next_s) if firsts else None
 
     def state(self, now: float) -> AdmissionState:
         self._live.age(now)
-        waiting = (self._hold(turn, place, now) for lane in self._lines.values() for place, turn in enumerate(lane, 1))
+        waiting = (self._hold(turn, place, now) for lane in self._queues.values() for place, turn in enumerate(lane, 1))
         return AdmissionState(len(self._live), self._live.expected(), self._capacity_tokens, tuple(waiting))
 
     # who must wait
 
-    def _line(self, session: LiveSession, now: float) -> Line:
+    def _queue(self, session: LiveSession, now: float) -> QueueName:
         while self._refused and next(iter(self._refused.values())) < now - self._idle_s:
             self._refused.popitem(last=False)
         if session.prompt_tokens is not None:
@@ -195,9 +195,9 @@ class AdmissionController:
     def _must_wait(self, turn: Admission, local_tokens: int | None) -> bool:
         if turn.session.running:
             return False
-        if turn.line == "parked" and (self._pooled or not _is_gone(turn, local_tokens)):
+        if turn.queue == "parked" and (self._pooled or not _is_gone(turn, local_tokens)):
             return False
-        return any(self._lines[line] for line in _up_to(turn.line)) or not self._may_begin(turn)
+        return any(self._queues[queue] for queue in _up_to(turn.queue)) or not self._may_begin(turn)
 
     def _may_begin(self, turn: Admission) -> bool:
         if turn.session.running or self._fits(turn.prompt_tokens, self._live.expected()):
@@ -231,13 +231,13 @@ class AdmissionController:
     def _let_in(self, now: float) -> list[Admission]:
         """Whoever stands first and may begin, as long as there is one."""
         passed: list[Admission] = []
-        for lane in self._lines.values():
+        for lane in self._queues.values():
             while (turn := lane.first) is not None:
                 if not self._may_begin(turn):
                     return passed
                 lane.let_in(turn, now)
                 turn.session.waiting -= 1
-                self._starting += turn.line != "parked"
+                self._starting += turn.queue != "parked"
                 self._begin(turn)
                 passed.append(turn)
         return passed
@@ -245,7 +245,7 @@ class AdmissionController:
     def _give_up(self, now: float) -> list[Queued]:
         """Whoever has waited too long."""
         refused: list[Queued] = []
-        for lane in self._lines.values():
+        for lane in self._queues.values():
             late = list(takewhile(lambda turn: turn.since_s + self._max_wait_s <= now, lane))
             refused += [self._hold(turn, place, now) for place, turn in enumerate(late, 1)]
             for turn in late:
@@ -253,26 +253,26 @@ class AdmissionController:
                 turn.state = "over"
                 turn.session.waiting -= 1
                 self._live.rests(turn.session, now)
-                if turn.line != "parked" and turn.session.name is not None:
+                if turn.queue != "parked" and turn.session.name is not None:
                     self._refused[turn.session.name] = now
         return refused
 
     def _is_over(self, turn: Admission) -> bool:
         """False, and over from now on: it was not."""
         before, turn.state = turn.state, "over"
-        if before == "inside" and turn.waited and turn.line != "parked":
+        if before == "inside" and turn.waited and turn.queue != "parked":
             self._starting -= 1
         return before == "over"
 
     def _hold(self, turn: Admission, place: int, now: float) -> Queued:
         """Of one at that place of its line."""
-        ahead = sum(len(self._lines[line]) for line in _up_to(turn.line)[:-1])
-        return Queued(turn, ahead + place, self._lines[turn.line].expected_s(place, now))
+        ahead = sum(len(self._queues[queue]) for queue in _up_to(turn.queue)[:-1])
+        return Queued(turn, ahead + place, self._queues[turn.queue].expected_s(place, now))
 
 
-def _up_to(line: Line) -> tuple[Line, ...]:
+def _up_to(queue: QueueName) -> tuple[QueueName, ...]:
     """That line and those that go before it."""
-    return LINES[: LINES.index(line) + 1]
+    return QUEUES[: QUEUES.index(queue) + 1]
 
 
 def _is_gone(turn: Admission, local_tokens: int | None) -> bool:

@@ -29,13 +29,13 @@ MEASURED_EVERY_S = 1.0  # instances join, leave and tell their sizes far less of
 class ModelAdmission:
     """`share`: of the fleet's memory, where several doors lead to it (one per worker)."""
 
-    __slots__ = ("_clock", "_core", "_measured_at", "_share", "capacity_tokens", "door", "model", "targets")
+    __slots__ = ("_clock", "_core", "_measured_at", "_share", "capacity_tokens", "controller", "model", "targets")
 
     def __init__(
-        self, model: str, door: AdmissionController, core: Scheduler, clock: Clock, share: float = 1.0
+        self, model: str, controller: AdmissionController, core: Scheduler, clock: Clock, share: float = 1.0
     ) -> None:
         self.model = model
-        self.door = door
+        self.controller = controller
         self.capacity_tokens: int | None = None  # None: no instance has told
         self.targets = 0
         self._core = core
@@ -50,38 +50,38 @@ class ModelAdmission:
         now = self._clock.now()
         self._tell(now)
         local_tokens = None
-        if known is not None and self.door.looks(session, prompt_tokens):
+        if known is not None and self.controller.looks(session, prompt_tokens):
             local_tokens = self._held_tokens(known, now)
-        return self.door.arrives(Arrival(session, prompt_tokens, local_tokens), now)
+        return self.controller.arrives(Arrival(session, prompt_tokens, local_tokens), now)
 
     def answered(
         self, turn: Admission, prompt_tokens: int, context_tokens: int, local_tokens: int | None = None
     ) -> None:
-        self.door.answered(turn, prompt_tokens, context_tokens, self._clock.now(), local_tokens)
+        self.controller.answered(turn, prompt_tokens, context_tokens, self._clock.now(), local_tokens)
 
     def left(self, turn: Admission) -> None:
-        self.door.left(turn, self._clock.now())
+        self.controller.left(turn, self._clock.now())
 
     def look(self) -> Released:
         """To be called after every arrival and every end, and at `next_s`."""
         now = self._clock.now()
         self._tell(now)
-        return self.door.room(now)
+        return self.controller.room(now)
 
     @property
     def next_s(self) -> float | None:
         """When to look again if nothing happens before; None: nobody waits."""
-        return self.door.next_s
+        return self.controller.next_s
 
     def state(self) -> AdmissionState:
-        return self.door.state(self._clock.now())
+        return self.controller.state(self._clock.now())
 
     def _tell(self, now: float) -> None:
         """How much memory there is, and how busy."""
         if now - self._measured_at > MEASURED_EVERY_S:
             self._measured_at = now
             self._measure(now)
-        self.door.behind(self.capacity_tokens, self._core.fleet.busy, self.targets)
+        self.controller.behind(self.capacity_tokens, self._core.fleet.busy, self.targets)
 
     def _measure(self, now: float) -> None:
         """Of those that are well. Who has not told its size yet holds nothing: that is over with its first poll."""

@@ -5,7 +5,7 @@ A request that waits is a future and nothing else: whoever leaves (an answer's e
 waits) makes the door look again, and one timer per model does so where nothing happens. What a request took is given
 back by its `AdmissionLease`, once, whatever ends it: `with await waiting.seat(...)`.
 
-With `door.admission` off there are no doors, and nothing is read, counted or remembered.
+With `admission.enabled` false there are no queues, and nothing is read, counted or remembered.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, opening
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import Admission, AdmissionController, Line, Queued
+from router.request.admission.controller import Admission, AdmissionController, Queued, QueueName
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 
-log = logging.getLogger("warmroute.door")
+log = logging.getLogger("warmroute.admission")
 
 SOON_S = 0.001  # the least time between two looks by the timer: loops and clocks differ by less
 NOWHERE: AbstractContextManager[None] = nullcontext()
 
 End = Literal["passed", "refused", "client_gone"]
-Waited = Callable[[str, Line, End, float], None]
-"""Told of every wait that is over: model, line, how it ended, seconds."""
+Waited = Callable[[str, QueueName, End, float], None]
+"""Told of every wait that is over: model, queue, how it ended, seconds."""
 
 
 class AdmissionQueues:
@@ -70,11 +70,11 @@ class AdmissionQueues:
         self, prompt: Prompt, served: ServedModel | None, known: TokenizedPrompt | UnknownIds
     ) -> AbstractContextManager[AdmissionLease | None]:
         """Waits as long as it must. None: nobody keeps count. Raises `TooBusy` after `max_wait_s`."""
-        if not self._told.admission or served is None or not keeps_context(prompt):
+        if not self._told.enabled or served is None or not keeps_context(prompt):
             return NOWHERE
         if (room := self._rooms.get(served.base)) is None:
-            door = AdmissionController(self._told, pooled=self._pooled)
-            gate = ModelAdmission(served.base, door, self._core, self._clock, self._share)
+            controller = AdmissionController(self._told, pooled=self._pooled)
+            gate = ModelAdmission(served.base, controller, self._core, self._clock, self._share)
             room = self._rooms[served.base] = AdmissionQueue(gate, self._told.max_wait_s, self._clock, self._waited)
         return await room.seat(session_of(prompt), known)
 
@@ -115,7 +115,7 @@ class AdmissionQueue:
             end = "passed" if refused is None else "refused"
         finally:
             waited_s = self._clock.now() - turn.since_s
-            self._waited(self.gate.model, turn.line, end, waited_s)
+            self._waited(self.gate.model, turn.queue, end, waited_s)
             if end == "client_gone":
                 self._sitting.pop(turn, None)
                 self.gate.left(turn)

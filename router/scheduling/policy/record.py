@@ -23,7 +23,7 @@ class PrefillRecord(msgspec.Struct, gc=False):
     end: str = "running"  # ok | rejected | connect | busy | died | failed | deadline | cancelled | client_gone
     duration_ms: float | None = None
     cached_tokens: int | None = None  # delivered there
-    handed_ids: bool = False  # as in `Attempt`
+    token_id_passthrough: bool = False  # as in `Attempt`
 
     @property
     def target(self) -> str:
@@ -39,7 +39,7 @@ class Attempt(msgspec.Struct, gc=False):
     pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
     end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
     prefill: PrefillRecord | None = None  # where the prompt's KV came from, when not from the target's own work
-    handed_ids: bool = False  # the engine got the prompt's token ids from us and needed not make them
+    token_id_passthrough: bool = False  # the engine got the prompt's token ids from us and needed not make them
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -52,7 +52,7 @@ class Stages(msgspec.Struct, gc=False):
     match_ms: float | None = None
     decide_ms: float | None = None
     connect_ms: float | None = None
-    door_ms: float | None = None  # waited for room in the fleet's caches
+    admission_ms: float | None = None  # waited for room in the fleet's caches
 
 
 class Record(msgspec.Struct, gc=False):
@@ -73,7 +73,7 @@ class Record(msgspec.Struct, gc=False):
     arm: str | None = None  # of the experiment; None: there is none, or the request stands outside of it
     unit: bytes | None = None  # whose arm that is
     asked_by: str | None = None  # the token that asked for this policy, whatever the arm
-    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a ledger is kept
+    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a decision log is kept
     attempts: list[Attempt] = []
     shadows: list[ShadowChoice] = []
     status: int | None = None  # what the client got

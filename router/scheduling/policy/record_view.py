@@ -44,7 +44,7 @@ def _readable_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,
         "expected_tokens": choice.expected_tokens,
-        "handed_ids": choice.handed_ids,
+        "token_id_passthrough": choice.token_id_passthrough,
         **readable_decision(choice.decision),
     }
 

@@ -1,6 +1,6 @@
-"""Compresses the ledger's closed files and removes the oldest, in steps of a millisecond.
+"""Compresses the decision log's closed files and removes the oldest, in steps of a millisecond.
 
-The thread that writes the ledger does this between two slices of writing: 256 MB take seconds to compress, and
+The thread that writes the decision log does this between two slices of writing: 256 MB take seconds to compress, and
 records must not pile up meanwhile. The interpreter is free while zlib works. Files are as in `files.py`; OSError is
 raised as it comes, and the file that it was about waits for another turn.
 """

@@ -1,8 +1,8 @@
-"""The ledger's files on disk: what they are called, whose they are, and the one that grows.
+"""The decision log's files on disk: what they are called, whose they are, and the one that grows.
 
-    ledger-20261121T095932Z-0001.jsonl           grows; locked by the process that writes it
-    ledger-20261121T095932Z-0001.jsonl.gz.tmp    being compressed
-    ledger-20261121T095932Z-0001.jsonl.gz        complete: it was renamed once it was, and only then the first went
+    decisions-20261121T095932Z-0001.jsonl           grows; locked by the process that writes it
+    decisions-20261121T095932Z-0001.jsonl.gz.tmp    being compressed
+    decisions-20261121T095932Z-0001.jsonl.gz        complete: it was renamed once it was, and only then the first went
 
 Names sort by time. A process that dies leaves a plain file that nobody locks any more: whoever finds it compresses it.
 So several routers may share a folder (`packing.py` compresses). Everything here blocks, and raises OSError as it comes.
@@ -18,6 +18,9 @@ from errno import ENOENT
 from io import FileIO
 from itertools import count
 from pathlib import Path
+
+STEMS = ("decisions", "ledger")
+"""How file names begin: those written now, and those of 0.1, which are still read."""
 
 PLAIN, PACKED, UNFINISHED = ".jsonl", ".jsonl.gz", ".jsonl.gz.tmp"
 
@@ -66,7 +69,7 @@ class OpenLogFile:
 def _created(folder: Path, at_wall_s: float, number: int) -> tuple[Path, FileIO]:
     time = datetime.fromtimestamp(at_wall_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     for n in count(number):
-        path = folder / f"ledger-{time}-{n:04}{PLAIN}"
+        path = folder / f"decisions-{time}-{n:04}{PLAIN}"
         if path.with_suffix(PACKED).exists():
             continue
         with suppress(FileExistsError):
@@ -87,8 +90,8 @@ def locked(file: FileIO) -> bool:
 
 
 def plain_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"ledger-*{PLAIN}"))
+    return sorted(path for stem in STEMS for path in folder.glob(f"{stem}-*{PLAIN}"))
 
 
 def packed_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"ledger-*{PACKED}"))
+    return sorted(path for stem in STEMS for path in folder.glob(f"{stem}-*{PACKED}"))

@@ -1,4 +1,4 @@
-"""What the lines of a ledger file say: the format, as types that msgspec reads and writes.
+"""What the lines of a decision log file say: the format, as types that msgspec reads and writes.
 
     {"file":   {version, started_at_wall_s, run, warmroute, fields}}   the first line of every file
     {"policy": {name, digest, spec}}      before the first record that it decided: every file stands alone
@@ -23,7 +23,11 @@ from router.scheduling.policy.decision import Part
 from router.scheduling.policy.record import Stages
 from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Transfer, View
 
-VERSION = 1
+VERSION = 2
+OLDEST_READ = 1
+"""Version 1 called the stage `admission_ms` by another name (`OLD_NAMES`)."""
+
+OLD_NAMES = ((b'"door_ms"', b'"admission_ms"'),)
 UNPLACED = "unplaced"
 CONTRACT = (View, Row, Overlap, Load, Speed, Transfer, Decode, PoolHit, Ask)
 FIELDS = {kind.__name__: list(kind._fields) for kind in CONTRACT}
@@ -78,7 +82,7 @@ class LoggedShadow(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A record as the ledger keeps it. Times of its outcome are good to the microsecond."""
+    """A record as the decision log keeps it. Times of its outcome are good to the microsecond."""
 
     id: str
     number: int

@@ -1,4 +1,4 @@
-"""Ledger files back into records: streaming, in constant memory, in the order of their names.
+"""Decision log files back into records: streaming, in constant memory, in the order of their names.
 
 Nothing that stands in a file can end a reading. A last line without its end is what a crash leaves; any other line that
 cannot be read is damage; both come out as `UnreadableLine`, with the place and the reason. Files may be plain or
@@ -18,7 +18,16 @@ import msgspec
 
 from router.errors import WarmrouteError
 from router.telemetry.decision_log.files import PACKED, PLAIN, packed_files, plain_files
-from router.telemetry.decision_log.format import FIELDS, VERSION, FileHead, LoggedPolicy, LoggedRecord, decode
+from router.telemetry.decision_log.format import (
+    FIELDS,
+    OLD_NAMES,
+    OLDEST_READ,
+    VERSION,
+    FileHead,
+    LoggedPolicy,
+    LoggedRecord,
+    decode,
+)
 
 BUFFER_BYTES = 256 * 1024
 TELL_EVERY = 256  # lines
@@ -44,16 +53,18 @@ Entry = LoggedRecord | LoggedPolicy | UnreadableLine
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Every ledger file among them: of a folder, all; each once, in the order of their names.
+    """Every decision log file among them: of a folder, all; each once, in the order of their names.
 
-    Raises LedgerError for a path that is not there, and for a folder without any.
+    Raises DecisionLogError for a path that is not there, and for a folder without any.
     """
     found: set[Path] = set()
     for path in paths:
         if path.is_dir():
             found.update(inside := [*packed_files(path), *plain_files(path)])
             if not inside:
-                raise DecisionLogError(f"{path}: there are no ledger files (ledger-*{PLAIN} or ledger-*{PACKED}) in it")
+                raise DecisionLogError(
+                    f"{path}: there are no decision log files (decisions-*{PLAIN} or decisions-*{PACKED}) in it"
+                )
         elif path.exists():
             found.add(path)
         else:
@@ -65,7 +76,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
 def read(paths: Iterable[Path], passed: Callable[[int], None] | None = None) -> Iterator[Entry]:
     """Records with the policies that decided them, each policy before its first record of every file.
 
-    `passed` is told how many bytes more of the files have been read, as they lie on disk. Raises LedgerError as
+    `passed` is told how many bytes more of the files have been read, as they lie on disk. Raises DecisionLogError as
     `files_of` does, before anything is read.
     """
     return _entries(files_of(paths), passed or (lambda _: None))
@@ -95,11 +106,13 @@ def _opened(path: Path) -> BinaryIO:
 def _read(path: Path, file: BinaryIO, passed: Callable[[int], None]) -> Iterator[Entry]:
     packed = str(file.name).endswith(".gz")
     number = told = 0
+    version = VERSION
     with BufferedReader(GzipFile(fileobj=file, mode="rb"), BUFFER_BYTES) if packed else file as lines:
         try:
             for number, line in enumerate(lines, 1):
-                entry = _entry(path, number, line)
+                entry = _entry(path, number, line if version == VERSION else _renamed(line))
                 if isinstance(entry, FileHead):
+                    version = entry.version
                     if (strange := _strange(entry)) is not None:
                         yield UnreadableLine(path, number, strange)
                         break
@@ -124,10 +137,22 @@ def _entry(path: Path, number: int, line: bytes) -> Entry | FileHead | None:
     return read.record or read.policy or read.file
 
 
+def _renamed(line: bytes) -> bytes:
+    """Return a line of an older format with the field names of this one. Names in quotes occur only as field names:
+    text inside a value has its quotes escaped.
+    """
+    for old, new in OLD_NAMES:
+        line = line.replace(old, new)
+    return line
+
+
 def _strange(head: FileHead) -> str | None:
     """Why this version cannot read the file: views are arrays, so their fields must stand where we look for them."""
-    if head.version != VERSION:
-        return f"written by warmroute {head.warmroute} in form {head.version}; this version reads form {VERSION}"
+    if not OLDEST_READ <= head.version <= VERSION:
+        return (
+            f"written by warmroute {head.warmroute} in format {head.version}; "
+            f"this version reads formats {OLDEST_READ} to {VERSION}"
+        )
     for kind, fields in head.fields.items():
         ours = FIELDS.get(kind, [])
         if fields != ours[: len(fields)]:

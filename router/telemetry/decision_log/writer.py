@@ -64,8 +64,8 @@ class DecisionLogWriter:
         self._opened_at = self._tended_at = 0.0
         self._drops_told = 0
         self._packer = FileCompressor(folder, config.keep_bytes, sync=config.fsync != "never")
-        self._writing = RetriedWork(f"writing the ledger in {folder}", self._write, WRITE_AGAIN_S)
-        self._packing = RetriedWork(f"compressing the ledger in {folder}", self._packer.step, PACK_AGAIN_S)
+        self._writing = RetriedWork(f"writing the decision log in {folder}", self._write, WRITE_AGAIN_S)
+        self._packing = RetriedWork(f"compressing the decision log in {folder}", self._packer.step, PACK_AGAIN_S)
         self._closing = Event()
         self._close_by = inf
         self._thread = Thread(target=self._work, name="warmroute-ledger", daemon=True)
@@ -92,7 +92,7 @@ class DecisionLogWriter:
         self._closing.set()
         self._thread.join(within_s + 1.0)
         if self._thread.is_alive():
-            log.error("the ledger in %s does not end: its disk does not answer", self._folder)
+            log.error("the decision log in %s does not end: its disk does not answer", self._folder)
 
     @property
     def stats(self) -> WriterStats:
@@ -216,7 +216,7 @@ class DecisionLogWriter:
         """At the 1st, and whenever there are twice as many."""
         if self._overflowed >= max(1, 2 * self._drops_told):
             self._drops_told = self._overflowed
-            log.error("the ledger falls behind: %d records dropped so far, its queue was full", self._overflowed)
+            log.error("the decision log falls behind: %d records dropped so far, its queue was full", self._overflowed)
 
 
 class RetriedWork:

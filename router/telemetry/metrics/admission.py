@@ -12,7 +12,7 @@ class ModelAdmissionState(NamedTuple):
     """In front of and behind one model's door."""
 
     model: str
-    waiting: Mapping[str, int]  # by line
+    waiting: Mapping[str, int]  # by queue
     sessions: float  # live: each counts with the chance that it comes back
     context_tokens: float  # of those
     capacity_tokens: int | None  # None: unknown, so nobody waits
@@ -21,20 +21,20 @@ class ModelAdmissionState(NamedTuple):
 def gate_families(gates: Sequence[ModelAdmissionState]) -> Iterator[Metric]:
     model = ("model",)
     waiting = GaugeMetricFamily(
-        "warmroute_door_waiting_requests",
-        "requests that wait for room in the caches, by line",
-        labels=("model", "line"),
+        "warmroute_admission_waiting_requests",
+        "requests that wait for room in the caches, by queue",
+        labels=("model", "queue"),
     )
-    sessions = GaugeMetricFamily("warmroute_door_live_sessions", "sessions expected to come back", labels=model)
-    context = GaugeMetricFamily("warmroute_door_context_tokens", "tokens of their contexts", labels=model)
+    sessions = GaugeMetricFamily("warmroute_admission_live_sessions", "sessions expected to come back", labels=model)
+    context = GaugeMetricFamily("warmroute_admission_context_tokens", "tokens of their contexts", labels=model)
     fits = GaugeMetricFamily(
-        "warmroute_door_capacity_tokens",
+        "warmroute_admission_capacity_tokens",
         "tokens that fit the caches; none: unknown, and the door is open",
         labels=model,
     )
     for gate in gates:
-        for line, count in gate.waiting.items():
-            waiting.add_metric((gate.model, line), count)
+        for queue, count in gate.waiting.items():
+            waiting.add_metric((gate.model, queue), count)
         sessions.add_metric((gate.model,), gate.sessions)
         context.add_metric((gate.model,), gate.context_tokens)
         if gate.capacity_tokens is not None:

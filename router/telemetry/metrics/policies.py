@@ -1,4 +1,5 @@
-"""What decides, as metrics: policies in force, switches, an experiment's units, shadows, and the ledger of it all.
+"""What decides, as metrics: policies in force, switches, an experiment's units, shadows, and the decision log of it
+all.
 
 Like `state.py` taken from a snapshot when scraped. Names of policies are a closed set: whoever may add one may also
 read this.
@@ -43,7 +44,7 @@ class PolicyState(NamedTuple):
     refusals: Mapping[str, int] = {}  # by where what could not be read or built came from
     arms: Sequence[ArmUnits] = ()
     shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
-    ledger: DecisionLogState | None = None
+    decision_log: DecisionLogState | None = None
     audit_failures: int | None = None  # writes of the audit log that failed; None: there is none
 
 
@@ -51,7 +52,7 @@ def steering_families(now: PolicyState) -> Iterator[Metric]:
     yield from _policies(now)
     yield from _arms(now.arms)
     yield from _shadows(now.shadows)
-    yield from _ledger(now.ledger)
+    yield from _decision_log(now.decision_log)
     audit = CounterMetricFamily("warmroute_audit_failures_total", "writes of the audit log that failed")
     if now.audit_failures is not None:
         audit.add_metric((), now.audit_failures)
@@ -119,12 +120,12 @@ def _shadows(shadows: Mapping[str, tuple[ChoiceComparison, bool]]) -> Iterator[M
     yield from (looked, agreed, ttft, overlap, spread, out)
 
 
-def _ledger(ledger: DecisionLogState | None) -> Iterator[Metric]:
-    written = CounterMetricFamily("warmroute_ledger_records_total", "records written to the ledger")
-    dropped = CounterMetricFamily("warmroute_ledger_dropped_total", "records dropped because its queue was full")
-    size = CounterMetricFamily("warmroute_ledger_bytes_total", "bytes written to it, before compression")
-    failures = CounterMetricFamily("warmroute_ledger_failures_total", "writes that failed")
-    if ledger is not None:
-        for family, value in zip((written, dropped, size, failures), ledger, strict=True):
+def _decision_log(decision_log: DecisionLogState | None) -> Iterator[Metric]:
+    written = CounterMetricFamily("warmroute_decision_log_records_total", "records written to the ledger")
+    dropped = CounterMetricFamily("warmroute_decision_log_dropped_total", "records dropped because its queue was full")
+    size = CounterMetricFamily("warmroute_decision_log_bytes_total", "bytes written to it, before compression")
+    failures = CounterMetricFamily("warmroute_decision_log_failures_total", "writes that failed")
+    if decision_log is not None:
+        for family, value in zip((written, dropped, size, failures), decision_log, strict=True):
             family.add_metric((), value)
     yield from (written, dropped, size, failures)

@@ -178,11 +178,11 @@ class Metrics:
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
 
-    def waited(self, model: str, line: str, end: str, seconds: float) -> None:
-        """A request's waiting at the door is over. All words are the router's own, or models that engines serve."""
-        self._waits[model, line, end] += 1
+    def waited(self, model: str, queue: str, end: str, seconds: float) -> None:
+        """A request no longer waits for admission. All words are the router's own, or models that engines serve."""
+        self._waits[model, queue, end] += 1
         if end == "passed":
-            self._waited[model, line].observe(seconds)
+            self._waited[model, queue].observe(seconds)
 
     def page(self) -> MetricsPage:
         """What a scrape would say now. To be called on the event loop's thread."""
@@ -275,16 +275,16 @@ class Metrics:
     def _make_waits(self) -> None:
         self._waits = self._kept(
             Counter(
-                "warmroute_door_waits_total",
+                "warmroute_admission_waits_total",
                 "requests that waited at the door, by how that ended (passed, refused, client_gone)",
                 "model",
-                "line",
+                "queue",
                 "end",
             )
         )
         self._waited = self._kept(
             Histogram(
-                "warmroute_door_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "line"
+                "warmroute_admission_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "queue"
             )
         )
 

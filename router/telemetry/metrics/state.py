@@ -330,10 +330,10 @@ def _pool(pool: PoolState | None) -> Iterator[Metric]:
         "requests that asked the shared pool, by its answer: held, nothing, or why it is unknown",
         labels=("answer",),
     )
-    questions = CounterMetricFamily("warmroute_pool_questions_total", "questions to the leading master")
+    questions = CounterMetricFamily("warmroute_pool_queries_total", "questions to the leading master")
     keys = CounterMetricFamily("warmroute_pool_keys_total", "keys asked for in them")
-    seconds = CounterMetricFamily("warmroute_pool_question_seconds_total", "time until their answers, summed up")
-    answered = CounterMetricFamily("warmroute_pool_questions_answered_total", "questions that were answered")
+    seconds = CounterMetricFamily("warmroute_pool_query_seconds_total", "time until their answers, summed up")
+    answered = CounterMetricFamily("warmroute_pool_queries_answered_total", "questions that were answered")
     names = GaugeMetricFamily(
         "warmroute_pool_names",
         "1 for whether our names of the model's blocks are proved to be the engines' own",

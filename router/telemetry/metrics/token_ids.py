@@ -16,13 +16,17 @@ class PassthroughState(NamedTuple):
 
 def handing_families(now: PassthroughState) -> Iterator[Metric]:
     takes = GaugeMetricFamily(
-        "warmroute_takes_token_ids", "1 for an instance that was seen to take token ids", labels=("instance",)
+        "warmroute_token_id_passthrough_supported",
+        "1 for an instance that was seen to take token ids",
+        labels=("instance",),
     )
     handed = CounterMetricFamily(
-        "warmroute_handed_prompts_total", "prompts sent to an engine together with their token ids", labels=("model",)
+        "warmroute_token_id_passthrough_prompts_total",
+        "prompts sent to an engine together with their token ids",
+        labels=("model",),
     )
     unhanded = CounterMetricFamily(
-        "warmroute_unhanded_prompts_total",
+        "warmroute_token_id_passthrough_skipped_total",
         "prompts whose token ids were known and that were sent without them, by why",
         labels=("reason",),
     )

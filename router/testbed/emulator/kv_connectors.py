@@ -43,28 +43,28 @@ class KvConnectors:
             self._upstreams.add(POOL, options.pool_url)
             self.store = EmulatedStoreClient(options.store_model, self._upstreams.fetch, options.pool_timeout_s)
         prefills = options.transfer is not None and options.role != "decode"
-        self.door = BootstrapServer(options.host, options.bootstrap_port, options.ranks) if prefills else None
+        self.bootstrap = BootstrapServer(options.host, options.bootstrap_port, options.ranks) if prefills else None
 
     async def __aenter__(self) -> Self:
-        if self.door is not None:
-            await self.door.listener.__aenter__()
+        if self.bootstrap is not None:
+            await self.bootstrap.listener.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.door is not None:
-            await self.door.listener.__aexit__(kind, error, trace)
+        if self.bootstrap is not None:
+            await self.bootstrap.listener.__aexit__(kind, error, trace)
         self._upstreams.close()
 
     @property
     def door_url(self) -> str | None:
         """Mooncake calls it the bootstrap address."""
-        return None if self.door is None else self.door.listener.url
+        return None if self.bootstrap is None else self.bootstrap.listener.url
 
     def restart(self) -> None:
-        if self.door is not None:
-            self.door.restart()
+        if self.bootstrap is not None:
+            self.bootstrap.restart()
 
     async def find(self, order: RequestParams, id: str, core: EngineCore) -> RequestParams:
         """The order, with what is to be had outside. Raises Broken."""
@@ -85,14 +85,14 @@ class KvConnectors:
 
     def end(self, order: RequestParams, answer: TokenStream, cached_tokens: int) -> dict[str, Any] | None:
         """`kv_transfer_params` of its answer."""
-        half, door, options = order.half, self.door, self._options
-        if not isinstance(half, PrefillParams) or door is None or answer.finishes[0] not in half.keeps_after:
+        half, bootstrap, options = order.half, self.bootstrap, self._options
+        if not isinstance(half, PrefillParams) or bootstrap is None or answer.finishes[0] not in half.keeps_after:
             return None
-        door.keep(half.name, partial(answer.core.free, answer.ids[0], answer.core.engine), options.lease_s)
+        bootstrap.keep(half.name, partial(answer.core.free, answer.ids[0], answer.core.engine), options.lease_s)
         if options.transfer == "mooncake":
             return None
         tokens = len(order.requests[0].token_ids)
-        engine_id, listener = door.engine_ids[answer.core.rank], door.listener
+        engine_id, listener = bootstrap.engine_ids[answer.core.rank], bootstrap.listener
         return nixl_params(
             half.name, engine_id, listener.host, listener.port, tokens, options.block_tokens, cached_tokens
         )

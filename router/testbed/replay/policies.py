@@ -11,8 +11,8 @@ from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 
 FOLDERS = (Path("configs/policies"), Path())
-"""Where names are looked up when no folder is given: the first that is there. A replay is of somebody's own ledger,
-so the policies are those where he stands; a simulation means those that come with the project."""
+"""Where names are looked up when no folder is given: the first that is there. A replay is of somebody's own decision
+log, so the policies are those where he stands; a simulation means those that come with the project."""
 
 
 def policies(given: Sequence[str], folder: Path | None, registry: Registry) -> list[Policy]:

@@ -1,4 +1,4 @@
-"""A ledger's decisions, made again: records in, a report out. Pure: it opens nothing and knows no time.
+"""A decision log's decisions, made again: records in, a report out. Pure: it opens nothing and knows no time.
 
     every choice of a record (retries and prefill halves too)  ->  the policy that made it: the same target?
     the first choice                                           ->  every contender: which target, and what that is worth

@@ -71,9 +71,13 @@ class SimulatedRouter:
             Fleet(told.fleet), knowledge, Selector(regime, seed=seed), clock, KEPT, shared_pool=shared_pool
         )
         self.gate: ModelAdmission | None = None
-        if scenario.door is not None and scenario.door.admission:
+        if scenario.admission is not None and scenario.admission.enabled:
             self.gate = ModelAdmission(
-                MODEL, AdmissionController(scenario.door, pooled=shared_pool), self.core, clock, 1 / scenario.routers
+                MODEL,
+                AdmissionController(scenario.admission, pooled=shared_pool),
+                self.core,
+                clock,
+                1 / scenario.routers,
             )
         self._names = [name_of(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]

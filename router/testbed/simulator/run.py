@@ -57,7 +57,7 @@ def simulate(
 class _Request:
     """From its sending to its end. `asked` is its way through the router that it came to, whichever come later."""
 
-    __slots__ = ("asked", "at_door", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
+    __slots__ = ("admission", "asked", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
 
     def __init__(self, said: ClientTurn, asked: SimulatedRequest, sent_s: float) -> None:
         self.said = said
@@ -65,7 +65,7 @@ class _Request:
         self.sent_s = sent_s
         self.waited_s = 0.0
         self.first_s = 0.0
-        self.at_door: Admission | None = None  # its place in the door's books
+        self.admission: Admission | None = None  # its place in the door's books
         self._begin()
 
     def failed_at(self, end: str, status: int | None = None) -> None:
@@ -99,7 +99,7 @@ class _Run:
         self._moments = EventQueue()
         self._retired: list[SimulatedRouter] = []
         self.routers: list[SimulatedRouter] = []
-        self._at_doors: dict[Admission, _Request] = {}  # all that are in the books of one
+        self._admissions: dict[Admission, _Request] = {}  # all that are in the books of one
         self._looks_s: dict[ModelAdmission, float] = {}  # when doors must be looked at
         self.outcome = SimulationOutcome(scenario.instances)
         last_s = float("inf") if until_s is None else until_s
@@ -143,8 +143,8 @@ class _Run:
             self._place(request)
             return
         verdict = request.asked.arrives(router.gate)
-        request.at_door = verdict.turn
-        self._at_doors[verdict.turn] = request
+        request.admission = verdict.turn
+        self._admissions[verdict.turn] = request
         if isinstance(verdict, Admitted):
             self._place(request)
         self._look_at(router.gate)
@@ -237,18 +237,18 @@ class _Run:
         outcome.end.append(end)
         if self._progress is not None and len(outcome) % TOLD_EVERY == 0:
             self._progress(now, len(outcome))
-        if request.at_door is not None:
-            self._leave_door(request, request.at_door, source)
+        if request.admission is not None:
+            self._leave_admission(request, request.admission, source)
         request.job.tag = None  # a circle less per request for the collector of garbage to find
         self._clients.ended(said, end is RequestEnd.OK)
 
     # doors
 
-    def _leave_door(self, request: _Request, turn: Admission, source: EngineJob | None) -> None:
+    def _leave_admission(self, request: _Request, turn: Admission, source: EngineJob | None) -> None:
         """It gives back what it took there. `source`: what computed its prompt; None: it has no answer."""
         gate, said = request.asked.router.gate, request.said
         assert gate is not None, "it came through one"
-        self._at_doors.pop(turn, None)
+        self._admissions.pop(turn, None)
         if source is not None:
             context_tokens = said.prompt_tokens + said.output_tokens
             # Loads from the pool count as computed: KV memory is what the door is about.
@@ -260,11 +260,11 @@ class _Run:
     def _look_at(self, gate: ModelAdmission) -> None:
         called = gate.look()
         for turn in called.passed:
-            request = self._at_doors[turn]
+            request = self._admissions[turn]
             request.waited_s = self._moments.now_s - request.sent_s
             self._place(request)
         for hold in called.refused:
-            self._end(self._at_doors[hold.turn], RequestEnd.SHED, -1)
+            self._end(self._admissions[hold.turn], RequestEnd.SHED, -1)
         next_s = gate.next_s
         if next_s is not None and self._looks_s.get(gate) != next_s:
             self._looks_s[gate] = next_s

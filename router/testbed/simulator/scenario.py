@@ -69,7 +69,7 @@ class Scenario:
     prefills: int = 0  # of `instances`, how many only prefill; the others decode what those hand over
     decode_profile: EngineProfile | None = None  # of those others; None: the same
     handover: LinkSpeed = LinkSpeed(250_000.0, 10.0)  # from a prefill instance to a decode instance
-    door: AdmissionConfig | None = None  # who may begin; None: everybody, at once
+    admission: AdmissionConfig | None = None  # who may begin; None: everybody, at once
 
     def role(self, number: int) -> Literal["both", "prefill", "decode"]:
         """Of that instance."""

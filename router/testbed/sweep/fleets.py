@@ -24,7 +24,7 @@ class FleetOption(NamedTuple):
     prefills: int = 0
     pool: str = OFF
     host_memory: str = OFF
-    door: bool = False
+    admission: bool = False
     routers: int = 1
     trouble: str = OFF
 
@@ -38,7 +38,7 @@ class FleetOption(NamedTuple):
             f"{self.prefills} of them prefill" if self.prefills else "",
             _named("pool", self.pool) or "no pool",
             _named("host memory", self.host_memory),
-            "door" if self.door else "",
+            "admission" if self.admission else "",
             f"{self.routers} routers" if self.routers > 1 else "",
             "" if self.trouble == OFF else f"trouble {self.trouble}",
         ]
@@ -55,7 +55,7 @@ class FleetOption(NamedTuple):
             trouble=trouble,
             routers=self.routers,
             prefills=self.prefills,
-            door=AdmissionConfig(admission=True) if self.door else None,
+            admission=AdmissionConfig(enabled=True) if self.admission else None,
         )
 
 

@@ -54,7 +54,7 @@ class SweepSpec:
     rho: str | None = None
     sessions_per_instance: str | None = None
     staggered: bool = True
-    door: bool = False
+    admission: bool = False
     lags: str = "50:250"
     routers: int = 1
     trouble: str = option_values.OFF
@@ -130,7 +130,7 @@ def _fleets(asked: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
         )
     profile, lags = _profile(asked), option_values.lags(asked.lags)
     fleets = [
-        FleetOption(size, asked.prefills, pool, memory, asked.door, asked.routers, trouble)
+        FleetOption(size, asked.prefills, pool, memory, asked.admission, asked.routers, trouble)
         for size, pool, memory, trouble in product(sizes, pools, memories, suffered)
     ]
     return [(fleet, fleet.scenario(profile, lags, suffered[fleet.trouble])) for fleet in fleets]

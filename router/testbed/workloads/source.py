@@ -1,8 +1,8 @@
 """`--workload X` as a workload: a preset by its name, or a file that holds a trace, made as big and as fast as wanted.
 
     codex | scaling | groups | tools            presets (`router/sim/workloads`)
-    *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of our own ledger
-    a folder                                    all of a ledger
+    *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of our own decision log
+    a folder                                    all of a decision log
     *.csv, *.csv.gz                             a trace of Azure's
 
 Closed loops (`Workload.is_closed`) have sessions, turns and pauses; open ones have requests and a rate. What does not
@@ -89,10 +89,10 @@ def read_trace(given: str) -> traces.Trace:
     """The whole file, with what could not be used of it."""
     path = Path(given)
     if path.is_dir():
-        return _ledger(path)
+        return _decision_log(path)
     if not path.is_file():
         known = unknown("workload", given, PRESETS)
-        raise ConfigError(f"{known}; and there is no such file ({', '.join(SUFFIXES)}, or a ledger's folder)")
+        raise ConfigError(f"{known}; and there is no such file ({', '.join(SUFFIXES)}, or a decision log's folder)")
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{given}: wanted a name that ends in {', '.join(SUFFIXES)}")
     name = path.name.removesuffix(".gz").rpartition(".")[0]
@@ -101,7 +101,7 @@ def read_trace(given: str) -> traces.Trace:
             return traces.azure(lines, name)
         head = list(islice(lines, 1))
         if head and head[0].startswith(LEDGER_LINES):
-            return _ledger(path)
+            return _decision_log(path)
         return traces.mooncake(chain(head, lines), name)
 
 
@@ -114,7 +114,7 @@ def _opened(path: Path) -> Iterator[Iterator[bytes]]:
         raise WarmrouteError(f"{path}: cannot be read: {failure}") from failure
 
 
-def _ledger(path: Path) -> traces.Trace:
+def _decision_log(path: Path) -> traces.Trace:
     bad: list[traces.UnusableLines] = []
 
     def records() -> Iterator[LoggedRecord]:
@@ -124,7 +124,7 @@ def _ledger(path: Path) -> traces.Trace:
             elif isinstance(entry, LoggedRecord):
                 yield entry
 
-    trace = traces.ledger(records(), path.name.partition(".")[0])
+    trace = traces.decision_log(records(), path.name.partition(".")[0])
     return trace._replace(unusable=(*bad, *trace.unusable))
 
 

@@ -1,9 +1,10 @@
-"""Traces of others, and our own ledger, as workloads: lines in, an open loop out, and every line that was no use named.
+"""Traces of others, and our own decision log, as workloads: lines in, an open loop out, and every line that was no use
+named.
 
 Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens, the
 last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A path
 becomes few spans: whatever continues a block for the first time goes on in that block's source, and only what continues
-it otherwise begins a source of its own. The ledger names full blocks only; Azure's traces name none.
+it otherwise begins a source of its own. The decision log names full blocks only; Azure's traces name none.
 
 Pure: who opens the files is above this floor (`router/testbed/workloads/source.py`).
 """
@@ -149,7 +150,7 @@ def azure(lines: Iterable[bytes], name: str) -> Trace:
     return _trace(name, arrivals, unusable)
 
 
-def ledger(records: Iterable[LoggedRecord], name: str) -> Trace:
+def decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
     """What clients asked of a router. Lengths are the engines' own where they said them; a prompt whose blocks nobody
     knew shares nothing. A request without an answer has no length and is left out. Requests of one session have one
     number, and still come when they came.

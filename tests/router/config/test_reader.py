@@ -75,6 +75,9 @@ def test_paths_come_back_absolute(folder: Path) -> None:
     ("text", "said"),
     [
         ("listen: {prot: 1}", '1: listen.prot: unknown key "prot": did you mean "port"?'),
+        ("door: {admission: true}", '1: door: the key "door" is now called "admission"'),
+        ("tokens: {hand_ids: off}", '1: tokens.hand_ids: the key "hand_ids" is now called "token_id_passthrough"'),
+        ("records: {ledger: {folder: x}}", '1: records.ledger: the key "ledger" is now called "decision_log"'),
         ("lisen: {}", '1: lisen: unknown key "lisen": did you mean "listen"?'),
         ("log: {zzz: 1}", '1: log.zzz: unknown key "zzz": known here: level'),
         (

@@ -49,15 +49,15 @@ def share(instance: str, longest: int | None) -> Any:
 
 def ticket(*, pair: bool = False) -> Any:
     made = share("d", 100)
-    made.attempt, made.record = SimpleNamespace(handed_ids=False), SimpleNamespace(prompt_tokens=7)
+    made.attempt, made.record = SimpleNamespace(token_id_passthrough=False), SimpleNamespace(prompt_tokens=7)
     made.half = share("p", None) if pair else None
     if pair:
-        made.half.leg = SimpleNamespace(handed_ids=False)
+        made.half.leg = SimpleNamespace(token_id_passthrough=False)
     return made
 
 
 def flags(of: Any) -> list[bool]:
-    return [of.attempt.handed_ids] + ([of.half.leg.handed_ids] if of.half is not None else [])
+    return [of.attempt.token_id_passthrough] + ([of.half.leg.token_id_passthrough] if of.half is not None else [])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finished records for tests of the ledger, and waiting for its thread."""
+"""Finished records for tests of the decision log, and waiting for its thread."""
 
 from __future__ import annotations
 

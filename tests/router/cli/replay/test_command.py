@@ -50,7 +50,7 @@ def write(path: Path, records: Iterable[Record]) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return write(tmp_path / "ledger-1.jsonl.gz", decided(named("least_requests"), [VIEW] * 40))
+    return write(tmp_path / "decisions-1.jsonl.gz", decided(named("least_requests"), [VIEW] * 40))
 
 
 def row_of(table: str, name: str) -> list[str]:
@@ -60,12 +60,12 @@ def row_of(table: str, name: str) -> list[str]:
 
 
 def test_what_the_ledger_wrote_is_decided_again_as_it_was(tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
-    ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 5, "run", SystemClock())
-    ledger.start()
+    folder = tmp_path / "decision_log"
+    decision_log = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 5, "run", SystemClock())
+    decision_log.start()
     for record in decided(named("session_affinity"), [VIEW._replace(session=f"s{i % 7}") for i in range(300)]):
-        ledger.add(record)
-    ledger.close()
+        decision_log.add(record)
+    decision_log.close()
     told = console()
     assert replay([folder], console=told)
     assert row_of(printed(told), "session_affinity")[2:] == ["300", "300", "100", "%"]
@@ -91,7 +91,7 @@ def test_others_are_held_against_what_was_done(log: Path, tmp_path: Path) -> Non
 
 
 def test_a_policy_that_saw_a_large_fleet_in_part_is_marked_wherever_it_is_shown(tmp_path: Path) -> None:
-    log = write(tmp_path / "ledger-1.jsonl", of_a_large_fleet("expected_ttft", 10))
+    log = write(tmp_path / "decisions-1.jsonl", of_a_large_fleet("expected_ttft", 10))
     for name in ("least_work_left", "round_robin"):
         (tmp_path / f"{name}.yaml").write_text(f"scorers: [{{name: {name}}}]\n")
     told, out = console(), tmp_path / "r.json"
@@ -110,7 +110,7 @@ def test_a_chart_is_also_an_svg(log: Path, tmp_path: Path) -> None:
 
 
 def test_files_and_folders_of_one_name_order(log: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "ledger-2.jsonl", decided(named("random"), [VIEW] * 5))
+    other = write(tmp_path / "decisions-2.jsonl", decided(named("random"), [VIEW] * 5))
     told = console()
     assert replay([tmp_path, log], console=told)  # the folder holds both, and each counts once
     assert [row_of(printed(told), name)[2] for name in ("least_requests", "random")] == ["40", "5"]
@@ -128,7 +128,7 @@ def test_a_choice_that_comes_out_otherwise_is_an_error_with_its_record(tmp_path:
         {"scorers": [{"name": "least_requests"}], "filters": [{"name": "max_waiting"}]}
     )
     records = [*decided(to("a/0", name="liar", spec=spec), [VIEW] * 2), *decided(named("random"), [VIEW] * 3)]
-    log = write(tmp_path / "ledger-1.jsonl", records)
+    log = write(tmp_path / "decisions-1.jsonl", records)
     told = console()
     with pytest.raises(NotReproduced, match="2 of 5 choices were not reproduced"):
         replay([log], console=told)
@@ -140,7 +140,7 @@ def test_a_choice_that_comes_out_otherwise_is_an_error_with_its_record(tmp_path:
 
 
 def test_a_policy_that_cannot_be_built_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    log = write(tmp_path / "ledger-1.jsonl", decided(to("a/0"), [VIEW]))
+    log = write(tmp_path / "decisions-1.jsonl", decided(to("a/0"), [VIEW]))
     told = console()
     with pytest.raises(NotReproduced):
         replay([log], console=told)
@@ -154,7 +154,7 @@ def learning(spec: str) -> Policy:
 
 def test_a_scorer_that_learns_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", Pupil)  # type: ignore[index]
-    log = write(tmp_path / "ledger-1.jsonl", decided(learning("pupil"), [VIEW] * 6))
+    log = write(tmp_path / "decisions-1.jsonl", decided(learning("pupil"), [VIEW] * 6))
     told = console()
     assert replay([log], console=told)
     assert "4 of 6 choices came out otherwise:" in printed(told)
@@ -191,7 +191,7 @@ def test_after_ctrl_c_there_is_a_part(log: Path, tmp_path: Path, monkeypatch: py
 
 def test_lines_that_cannot_be_read_are_told_with_their_place(tmp_path: Path) -> None:
     written = lines(decided(named("random"), [VIEW] * 4))
-    log = tmp_path / "ledger-1.jsonl"
+    log = tmp_path / "decisions-1.jsonl"
     log.write_bytes(b"".join([*written[:3], b'{"record": 3}\n', *written[3:5], written[5][:50]]))
     told = console()
     assert replay([log], console=told)
@@ -204,7 +204,7 @@ def test_lines_that_cannot_be_read_are_told_with_their_place(tmp_path: Path) -> 
 
 def test_an_empty_log_says_so(tmp_path: Path) -> None:
     told = console()
-    assert replay([write(tmp_path / "ledger-1.jsonl", [])], console=told)
+    assert replay([write(tmp_path / "decisions-1.jsonl", [])], console=told)
     assert printed(told).strip() == "The log holds no records."
 
 
@@ -227,7 +227,7 @@ def test_what_breaks_is_told_with_its_first_fault(log: Path, tmp_path: Path, mon
 
 def test_a_log_that_knows_nothing_of_caches_says_so(tmp_path: Path) -> None:
     unseen = a_view(a_row("a"), a_row("b"))
-    log = write(tmp_path / "ledger-1.jsonl", decided(named("round_robin"), [unseen] * 3))
+    log = write(tmp_path / "decisions-1.jsonl", decided(named("round_robin"), [unseen] * 3))
     (tmp_path / "prefix_overlap.yaml").write_text("scorers: [{name: prefix_overlap}]\n")
     told = console()
     assert replay([log], ["prefix_overlap"], tmp_path, console=told)

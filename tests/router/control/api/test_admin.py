@@ -49,7 +49,7 @@ class Rooms:
     def workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
 
-    def door(self) -> list[dict[str, Any]]:
+    def admission(self) -> list[dict[str, Any]]:
         return [{"model": "m", "capacity_tokens": None, "waiting": []}]
 
     def pool(self) -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ def test_a_refused_method_is_told_all_that_there_are() -> None:
 
 
 def test_the_door_is_shown_by_model() -> None:
-    shown = open_door().get("/admin/door").json()
+    shown = open_door().get("/admin/admission").json()
     assert shown == {"models": [{"model": "m", "capacity_tokens": None, "waiting": []}]}
 
 

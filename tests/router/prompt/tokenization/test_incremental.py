@@ -204,7 +204,7 @@ def test_a_block_size_that_appears_later_needs_no_tokenising(room: Room) -> None
 
 
 def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
-    room = Room(hand_ids="off")
+    room = Room(token_id_passthrough="off")
     known = run(room.remembering.of(family("byte-level"), chat([message("user", "x")]), chain(), 0))
     assert isinstance(known, TokenizedPrompt)
     assert known.spelled == ()

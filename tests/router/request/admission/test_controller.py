@@ -12,11 +12,11 @@ MAX_WAIT_S = 100.0
 
 
 def a_door(capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0) -> AdmissionController:
-    door = AdmissionController(
-        admission.AdmissionConfig(admission=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
+    controller = AdmissionController(
+        admission.AdmissionConfig(enabled=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
     )
-    door.behind(capacity_tokens)
-    return door
+    controller.behind(capacity_tokens)
+    return controller
 
 
 def name(text: str | None) -> bytes | None:
@@ -24,40 +24,40 @@ def name(text: str | None) -> bytes | None:
 
 
 def asks(
-    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+    controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> Admitted | Queued:
-    return door.arrives(Arrival(name(session), tokens, local), now)
+    return controller.arrives(Arrival(name(session), tokens, local), now)
 
 
 def passes(
-    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+    controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> Admission:
-    verdict = asks(door, session, tokens, now, local)
+    verdict = asks(controller, session, tokens, now, local)
     assert isinstance(verdict, Admitted), verdict
     return verdict.turn
 
 
 def waits(
-    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+    controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> Queued:
-    verdict = asks(door, session, tokens, now, local)
+    verdict = asks(controller, session, tokens, now, local)
     assert isinstance(verdict, Queued), verdict
     return verdict
 
 
 def a_turn(
-    door: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
+    controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> None:
     """Asked, let in and answered."""
-    door.answered(passes(door, session, tokens, now, local), tokens, tokens, now)
+    controller.answered(passes(controller, session, tokens, now, local), tokens, tokens, now)
 
 
-def called(door: AdmissionController, now: float = 0.0) -> list[str]:
-    return [(turn.session.name or b"?").decode() for turn in door.room(now).passed]
+def called(controller: AdmissionController, now: float = 0.0) -> list[str]:
+    return [(turn.session.name or b"?").decode() for turn in controller.room(now).passed]
 
 
-def contexts(door: AdmissionController, now: float = 0.0) -> float:
-    return door.state(now).live.context_tokens
+def contexts(controller: AdmissionController, now: float = 0.0) -> float:
+    return controller.state(now).live.context_tokens
 
 
 # who fits
@@ -65,63 +65,63 @@ def contexts(door: AdmissionController, now: float = 0.0) -> float:
 
 def test_sessions_begin_while_all_of_them_fit() -> None:
     """Capacity 1000, contexts of 300: three are 900, and a fourth would make 1200."""
-    door = a_door()
+    controller = a_door()
     for session in "abc":
-        a_turn(door, session, 300)
-    held = waits(door, "d", 300)
+        a_turn(controller, session, 300)
+    held = waits(controller, "d", 300)
     assert (held.position, held.expected_s) == (1, None)
-    assert contexts(door) == 900
+    assert contexts(controller) == 900
 
 
 def test_a_new_session_needs_at_least_the_mean_context_for_it_will_grow_to_that() -> None:
     """One of 600 is live, so the mean is 600: a prompt of 100 needs 600, and 1200 do not fit. Beside one of 400 it
     needs 400, and 800 do; both together then hold 500, the mean is 250, and the next one needs no more than that.
     """
-    door = a_door()
-    a_turn(door, "a", 600)
-    waits(door, "b", 100)
-    door = a_door()
-    a_turn(door, "a", 400)
-    a_turn(door, "b", 100)
-    assert contexts(door) == 500
-    assert door.state(0.0).live.mean_tokens == 250
-    passes(door, "c", 100)
+    controller = a_door()
+    a_turn(controller, "a", 600)
+    waits(controller, "b", 100)
+    controller = a_door()
+    a_turn(controller, "a", 400)
+    a_turn(controller, "b", 100)
+    assert contexts(controller) == 500
+    assert controller.state(0.0).live.mean_tokens == 250
+    passes(controller, "c", 100)
 
 
 def test_later_turns_pass_however_full_it_is() -> None:
-    door = a_door()
+    controller = a_door()
     for session in "abc":
-        a_turn(door, session, 300)
-    a_turn(door, "a", 500, local=300)
-    assert contexts(door) == 1100
-    a_turn(door, "a", 600), "what is held is not known"
-    waits(door, "d", 100)
+        a_turn(controller, session, 300)
+    a_turn(controller, "a", 500, local=300)
+    assert contexts(controller) == 1100
+    a_turn(controller, "a", 600), "what is held is not known"
+    waits(controller, "d", 100)
 
 
 def test_an_unknown_capacity_is_an_open_door() -> None:
-    door = a_door(None)
+    controller = a_door(None)
     for number in range(50):
-        passes(door, str(number), 10**6)
-    assert door.state(0.0).capacity_tokens is None
+        passes(controller, str(number), 10**6)
+    assert controller.state(0.0).capacity_tokens is None
 
 
 def test_whoever_needs_more_than_there_is_begins_when_nobody_else_is_live() -> None:
-    door = a_door()
-    first = passes(door, "a", 5000)
-    waits(door, "b", 5000)
-    assert called(door) == []
-    door.left(first, 1.0)
-    assert called(door, 1.0) == ["b"]
+    controller = a_door()
+    first = passes(controller, "a", 5000)
+    waits(controller, "b", 5000)
+    assert called(controller) == []
+    controller.left(first, 1.0)
+    assert called(controller, 1.0) == ["b"]
 
 
 def test_a_request_of_nobody_counts_while_it_runs() -> None:
-    door = a_door()
-    turn = passes(door, None, 900)
-    waits(door, "a", 200)
-    door.answered(turn, 900, 950, 1.0)
-    assert contexts(door, 1.0) == 0
-    assert called(door, 1.0) == ["a"]
-    assert door.state(1.0).known == 1
+    controller = a_door()
+    turn = passes(controller, None, 900)
+    waits(controller, "a", 200)
+    controller.answered(turn, 900, 950, 1.0)
+    assert contexts(controller, 1.0) == 0
+    assert called(controller, 1.0) == ["a"]
+    assert controller.state(1.0).known == 1
 
 
 # who waits, and in which order
@@ -131,68 +131,68 @@ def test_parked_ones_go_first_then_new_ones_each_in_their_order() -> None:
     """a, b and c of 300 are live. d and e come, then a turn of a and one of b whose contexts are gone (100 of 300 are
     held, less than half). Two have gone out of the count: 300 live. a and b need 300 each and pass, d would make 1200.
     """
-    door = a_door()
+    controller = a_door()
     for session in "abc":
-        a_turn(door, session, 300)
-    waits(door, "d", 300)
-    waits(door, "e", 300)
-    assert contexts(door) == 900
-    door.behind(600)
-    waits(door, "a", 300, local=100)
-    assert waits(door, "b", 300, local=100).position == 2
-    assert [hold.turn.session.name for hold in door.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
-    assert called(door) == ["a"], "c and a are 600"
-    door.behind(1000)
-    assert called(door) == ["b"]
-    door.behind(1200)
-    assert called(door) == ["d"]
+        a_turn(controller, session, 300)
+    waits(controller, "d", 300)
+    waits(controller, "e", 300)
+    assert contexts(controller) == 900
+    controller.behind(600)
+    waits(controller, "a", 300, local=100)
+    assert waits(controller, "b", 300, local=100).position == 2
+    assert [hold.turn.session.name for hold in controller.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
+    assert called(controller) == ["a"], "c and a are 600"
+    controller.behind(1000)
+    assert called(controller) == ["b"]
+    controller.behind(1200)
+    assert called(controller) == ["d"]
 
 
 def test_a_context_that_is_gone_waits_only_where_there_is_no_room() -> None:
-    door = a_door()
-    a_turn(door, "a", 300)
-    a_turn(door, "a", 300, local=0)
-    assert not door.looks(b"a", 300), "so nobody needs to look"
-    a_turn(door, "b", 300)
-    a_turn(door, "c", 300)
-    assert door.looks(b"a", 300)
-    assert not door.looks(b"d", 300), "a new one has nothing to lose"
-    a_turn(door, "a", 300, local=149), "without it 600 are live"
-    door.behind(899)
-    waits(door, "a", 300, local=149)
+    controller = a_door()
+    a_turn(controller, "a", 300)
+    a_turn(controller, "a", 300, local=0)
+    assert not controller.looks(b"a", 300), "so nobody needs to look"
+    a_turn(controller, "b", 300)
+    a_turn(controller, "c", 300)
+    assert controller.looks(b"a", 300)
+    assert not controller.looks(b"d", 300), "a new one has nothing to lose"
+    a_turn(controller, "a", 300, local=149), "without it 600 are live"
+    controller.behind(899)
+    waits(controller, "a", 300, local=149)
 
 
 def test_half_of_what_was_asked_last_is_not_gone_nor_is_a_prompt_that_was_cut_down() -> None:
     for now_asked, local, parked in [(400, 150, False), (400, 149, True), (80, 40, False), (80, 39, True)]:
-        door = a_door()
-        a_turn(door, "a", 300)
-        passes(door, "b", 500)
-        door.behind(0)
-        assert isinstance(asks(door, "a", now_asked, local=local), Queued) == parked, (now_asked, local)
+        controller = a_door()
+        a_turn(controller, "a", 300)
+        passes(controller, "b", 500)
+        controller.behind(0)
+        assert isinstance(asks(controller, "a", now_asked, local=local), Queued) == parked, (now_asked, local)
 
 
 def test_a_parked_session_does_not_count_and_takes_its_new_size_when_it_begins() -> None:
-    door = a_door(600)
-    a_turn(door, "a", 300)
-    a_turn(door, "b", 300)
-    running = passes(door, "b", 400, local=300)
-    held = waits(door, "a", 350, local=0)
-    assert contexts(door) == 400
-    door.left(running, 1.0)
-    assert contexts(door, 1.0) == 300, "b is what it was"
-    assert door.room(1.0).passed == (), "300 + 350 > 600"
-    door.behind(650)
-    assert door.room(1.0).passed == (held.turn,)
-    assert contexts(door, 1.0) == 650
+    controller = a_door(600)
+    a_turn(controller, "a", 300)
+    a_turn(controller, "b", 300)
+    running = passes(controller, "b", 400, local=300)
+    held = waits(controller, "a", 350, local=0)
+    assert contexts(controller) == 400
+    controller.left(running, 1.0)
+    assert contexts(controller, 1.0) == 300, "b is what it was"
+    assert controller.room(1.0).passed == (), "300 + 350 > 600"
+    controller.behind(650)
+    assert controller.room(1.0).passed == (held.turn,)
+    assert contexts(controller, 1.0) == 650
 
 
 def test_two_requests_of_one_session_are_one_session() -> None:
-    door = a_door(500)
-    first, second = passes(door, "a", 300), passes(door, "a", 400)
-    assert contexts(door) == 400
-    door.answered(second, 400, 400, 1.0)
-    door.answered(first, 300, 320, 1.0)
-    assert door.state(1.0).live.sessions == 1
+    controller = a_door(500)
+    first, second = passes(controller, "a", 300), passes(controller, "a", 400)
+    assert contexts(controller) == 400
+    controller.answered(second, 400, 400, 1.0)
+    controller.answered(first, 300, 320, 1.0)
+    assert controller.state(1.0).live.sessions == 1
     full = a_door(0)
     passes(full, "x", 100)
     waits(full, "a", 300)
@@ -206,133 +206,133 @@ def test_two_requests_of_one_session_are_one_session() -> None:
 
 def test_whoever_waited_too_long_is_told_where_it_stood() -> None:
     """Two are let in at 10 and 20 s, so a place takes 10 s; at 100 s the pause since 20 s counts, too: 45 s a place."""
-    door = a_door(300)
-    turns = [passes(door, "z", 300), *[waits(door, session, 300).turn for session in "abcd"]]
+    controller = a_door(300)
+    turns = [passes(controller, "z", 300), *[waits(controller, session, 300).turn for session in "abcd"]]
     for number, now in enumerate([10.0, 20.0]):
-        door.left(turns[number], now)
-        assert called(door, now) == ["ab"[number]]
-    assert door.next_s == MAX_WAIT_S
-    refused = door.room(MAX_WAIT_S).refused
+        controller.left(turns[number], now)
+        assert called(controller, now) == ["ab"[number]]
+    assert controller.next_s == MAX_WAIT_S
+    refused = controller.room(MAX_WAIT_S).refused
     assert [(hold.turn.session.name, hold.position, hold.expected_s) for hold in refused] == [
         (b"c", 1, 90.0),
         (b"d", 2, 180.0),
     ]
-    assert door.next_s is None
-    door.left(refused[0].turn, 101.0), "and has nothing to give back"
-    assert door.room(101.0) == Released((), ())
+    assert controller.next_s is None
+    controller.left(refused[0].turn, 101.0), "and has nothing to give back"
+    assert controller.room(101.0) == Released((), ())
 
 
 def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> None:
-    door = a_door(300)
-    passes(door, "z", 300)
-    waits(door, "a", 300, 0.0)
-    waits(door, "b", 300, 50.0)
-    assert len(door.room(100.0).refused) == 1
-    assert waits(door, "a", 300, 110.0).position == 1
-    assert [hold.turn.line for hold in door.state(110.0).waiting] == ["again", "new"]
+    controller = a_door(300)
+    passes(controller, "z", 300)
+    waits(controller, "a", 300, 0.0)
+    waits(controller, "b", 300, 50.0)
+    assert len(controller.room(100.0).refused) == 1
+    assert waits(controller, "a", 300, 110.0).position == 1
+    assert [hold.turn.queue for hold in controller.state(110.0).waiting] == ["again", "new"]
 
 
-def accustomed(door: AdmissionController, pause_s: float) -> None:
+def accustomed(controller: AdmissionController, pause_s: float) -> None:
     """A hundred sessions have come back after that long; a thousand seconds later they are forgotten."""
-    door.behind(None)
+    controller.behind(None)
     for now in (0.0, pause_s):
         for number in range(100):
-            a_turn(door, f"before-{number}", 1, now)
-    assert contexts(door, 1000.0) == 0
+            a_turn(controller, f"before-{number}", 1, now)
+    assert contexts(controller, 1000.0) == 0
 
 
 def test_a_silent_session_counts_as_long_as_it_may_come_back_and_then_is_forgotten() -> None:
-    door = a_door(500)
-    accustomed(door, 200.0)
-    door.behind(500)
-    a_turn(door, "a", 300, 1000.0)
-    waits(door, "b", 300, 1250.0)
-    assert contexts(door, 1299.0) > 250, "nearly all came back from a silence like this"
-    assert called(door, 1299.0) == []
-    assert called(door, 1300.0) == ["b"]
-    assert door.state(1300.0).known == 1
+    controller = a_door(500)
+    accustomed(controller, 200.0)
+    controller.behind(500)
+    a_turn(controller, "a", 300, 1000.0)
+    waits(controller, "b", 300, 1250.0)
+    assert contexts(controller, 1299.0) > 250, "nearly all came back from a silence like this"
+    assert called(controller, 1299.0) == []
+    assert called(controller, 1300.0) == ["b"]
+    assert controller.state(1300.0).known == 1
 
 
 def test_a_session_silent_for_longer_than_anybody_was_makes_room_before_it_is_forgotten() -> None:
     """Everybody came back after 5 s, from the stage that ends at 9.4 s, and one has never been longer away."""
-    door = a_door(500)
-    accustomed(door, 5.0)
-    door.behind(500)
-    a_turn(door, "a", 300, 1000.0)
-    waits(door, "b", 300, 1001.0)
-    assert called(door, 1009.0) == []
-    assert called(door, 1160.0) == ["b"]
+    controller = a_door(500)
+    accustomed(controller, 5.0)
+    controller.behind(500)
+    a_turn(controller, "a", 300, 1000.0)
+    waits(controller, "b", 300, 1001.0)
+    assert called(controller, 1009.0) == []
+    assert called(controller, 1160.0) == ["b"]
 
 
 def test_next_s_names_the_moment_at_which_somebody_may_go() -> None:
-    door = a_door(500)
-    accustomed(door, 200.0)
-    door.behind(500)
-    a_turn(door, "a", 300, 1000.0)
-    waits(door, "b", 300, 1250.0)
+    controller = a_door(500)
+    accustomed(controller, 200.0)
+    controller.behind(500)
+    a_turn(controller, "a", 300, 1000.0)
+    waits(controller, "b", 300, 1250.0)
     now, looks = 1250.0, 0
-    while not called(door, now):
-        assert door.next_s is not None
-        assert door.next_s > now
-        now, looks = door.next_s, looks + 1
+    while not called(controller, now):
+        assert controller.next_s is not None
+        assert controller.next_s > now
+        now, looks = controller.next_s, looks + 1
     assert now == 1300.0
     assert looks < 12
 
 
 def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
     """A new name every second, 100 tokens each, into 3,000: 30 at a time would fill it if each stayed for 300 s."""
-    door, now = a_door(3000), 0.0
+    controller, now = a_door(3000), 0.0
     held = 0
     for number in range(2000):
         now = float(number)
-        verdict = asks(door, f"once-{number}", 100, now)
+        verdict = asks(controller, f"once-{number}", 100, now)
         held += isinstance(verdict, Queued)
-        for turn in [verdict.turn] if isinstance(verdict, Admitted) else door.room(now).passed:
-            door.answered(turn, 100, 110, now)
+        for turn in [verdict.turn] if isinstance(verdict, Admitted) else controller.room(now).passed:
+            controller.answered(turn, 100, 110, now)
     assert held <= 100
-    assert contexts(door, now) < 1000
-    assert not door.state(now).waiting
+    assert contexts(controller, now) < 1000
+    assert not controller.state(now).waiting
 
 
 # with a shared pool
 
 
-def crowded(door: AdmissionController, redone: int) -> None:
+def crowded(controller: AdmissionController, redone: int) -> None:
     """b fills the fleet, and of 400 prompt tokens computed that many had been computed before."""
-    door.behind(1000, busy=0.95, targets=2)
-    a_turn(door, "b", 900)
-    turn = passes(door, "b", 900 + 400 - redone, local=0)
-    door.answered(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
-    passes(door, "b", 1000)
+    controller.behind(1000, busy=0.95, targets=2)
+    a_turn(controller, "b", 900)
+    turn = passes(controller, "b", 900 + 400 - redone, local=0)
+    controller.answered(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
+    passes(controller, "b", 1000)
 
 
 def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessions() -> None:
     for busy, redone, holds in [(0.95, 300, True), (0.95, 100, False), (0.8, 300, False), (None, 300, False)]:
-        door = a_door(pooled=True)
-        crowded(door, redone)
-        door.behind(1000, busy=busy, targets=2)
-        assert isinstance(asks(door, "n", 300), Queued) == holds, (busy, redone)
+        controller = a_door(pooled=True)
+        crowded(controller, redone)
+        controller.behind(1000, busy=busy, targets=2)
+        assert isinstance(asks(controller, "n", 300), Queued) == holds, (busy, redone)
 
 
 def test_with_a_pool_nobody_is_parked() -> None:
-    door = a_door(pooled=True)
-    crowded(door, 300)
-    a_turn(door, "b", 1000, local=0)
-    assert not door.looks(b"b", 1000)
+    controller = a_door(pooled=True)
+    crowded(controller, 300)
+    a_turn(controller, "b", 1000, local=0)
+    assert not controller.looks(b"b", 1000)
 
 
 def test_with_a_pool_those_who_waited_begin_one_per_target() -> None:
-    door = a_door(pooled=True)
-    crowded(door, 300)
+    controller = a_door(pooled=True)
+    crowded(controller, 300)
     for session in "cdef":
-        waits(door, session, 300)
-    door.behind(1000, busy=0.5, targets=2)
-    begun = door.room(1.0).passed
+        waits(controller, session, 300)
+    controller.behind(1000, busy=0.5, targets=2)
+    begun = controller.room(1.0).passed
     assert [turn.session.name for turn in begun] == [b"c", b"d"]
-    door.answered(begun[0], 300, 300, 2.0)
-    assert called(door, 2.0) == ["e"]
-    door.left(begun[1], 3.0)
-    assert called(door, 3.0) == ["f"]
+    controller.answered(begun[0], 300, 300, 2.0)
+    assert called(controller, 2.0) == ["e"]
+    controller.left(begun[1], 3.0)
+    assert called(controller, 3.0) == ["f"]
 
 
 # whatever happens
@@ -349,36 +349,36 @@ STEP = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(STEP, max_size=60))
 def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
-    door, now, under_way, waiting = a_door(1000), 0.0, [], []
+    controller, now, under_way, waiting = a_door(1000), 0.0, [], []
 
     def see() -> None:
         """Whoever has been called is inside, in the order of the lines; the rest stand as they came."""
-        before = contexts(door, now)
-        heard = door.room(now)
+        before = contexts(controller, now)
+        heard = controller.room(now)
         for turn in heard.passed:
             waiting.remove(turn)
             under_way.append(turn)
         for hold in heard.refused:
             assert now - hold.turn.since_s >= MAX_WAIT_S
             waiting.remove(hold.turn)
-        after = contexts(door, now)
+        after = contexts(controller, now)
         assert after <= 1000 or after <= before or len(heard.passed) == 1, "one alone may be larger than all there is"
-        stand = [hold.turn for hold in door.state(now).waiting]
+        stand = [hold.turn for hold in controller.state(now).waiting]
         assert sorted(map(id, stand)) == sorted(map(id, waiting))
         for line in ("parked", "again", "new"):
-            times = [turn.since_s for turn in stand if turn.line == line]
+            times = [turn.since_s for turn in stand if turn.queue == line]
             assert times == sorted(times)
-        places = [hold.position for hold in door.state(now).waiting]
+        places = [hold.position for hold in controller.state(now).waiting]
         assert places == list(range(1, len(places) + 1))
 
     for what, about, tokens, local in steps:
         if what == "asks":
-            before = door.state(now)
-            verdict = asks(door, about, tokens, now, local)
+            before = controller.state(now)
+            verdict = asks(controller, about, tokens, now, local)
             if isinstance(verdict, Admitted):
                 under_way.append(verdict.turn)
-                if verdict.turn.line == "new" and verdict.turn.session.running == 1:
-                    assert before.live.context_tokens < 1 or contexts(door, now) <= 1000
+                if verdict.turn.queue == "new" and verdict.turn.session.running == 1:
+                    assert before.live.context_tokens < 1 or contexts(controller, now) <= 1000
                     assert not before.waiting, "no new one overtakes"
             else:
                 waiting.append(verdict.turn)
@@ -388,15 +388,15 @@ def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_bac
             turn = turns[about]
             (under_way if turn in under_way else waiting).remove(turn)
             if what == "answered":
-                door.answered(turn, tokens, tokens + 10, now)
+                controller.answered(turn, tokens, tokens + 10, now)
             else:
-                door.left(turn, now)
-            door.left(turn, now)  # a second time does nothing
+                controller.left(turn, now)
+            controller.left(turn, now)  # a second time does nothing
         see()
 
     for turn in [*under_way, *waiting]:
-        door.left(turn, now)
-    assert not door.room(now).passed
+        controller.left(turn, now)
+    assert not controller.room(now).passed
     now += 10_000
-    assert door.state(now).live == (0, 0)
-    assert door.state(now).known == 0
+    assert controller.state(now).live == (0, 0)
+    assert controller.state(now).known == 0

@@ -11,7 +11,7 @@ from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 def a_gate(house: House, share: float = 1.0) -> ModelAdmission:
     return ModelAdmission(
         "m",
-        AdmissionController(admission.AdmissionConfig(admission=True, max_wait_s=60.0)),
+        AdmissionController(admission.AdmissionConfig(enabled=True, max_wait_s=60.0)),
         house.core,
         house.clock,
         share,

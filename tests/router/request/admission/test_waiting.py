@@ -23,9 +23,12 @@ class Scene:
     def __init__(self, **told: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        door = admission.AdmissionConfig(**({"admission": True} | told))
+        controller = admission.AdmissionConfig(**({"enabled": True} | told))
         self.waiting = AdmissionQueues(
-            door, self.house.core, self.house.clock, lambda model, line, end, s: self.waits.append((model, line, end))
+            controller,
+            self.house.core,
+            self.house.clock,
+            lambda model, queue, end, s: self.waits.append((model, queue, end)),
         )
 
     async def seat(self, session: str, tokens: int) -> Any:
@@ -108,7 +111,7 @@ async def test_an_exception_gives_back_what_was_taken() -> None:
 
 
 async def test_off_nobody_keeps_count() -> None:
-    scene = Scene(admission=False)
+    scene = Scene(enabled=False)
     for number in range(5):
         with await scene.seat(str(number), 10**6) as seat:
             assert seat is None

@@ -62,7 +62,7 @@ def test_a_record_without_an_attempt() -> None:
         "cached_tokens": None, "output_tokens": None, "poison": False, "done": False, "target": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
-            "connect_ms": None, "door_ms": None,
+            "connect_ms": None, "admission_ms": None,
         },
     }  # fmt: skip
 

@@ -81,7 +81,7 @@ def test_a_file_that_somebody_writes_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
     packer = FileCompressor(tmp_path, KEEP_ALL, sync=False)
-    packer.add(tmp_path / "ledger-1.jsonl")
+    packer.add(tmp_path / "decisions-1.jsonl")
     assert packer.step() is True
     assert not packer.busy
 

@@ -1,4 +1,4 @@
-"""The ledger's files on disk: names, owners, and nothing written into nowhere."""
+"""The decision log's files on disk: names, owners, and nothing written into nowhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from router.telemetry.decision_log.files import OpenLogFile, packed_files, plain_files
 
 AT_S = 1_700_000_000.9  # 2023-11-14 22:13:20 UTC
-NAME = "ledger-20231114T221320Z-{}.jsonl"
+NAME = "decisions-20231114T221320Z-{}.jsonl"
 
 
 def test_a_file_is_named_by_its_time_and_has_at_once_what_was_written(tmp_path: Path) -> None:

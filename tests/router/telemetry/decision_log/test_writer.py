@@ -1,4 +1,4 @@
-"""The ledger's thread, on real files: what is written, when it is not, and that nobody else notices."""
+"""The decision log's thread, on real files: what is written, when it is not, and that nobody else notices."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: ManualClock) -> Iterator[Make]:
-    """Ledgers in `tmp_path / "ledger"` by a clock that stands still; all are closed in the end."""
+    """Decision logs in `tmp_path / "decision_log"` by a clock that stands still; all are closed in the end."""
     made: list[DecisionLogWriter] = []
 
     def one(start: bool = True, **settings: Any) -> DecisionLogWriter:
-        config = schema.DecisionLogConfig(folder=str(tmp_path / "ledger"), **settings)
-        ledger = DecisionLogWriter(config, 7, "run", clock)
-        made.append(ledger)
+        config = schema.DecisionLogConfig(folder=str(tmp_path / "decision_log"), **settings)
+        decision_log = DecisionLogWriter(config, 7, "run", clock)
+        made.append(decision_log)
         if start:
-            ledger.start()
-        return ledger
+            decision_log.start()
+        return decision_log
 
     yield one
-    for ledger in made:
-        if ledger._thread.is_alive():
-            ledger.close()
+    for decision_log in made:
+        if decision_log._thread.is_alive():
+            decision_log.close()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
+    return tmp_path / "decision_log"
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -65,12 +65,12 @@ def numbers(folder: Path) -> list[int]:
     return [entry.number for entry in entries(folder) if isinstance(entry, LoggedRecord)]
 
 
-def put(ledger: DecisionLogWriter, *numbers_: int) -> None:
+def put(decision_log: DecisionLogWriter, *numbers_: int) -> None:
     """Hands records over and waits until they are with the kernel."""
-    before = ledger.stats.written
+    before = decision_log.stats.written
     for number in numbers_:
-        ledger.add(a_record(number))
-    until(lambda: ledger.stats.written == before + len(numbers_))
+        decision_log.add(a_record(number))
+    until(lambda: decision_log.stats.written == before + len(numbers_))
 
 
 def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> None:
@@ -79,12 +79,12 @@ def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> N
 
 
 def test_a_record_is_in_the_file_before_anything_is_closed(make: Make, folder: Path) -> None:
-    ledger = make()
-    put(ledger, 1, 2)
+    decision_log = make()
+    put(decision_log, 1, 2)
     (path,) = plain_files(folder)
-    assert path.name == "ledger-20231114T221320Z-0001.jsonl"
+    assert path.name == "decisions-20231114T221320Z-0001.jsonl"
     assert numbers(folder) == [1, 2]
-    stats = ledger.stats
+    stats = decision_log.stats
     assert (stats.written, stats.dropped, stats.files, stats.failures, stats.error, stats.waiting) == (
         2,
         0,
@@ -97,15 +97,15 @@ def test_a_record_is_in_the_file_before_anything_is_closed(make: Make, folder: P
 
 
 def test_closing_writes_compresses_and_leaves_no_thread(make: Make, folder: Path) -> None:
-    ledger = make()
+    decision_log = make()
     for number in range(500):
-        ledger.add(a_record(number))
-    ledger.close()
+        decision_log.add(a_record(number))
+    decision_log.close()
     assert numbers(folder) == list(range(500))
     assert [plain_files(folder), len(packed_files(folder))] == [[], 1]
     assert "warmroute-ledger" not in {thread.name for thread in threading.enumerate()}
-    ledger.add(a_record(501))
-    assert (ledger.stats.written, ledger.stats.dropped, ledger.stats.waiting) == (500, 1, 0)
+    decision_log.add(a_record(501))
+    assert (decision_log.stats.written, decision_log.stats.dropped, decision_log.stats.waiting) == (500, 1, 0)
 
 
 def test_without_records_there_is_no_file(make: Make, folder: Path) -> None:
@@ -114,28 +114,28 @@ def test_without_records_there_is_no_file(make: Make, folder: Path) -> None:
 
 
 def test_a_full_queue_drops_the_newest_and_counts(make: Make, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ledger = make(start=False, queue=3)
+    decision_log = make(start=False, queue=3)
     for number in range(5):
-        ledger.add(a_record(number))
-    assert (ledger.stats.waiting, ledger.stats.dropped) == (3, 2)
-    ledger.start()
-    until(lambda: ledger.stats.written == 3)
-    put(ledger, 5)
-    ledger.close()
+        decision_log.add(a_record(number))
+    assert (decision_log.stats.waiting, decision_log.stats.dropped) == (3, 2)
+    decision_log.start()
+    until(lambda: decision_log.stats.written == 3)
+    put(decision_log, 5)
+    decision_log.close()
     assert numbers(folder) == [0, 1, 2, 5]
     assert [line for line in caplog.messages if "dropped" in line] == [
-        "the ledger falls behind: 2 records dropped so far, its queue was full"
+        "the decision log falls behind: 2 records dropped so far, its queue was full"
     ]
 
 
 def test_a_file_that_is_large_enough_is_compressed_and_the_next_stands_alone(make: Make, folder: Path) -> None:
-    ledger = make(rotate_bytes=2000)
+    decision_log = make(rotate_bytes=2000)
     for number in range(6):
-        put(ledger, number)
-    ledger.close()
+        put(decision_log, number)
+    decision_log.close()
     files = packed_files(folder)
     assert len(files) > 1
-    assert ledger.stats.files == len(files)
+    assert decision_log.stats.files == len(files)
     assert numbers(folder) == list(range(6))
     for file in files:
         assert isinstance(next(read([file])), LoggedPolicy)
@@ -144,23 +144,23 @@ def test_a_file_that_is_large_enough_is_compressed_and_the_next_stands_alone(mak
 def test_a_file_that_is_old_enough_is_compressed_though_nothing_comes(
     make: Make, folder: Path, clock: ManualClock
 ) -> None:
-    ledger = make(rotate_s=60.0)
-    put(ledger, 1)
+    decision_log = make(rotate_s=60.0)
+    put(decision_log, 1)
     pass_time(clock, 59.0, lambda: True)
-    put(ledger, 2)
+    put(decision_log, 2)
     assert packed_files(folder) == []
     pass_time(clock, 1.0, lambda: len(packed_files(folder)) == 1)
     until(lambda: plain_files(folder) == [])
-    put(ledger, 3)
+    put(decision_log, 3)
     assert numbers(folder) == [1, 2, 3]
-    assert ledger.stats.files == 2
+    assert decision_log.stats.files == 2
 
 
 def test_the_oldest_files_go(make: Make, folder: Path) -> None:
-    ledger = make(rotate_bytes=1, keep_bytes=3000)
+    decision_log = make(rotate_bytes=1, keep_bytes=3000)
     for number in range(20):
-        put(ledger, number)
-    ledger.close()
+        put(decision_log, number)
+    decision_log.close()
     kept = numbers(folder)
     assert 0 < len(kept) < 20
     assert kept == list(range(20))[-len(kept) :]
@@ -169,10 +169,10 @@ def test_the_oldest_files_go(make: Make, folder: Path) -> None:
 
 def test_a_policy_stands_before_the_first_record_that_it_decided(make: Make, folder: Path) -> None:
     other = build_policy("other", schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]}))
-    ledger = make()
+    decision_log = make()
     for number, policy in enumerate((None, other, None)):
-        ledger.add(a_record(number) if policy is None else a_record(number, policy=policy))
-    ledger.close()
+        decision_log.add(a_record(number) if policy is None else a_record(number, policy=policy))
+    decision_log.close()
     kinds = [entry.name if isinstance(entry, LoggedPolicy) else entry.number for entry in entries(folder)]  # type: ignore[union-attr]
     assert kinds == ["default", 0, "other", 1, 2]
 
@@ -180,12 +180,12 @@ def test_a_policy_stands_before_the_first_record_that_it_decided(make: Make, fol
 def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
     make: Make, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = make()
-    ledger.add(a_record(1, status=object()))
-    put(ledger, 2)
-    ledger.close()
+    decision_log = make()
+    decision_log.add(a_record(1, status=object()))
+    put(decision_log, 2)
+    decision_log.close()
     assert numbers(folder) == [2]
-    assert (ledger.stats.written, ledger.stats.dropped) == (1, 1)
+    assert (decision_log.stats.written, decision_log.stats.dropped) == (1, 1)
     assert "record run-1 cannot be written (1 such so far)" in caplog.messages
 
 
@@ -194,51 +194,51 @@ def test_a_folder_that_cannot_be_had_is_told_once_and_tried_again(
 ) -> None:
     caplog.set_level(logging.WARNING)
     folder.write_text("a file stands where the folder should")
-    ledger = make()
-    ledger.add(a_record(1))
-    until(lambda: ledger.stats.failures == 1)
+    decision_log = make()
+    decision_log.add(a_record(1))
+    until(lambda: decision_log.stats.failures == 1)
     for failures in (2, 3):
-        pass_time(clock, 1.0, lambda wanted=failures: ledger.stats.failures == wanted)  # type: ignore[misc]
-    assert ledger.stats.error == "File exists"
-    assert ledger.stats.waiting == 1
+        pass_time(clock, 1.0, lambda wanted=failures: decision_log.stats.failures == wanted)  # type: ignore[misc]
+    assert decision_log.stats.error == "File exists"
+    assert decision_log.stats.waiting == 1
     folder.unlink()
-    pass_time(clock, 1.0, lambda: ledger.stats.written == 1)
+    pass_time(clock, 1.0, lambda: decision_log.stats.written == 1)
     assert numbers(folder) == [1]
-    assert ledger.stats.error is None
+    assert decision_log.stats.error is None
     assert caplog.messages == [
-        f"writing the ledger in {folder} fails: [Errno 17] File exists: '{folder}'; trying again every 1 s",
-        f"writing the ledger in {folder} works again",
+        f"writing the decision log in {folder} fails: [Errno 17] File exists: '{folder}'; trying again every 1 s",
+        f"writing the decision log in {folder} works again",
     ]
 
 
 def test_what_a_lasting_failure_leaves_is_dropped_at_the_end(make: Make, folder: Path) -> None:
     folder.write_text("a file stands where the folder should")
-    ledger = make()
-    ledger.add(a_record(1))
-    until(lambda: ledger.stats.failures == 1)
-    ledger.add(a_record(2))
-    ledger.close()
-    assert (ledger.stats.written, ledger.stats.dropped, ledger.stats.waiting) == (0, 2, 0)
-    assert not ledger._thread.is_alive()
+    decision_log = make()
+    decision_log.add(a_record(1))
+    until(lambda: decision_log.stats.failures == 1)
+    decision_log.add(a_record(2))
+    decision_log.close()
+    assert (decision_log.stats.written, decision_log.stats.dropped, decision_log.stats.waiting) == (0, 2, 0)
+    assert not decision_log._thread.is_alive()
 
 
 def test_a_failure_that_is_over_when_the_router_ends_costs_nothing(make: Make, folder: Path) -> None:
     folder.write_text("a file stands where the folder should")
-    ledger = make()
-    ledger.add(a_record(1))
-    until(lambda: ledger.stats.failures == 1)
+    decision_log = make()
+    decision_log.add(a_record(1))
+    until(lambda: decision_log.stats.failures == 1)
     folder.unlink()
-    ledger.close()
+    decision_log.close()
     assert numbers(folder) == [1]
 
 
 def test_a_folder_that_was_moved_away_is_made_again(make: Make, folder: Path, clock: ManualClock) -> None:
-    ledger = make()
-    put(ledger, 1)
+    decision_log = make()
+    put(decision_log, 1)
     folder.rename(folder.with_name("moved"))
-    pass_time(clock, 1.0, lambda: ledger.stats.failures == 1)
-    ledger.add(a_record(2))
-    pass_time(clock, 1.0, lambda: ledger.stats.written == 2)
+    pass_time(clock, 1.0, lambda: decision_log.stats.failures == 1)
+    decision_log.add(a_record(2))
+    pass_time(clock, 1.0, lambda: decision_log.stats.written == 2)
     assert numbers(folder) == [2]
     assert numbers(folder.with_name("moved")) == [1]
 
@@ -262,9 +262,9 @@ def test_what_an_earlier_run_left_is_compressed(make: Make, folder: Path) -> Non
 
 def test_the_file_of_another_process_that_runs_is_left_alone(make: Make, folder: Path) -> None:
     theirs = OpenLogFile(folder, WALL_S)
-    ledger = make()
-    put(ledger, 1)
-    ledger.close()
+    decision_log = make()
+    put(decision_log, 1)
+    decision_log.close()
     assert plain_files(folder) == [theirs.path]
     assert numbers(folder) == [1]
     theirs.close()
@@ -283,11 +283,11 @@ def test_forced_to_disk_as_the_configuration_says(
         seen.append(handle)
 
     monkeypatch.setattr(os, "fsync", counted)
-    ledger = make(fsync=fsync)
-    put(ledger, 1)
+    decision_log = make(fsync=fsync)
+    put(decision_log, 1)
     for wanted in (1, 2):
         pass_time(clock, 1.0, lambda wanted=wanted: fsync != "second" or len(seen) == wanted)  # type: ignore[misc]
-    ledger.close()
+    decision_log.close()
     assert len(seen) == syncs
 
 
@@ -301,19 +301,19 @@ from tests.router.telemetry.records import a_record, until
 
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # beyond, writes fail: EFBIG
-ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=10**9), 7, "run", SystemClock())
-ledger.start()
+log = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=10**9), 7, "run", SystemClock())
+log.start()
 for number in range(100):
-    ledger.add(a_record(number))
-until(lambda: ledger.stats.failures > 0)
+    log.add(a_record(number))
+until(lambda: log.stats.failures > 0)
 assert not list(Path(sys.argv[1]).iterdir())  # or there would be one more at every try
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-until(lambda: ledger.stats.failures > 1)
-assert ledger.stats.waiting > 0, ledger.stats
+until(lambda: log.stats.failures > 1)
+assert log.stats.waiting > 0, log.stats
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-until(lambda: ledger.stats.written == 100)
-ledger.close()
-print(ledger.stats.failures, ledger.stats.dropped, ledger.stats.error)
+until(lambda: log.stats.written == 100)
+log.close()
+print(log.stats.failures, log.stats.dropped, log.stats.error)
 """
 
 
@@ -336,12 +336,12 @@ from router.config import schema
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record
 
-ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())
-ledger.start()
+log = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())
+log.start()
 number = 0
 while True:
-    if ledger.stats.waiting < 1000:
-        ledger.add(a_record(number))
+    if log.stats.waiting < 1000:
+        log.add(a_record(number))
         number += 1
 """
 
@@ -367,14 +367,14 @@ def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path
 
 def test_a_slow_disk_is_not_waited_for(folder: Path) -> None:
     """`close` has its bound: what it cannot write by then is dropped, and said so."""
-    ledger = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 7, "run", SystemClock())
+    decision_log = DecisionLogWriter(schema.DecisionLogConfig(folder=str(folder)), 7, "run", SystemClock())
     for number in range(10_000):
-        ledger.add(a_record(number))
-    ledger.start()
+        decision_log.add(a_record(number))
+    decision_log.start()
     began = time.monotonic()
-    ledger.close(within_s=0.05)
+    decision_log.close(within_s=0.05)
     assert time.monotonic() - began < 1.0
-    stats = ledger.stats
+    stats = decision_log.stats
     assert 0 < stats.written < 10_000
     assert stats.written + stats.dropped == 10_000
     assert numbers(folder) == list(range(stats.written))

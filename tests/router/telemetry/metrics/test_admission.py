@@ -16,14 +16,14 @@ def test_who_waits_who_is_live_and_what_fits() -> None:
         for sample in family.samples
     }
     assert samples == {
-        ("warmroute_door_waiting_requests", "m", "parked"): 1,
-        ("warmroute_door_waiting_requests", "m", "new"): 2,
-        ("warmroute_door_waiting_requests", "n", "new"): 0,
-        ("warmroute_door_live_sessions", "m"): 3.5,
-        ("warmroute_door_live_sessions", "n"): 0,
-        ("warmroute_door_context_tokens", "m"): 900,
-        ("warmroute_door_context_tokens", "n"): 0,
-        ("warmroute_door_capacity_tokens", "m"): 1000,
+        ("warmroute_admission_waiting_requests", "m", "parked"): 1,
+        ("warmroute_admission_waiting_requests", "m", "new"): 2,
+        ("warmroute_admission_waiting_requests", "n", "new"): 0,
+        ("warmroute_admission_live_sessions", "m"): 3.5,
+        ("warmroute_admission_live_sessions", "n"): 0,
+        ("warmroute_admission_context_tokens", "m"): 900,
+        ("warmroute_admission_context_tokens", "n"): 0,
+        ("warmroute_admission_capacity_tokens", "m"): 1000,
     }, "an unknown capacity is no sample"
 
 

@@ -114,10 +114,10 @@ def test_the_pool_as_requests_find_it() -> None:
     pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
     now = RouterSnapshot([], [], {}, {}, pool=pool)
     assert values(now) == {
-        "warmroute_pool_questions_total": 7,
+        "warmroute_pool_queries_total": 7,
         "warmroute_pool_keys_total": 140,
-        "warmroute_pool_question_seconds_total": 0.014,
-        "warmroute_pool_questions_answered_total": 6,
+        "warmroute_pool_query_seconds_total": 0.014,
+        "warmroute_pool_queries_answered_total": 6,
     }
     assert values(now, master="m1") == {"warmroute_pool_master_leads": 1}
     assert values(now, master="m2") == {"warmroute_pool_master_leads": 0}

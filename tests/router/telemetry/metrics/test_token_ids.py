@@ -12,17 +12,17 @@ def samples(now: PassthroughState) -> dict[tuple[str, ...], float]:
 
 def test_who_takes_ids_and_what_became_of_prompts() -> None:
     assert samples(PassthroughState({"a": True, "b": False}, {"m": 7}, {"check": 2})) == {
-        ("warmroute_takes_token_ids", "a"): 1,
-        ("warmroute_takes_token_ids", "b"): 0,
-        ("warmroute_handed_prompts_total", "m"): 7,
-        ("warmroute_unhanded_prompts_total", "check"): 2,
+        ("warmroute_token_id_passthrough_supported", "a"): 1,
+        ("warmroute_token_id_passthrough_supported", "b"): 0,
+        ("warmroute_token_id_passthrough_prompts_total", "m"): 7,
+        ("warmroute_token_id_passthrough_skipped_total", "check"): 2,
     }
 
 
 def test_every_metric_is_there_before_anything_happened() -> None:
     assert samples(PassthroughState()) == {}
     assert [family.name for family in handing_families(PassthroughState())] == [
-        "warmroute_takes_token_ids",
-        "warmroute_handed_prompts",
-        "warmroute_unhanded_prompts",
+        "warmroute_token_id_passthrough_supported",
+        "warmroute_token_id_passthrough_prompts",
+        "warmroute_token_id_passthrough_skipped",
     ]

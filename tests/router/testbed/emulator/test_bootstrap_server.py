@@ -15,52 +15,54 @@ from tests.fakes.engines import eventually
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[tuple[BootstrapServer, httpx.AsyncClient]]:
-    door = BootstrapServer("127.0.0.1", 0, 1)
-    async with door.listener, httpx.AsyncClient(base_url=door.listener.url) as http:
-        yield door, http
+    bootstrap = BootstrapServer("127.0.0.1", 0, 1)
+    async with bootstrap.listener, httpx.AsyncClient(base_url=bootstrap.listener.url) as http:
+        yield bootstrap, http
 
 
-async def fetch(door: BootstrapServer, http: httpx.AsyncClient, name: str, wait_s: float = 0.0, **more: Any) -> int:
-    asked = {"engine_id": door.engine_ids[0], "name": name, "wait_s": wait_s} | more
+async def fetch(
+    bootstrap: BootstrapServer, http: httpx.AsyncClient, name: str, wait_s: float = 0.0, **more: Any
+) -> int:
+    asked = {"engine_id": bootstrap.engine_ids[0], "name": name, "wait_s": wait_s} | more
     return (await http.post("/emulate/fetch", json=asked)).status_code
 
 
 async def test_it_is_given_away_once() -> None:
     freed: list[str] = []
-    async with opened() as (door, http):
-        door.keep("a", lambda: freed.append("a"), 30)
-        assert await fetch(door, http, "a", engine_id="somebody") == 404
+    async with opened() as (bootstrap, http):
+        bootstrap.keep("a", lambda: freed.append("a"), 30)
+        assert await fetch(bootstrap, http, "a", engine_id="somebody") == 404
         assert freed == []
-        assert await fetch(door, http, "a") == 200
+        assert await fetch(bootstrap, http, "a") == 200
         assert freed == ["a"]
-        assert await fetch(door, http, "a") == 410
+        assert await fetch(bootstrap, http, "a") == 410
         assert (await http.get("/elsewhere")).status_code == 404
 
 
 async def test_of_two_that_wait_for_it_one_gets_it() -> None:
     freed: list[str] = []
-    async with opened() as (door, http):
-        both = [asyncio.create_task(fetch(door, http, "a", 0.3)) for _ in range(2)]
-        await eventually(lambda: "a" in door._places)
-        door.keep("a", lambda: freed.append("a"), 30)
+    async with opened() as (bootstrap, http):
+        both = [asyncio.create_task(fetch(bootstrap, http, "a", 0.3)) for _ in range(2)]
+        await eventually(lambda: "a" in bootstrap._places)
+        bootstrap.keep("a", lambda: freed.append("a"), 30)
         assert sorted(await asyncio.gather(*both)) == [200, 410]
         assert freed == ["a"]
 
 
 async def test_it_is_freed_in_time_and_so_is_an_older_one_of_the_same_name() -> None:
     freed: list[int] = []
-    async with opened() as (door, http):
-        door.keep("a", lambda: freed.append(1), 30)
-        door.keep("a", lambda: freed.append(2), 0.01)
+    async with opened() as (bootstrap, http):
+        bootstrap.keep("a", lambda: freed.append(1), 30)
+        bootstrap.keep("a", lambda: freed.append(2), 0.01)
         assert freed == [1]
         await eventually(lambda: freed == [1, 2])
-        assert await fetch(door, http, "a") == 410
+        assert await fetch(bootstrap, http, "a") == 410
 
 
 async def test_a_restart_forgets_what_was_kept_and_who_it_was() -> None:
-    async with opened() as (door, http):
-        before = door.engine_ids[0]
-        door.keep("a", lambda: None, 30)
-        door.restart()
-        assert await fetch(door, http, "a") == 410
-        assert await fetch(door, http, "a", engine_id=before) == 404
+    async with opened() as (bootstrap, http):
+        before = bootstrap.engine_ids[0]
+        bootstrap.keep("a", lambda: None, 30)
+        bootstrap.restart()
+        assert await fetch(bootstrap, http, "a") == 410
+        assert await fetch(bootstrap, http, "a", engine_id=before) == 404

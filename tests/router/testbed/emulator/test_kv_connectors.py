@@ -384,7 +384,7 @@ async def test_nixl_hands_params_over_in_the_answer() -> None:
     async with pair("nixl") as (p, d):
         await complete(p, PROMPT[:20])  # one block of it is cached at P
         told = (await complete(p, kv_transfer_params=ASKS_NIXL))["kv_transfer_params"]
-        door = httpx.URL(p.bootstrap_url or "")
+        bootstrap = httpx.URL(p.bootstrap_url or "")
         assert told == {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -392,7 +392,7 @@ async def test_nixl_hands_params_over_in_the_answer() -> None:
             "remote_engine_id": await engine_id(p),
             "remote_request_id": told["remote_request_id"],
             "remote_host": "127.0.0.1",
-            "remote_port": door.port,
+            "remote_port": bootstrap.port,
             "tp_size": 1,
             "dcp_size": 1,
             "pp_size": 1,

@@ -1,4 +1,6 @@
-"""A router's decisions without a router: views through a desk into records, and records through the ledger's lines."""
+"""A router's decisions without a router: views through a desk into records, and records through the decision log's
+lines.
+"""
 
 from __future__ import annotations
 

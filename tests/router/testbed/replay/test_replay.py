@@ -1,4 +1,4 @@
-"""Replays of logs made by a real desk and the ledger's own lines."""
+"""Replays of logs made by a real desk and the decision log's own lines."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pyt
     monkeypatch.setattr(ModelAdmission, "answered", noted_end)
     # A prompt of 5 s and an answer of 4: it is under way when the router starts, at 6 s. The other comes after that.
     asked = alone((1.0, 1, 50_000), (7.0, 2, 8000), answer=300)
-    late = replace(FLEET, door=AdmissionConfig(admission=True), trouble=Trouble(router_starts_s=6.0))
+    late = replace(FLEET, admission=AdmissionConfig(enabled=True), trouble=Trouble(router_starts_s=6.0))
     outcome = simulate(late, WARM, asked)
     long = list(outcome.session).index(0)
     assert outcome.arrived_s[long] + outcome.duration_s[long] > 6.0
@@ -274,16 +274,22 @@ THRASHED = replace(FLEET, profile=replace(PROFILE, kv_tokens=60_000, us_per_toke
 MANY_AGENTS = CODEX.scaled(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
 
 
-def through(door: AdmissionConfig | None, policy: schema.PolicyConfig = WARM) -> SimulationOutcome:
+def through(admission: AdmissionConfig | None, policy: schema.PolicyConfig = WARM) -> SimulationOutcome:
     return simulate(
-        replace(THRASHED, door=door), policy, MANY_AGENTS.workload(1), seed=1, at_once=32, staggered=True, until_s=300.0
+        replace(THRASHED, admission=admission),
+        policy,
+        MANY_AGENTS.workload(1),
+        seed=1,
+        at_once=32,
+        staggered=True,
+        until_s=300.0,
     )
 
 
 def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
     """Measured: no hits and 84 answers without it, four fifths hit and 276 answers with it."""
     without, behind = (
-        figures(through(door), since_s=60.0, until_s=300.0) for door in (None, AdmissionConfig(admission=True))
+        figures(through(admission), since_s=60.0, until_s=300.0) for admission in (None, AdmissionConfig(enabled=True))
     )
     assert without.local_share is not None
     assert without.local_share < 0.2
@@ -296,7 +302,7 @@ def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
 
 
 def test_the_wait_at_the_door_is_part_of_the_ttft_and_nothing_stays_booked() -> None:
-    outcome = through(AdmissionConfig(admission=True))
+    outcome = through(AdmissionConfig(enabled=True))
     assert outcome.double_bookings == 0
     assert max(outcome.waited_s) > 10.0
     for waited_s, ttft_s in zip(outcome.waited_s, outcome.ttft_s, strict=True):
@@ -304,7 +310,7 @@ def test_the_wait_at_the_door_is_part_of_the_ttft_and_nothing_stays_booked() -> 
 
 
 def test_who_is_turned_away_at_the_door_comes_again_a_second_later_with_the_same() -> None:
-    outcome = through(AdmissionConfig(admission=True, max_wait_s=20.0))
+    outcome = through(AdmissionConfig(enabled=True, max_wait_s=20.0))
     sent = {
         (outcome.session[row], round(outcome.arrived_s[row], 6)): outcome.prompt_tokens[row]
         for row in range(len(outcome))

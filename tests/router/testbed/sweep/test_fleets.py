@@ -21,18 +21,18 @@ def test_all_that_is_there_is_said() -> None:
     whole = FleetOption(1200, 4, "40000:2e6", "90000", True, 3, "slow")
     assert str(whole) == (
         "1,200 instances, 4 of them prefill, pool of 2,000,000 tokens at 40,000 tokens/s, "
-        "host memory at 90,000 tokens/s, door, 3 routers, trouble slow"
+        "host memory at 90,000 tokens/s, admission, 3 routers, trouble slow"
     )
     assert whole.beside == str(whole).removeprefix("1,200 instances, ")
 
 
 def test_the_rest_of_the_scenario_is_as_given() -> None:
     trouble = Trouble(events_lost=0.5)
-    made = FleetOption(6, prefills=2, door=True, routers=3).scenario(SMALL, LAGS, trouble)
+    made = FleetOption(6, prefills=2, admission=True, routers=3).scenario(SMALL, LAGS, trouble)
     assert (made.instances, made.prefills, made.routers) == (6, 2, 3)
     assert (made.profile, made.lags, made.trouble) == (SMALL, LAGS, trouble)
-    assert made.door is not None
-    assert made.door.admission
+    assert made.admission is not None
+    assert made.admission.enabled
     assert made.store is made.host is None
 
 

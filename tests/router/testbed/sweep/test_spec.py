@@ -51,7 +51,7 @@ def test_what_is_not_said_is_as_stated() -> None:
     assert cell.scenario.profile.name == "qwen3-32b-2xh100"
     assert cell.scenario.instances == 8
     assert cell.fleet == FleetOption(8)
-    assert cell.scenario.store is cell.scenario.host is cell.scenario.door is None
+    assert cell.scenario.store is cell.scenario.host is cell.scenario.admission is None
     assert cell.scenario.trouble == Trouble()
     assert cell.scenario.lags == EventLags(0.05, 0.25)
     assert asked()[0].load == LoadLevel("rho", 0.9)
@@ -59,12 +59,12 @@ def test_what_is_not_said_is_as_stated() -> None:
 
 def test_the_rest_arrives(tmp_path: Path) -> None:
     (cell,) = asked(
-        policies=["warm"], rate="2", door=True, routers=2, prefills=3, lags="10:50", warmup_s=5.0, until_s=60.0,
+        policies=["warm"], rate="2", admission=True, routers=2, prefills=3, lags="10:50", warmup_s=5.0, until_s=60.0,
         ttft_limit_s=30.0, tpot_limit_s=0.2, first_seed=7, staggered=False,
     )  # fmt: skip
     assert cell.load == LoadLevel("rate", 2.0)
-    assert cell.scenario.door is not None
-    assert cell.scenario.door.admission
+    assert cell.scenario.admission is not None
+    assert cell.scenario.admission.enabled
     assert (cell.scenario.routers, cell.scenario.prefills, cell.scenario.lags) == (2, 3, EventLags(0.01, 0.05))
     assert (cell.since_s, cell.until_s, cell.seed, cell.staggered) == (5.0, 60.0, 7, False)
     assert cell.limits == (30.0, 0.2)

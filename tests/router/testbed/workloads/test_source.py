@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Callable[[str, bytes], str]:
     return write
 
 
-def ledger(*numbers: int) -> bytes:
+def decision_log(*numbers: int) -> bytes:
     encoder = RecordEncoder(1)
     return encoder.opening("run", "0", 0.0) + b"".join(
         encoder.lines(a_record(number, at_wall_s=1e9 + number)) for number in numbers
@@ -82,17 +82,17 @@ def test_a_trace_of_azures(file: Callable[[str, bytes], str]) -> None:
 
 
 def test_a_ledger_by_file_and_folder(file: Callable[[str, bytes], str], tmp_path: Path) -> None:
-    one = file("ledger-1.jsonl", ledger(0, 1))
-    packed = file("ledger-2.jsonl.gz", ledger(2))
+    one = file("decisions-1.jsonl", decision_log(0, 1))
+    packed = file("decisions-2.jsonl.gz", decision_log(2))
     assert [load(given).turns for given in (one, packed, str(tmp_path))] == [2, 1, 3]
     assert [session.start_s for session in load(str(tmp_path)).sessions] == [0.0, 1.0, 2.0]
 
 
 def test_what_a_ledger_could_not_say_is_told(file: Callable[[str, bytes], str]) -> None:
     told: list[str] = []
-    given = file("ledger-1.jsonl", ledger(0, 1) + b'{"record":')
+    given = file("decisions-1.jsonl", decision_log(0, 1) + b'{"record":')
     assert load(given, told=told.append).turns == 2
-    assert told == [f"{given}: ledger-1.jsonl, line 5: the last line is not finished"]
+    assert told == [f"{given}: decisions-1.jsonl, line 5: the last line is not finished"]
 
 
 def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> None:

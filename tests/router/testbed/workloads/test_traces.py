@@ -15,7 +15,7 @@ from router.telemetry.decision_log.format import LoggedRecord, decode
 from router.testbed.workloads import Span, Workload
 from router.testbed.workloads.block_names import SessionContext
 from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.traces import HashIdTree, azure, ledger, mooncake
+from router.testbed.workloads.traces import HashIdTree, azure, decision_log, mooncake
 from tests.router.telemetry.records import a_record
 
 LINES = [
@@ -144,7 +144,7 @@ def test_a_ledger_shares_what_its_digests_share() -> None:
         a_logged(1, (11, 13), input_length=1030, timestamp=5_250),
         a_logged(2, (), input_length=600, timestamp=5_500),
     ]
-    workload, unusable = ledger(records, "mine")
+    workload, unusable = decision_log(records, "mine")
     assert unusable == ()
     assert [session.start_s for session in workload.sessions] == [0.0, 0.25, 0.5]
     first, second, third = prompts(workload)
@@ -155,7 +155,7 @@ def test_a_ledger_shares_what_its_digests_share() -> None:
 
 
 def test_an_engines_count_may_be_shorter_than_ours() -> None:
-    (spans,) = prompts(ledger([a_logged(0, (11, 12), input_length=1000)], "mine").workload)
+    (spans,) = prompts(decision_log([a_logged(0, (11, 12), input_length=1000)], "mine").workload)
     assert [span.tokens for span in spans] == [512, 488]
 
 
@@ -165,7 +165,7 @@ def test_requests_of_a_session_have_its_number_and_their_own_times() -> None:
     records[1] = msgspec.structs.replace(
         records[1], attempts=[msgspec.structs.replace(other, view=other.view._replace(session=None))]
     )
-    workload, _ = ledger(records, "mine")
+    workload, _ = decision_log(records, "mine")
     assert [session.number for session in workload.sessions] == [0, 1, 0]
     assert [session.start_s for session in workload.sessions] == [0.0, 1.0, 2.0]
 
@@ -176,7 +176,7 @@ def test_a_request_without_an_answer_or_a_count_is_named() -> None:
         a_logged(1, input_length=None),
         a_logged(2, stages=Stages()),
     ]
-    workload, unusable = ledger(records, "mine")
+    workload, unusable = decision_log(records, "mine")
     assert workload.turns == 1
     assert [str(bad) for bad in unusable] == [
         "record run-0: it has no answer (status 503, unplaced)",
