@@ -35,7 +35,7 @@ from router.control.membership import Membership
 from router.control.status import Status
 from router.control.workers.follower import FollowerWorker
 from router.control.workers.local_state import LocalState
-from router.control.workers.role import WorkerRole, leading
+from router.control.workers.role import WorkerRole, create_leader_role
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
@@ -57,17 +57,17 @@ from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import (
-    bring_back,
-    build_core,
+    build_configured_policies,
     build_decision_log,
-    build_handing,
-    build_pool,
+    build_discoveries,
+    build_kv_store,
+    build_read_options,
+    build_scheduler,
     build_snapshots,
-    build_tokens,
-    built_policies,
-    discoveries,
-    readings,
-    secret_of,
+    build_token_id_passthrough,
+    build_tokenization,
+    resolve_key_secret,
+    restore_index,
 )
 
 log = logging.getLogger("warmroute.app")
@@ -94,19 +94,19 @@ class App:
         self._tasks = Tasks("router")
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
-        secret = secret_of(config, saved) if seat is None else seat.secret
-        seat = seat or leading(config, secret, clock, self._tasks)
+        secret = resolve_key_secret(config, saved) if seat is None else seat.secret
+        seat = seat or create_leader_role(config, secret, clock, self._tasks)
         self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
         keyring = Keyring(secret)
         memory = MemoryBudget(config.tokens.memory_bytes)
-        self._pool = build_pool(config, self._upstreams, clock, memory)
-        regime = PolicySet(built_policies(config), config.active, config.experiment)
-        core = build_core(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
+        self._pool = build_kv_store(config, self._upstreams, clock, memory)
+        regime = PolicySet(build_configured_policies(config), config.active, config.experiment)
+        core = build_scheduler(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
         if saved is not None:
-            bring_back(saved, secret, core.knowledge)
+            restore_index(saved, secret, core.knowledge)
         self._snapshots = build_snapshots(config, secret, core, self._tasks) if self._follower is None else None
-        self._tokens = build_tokens(config, keyring, self._upstreams, clock, memory)
-        handing = build_handing(config, self._tokens, self._upstreams, self._tasks)
+        self._tokens = build_tokenization(config, keyring, self._upstreams, clock, memory)
+        handing = build_token_id_passthrough(config, self._tokens, self._upstreams, self._tasks)
         members = Membership(core, self._upstreams, self._tokens, handing, self._tasks)
         fetch = self._upstreams.fetch
         members.health = self._health = HealthProbe(members, fetch, self._tasks, clock, config.fleet.health)
@@ -116,7 +116,7 @@ class App:
         )
         self._bootstrap = BootstrapClient(core.peers, fetch, self._tasks, clock)
         ring = RecentRecords(config.records.keep)
-        self._discoveries = discoveries(config.fleet)
+        self._discoveries = build_discoveries(config.fleet)
         audit = AuditLog(config.admin.audit_file)
         self._control = Control(core, ring, audit, clock, file)
         self._decision_log = build_decision_log(config, secret, run_id, clock)
@@ -150,7 +150,7 @@ class App:
             self._control.spreads(self._leader.everywhere)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
         self._lobby = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
-        reading, skimming = readings(config)
+        reading, skimming = build_read_options(config)
         rooms = Services(
             config=config,
             clock=clock,
@@ -174,7 +174,7 @@ class App:
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
         api = PublicApi(
-            rooms, ops_app(self.why_not_ready, (seat.others if seat is not None else metrics).scrape), clients
+            rooms, ops_app(self.unready_reason, (seat.others if seat is not None else metrics).scrape), clients
         )
         admin = ListenConfig(host=config.admin.host, port=config.admin.port)
         public = serve_config(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
@@ -194,7 +194,7 @@ class App:
     def admin_port(self) -> int:
         return self._admin_listener.port
 
-    def why_not_ready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         if self._stopping:
             return "stopping"
         if not self._started:
@@ -230,14 +230,14 @@ class App:
     async def _open(self, follower: FollowerWorker) -> None:
         """A follower listens when it knows the engines: until then, others answer better."""
         give_up_at = self._clock.now() + KNOWN_WITHIN_S
-        while not self._knows_engines() and (self._clock.now() < give_up_at or self.why_not_ready() is not None):  # noqa: ASYNC110
+        while not self._knows_engines() and (self._clock.now() < give_up_at or self.unready_reason() is not None):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_EVERY_S)
         await self._listener.start()
         follower.up()
 
     def _knows_engines(self) -> bool:
         states = [instance.state for instance in self._core.fleet]
-        return bool(states) and InstanceState.JOINING not in states and self.why_not_ready() is None
+        return bool(states) and InstanceState.JOINING not in states and self.unready_reason() is None
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
@@ -281,14 +281,14 @@ async def serve(
 
     Raises `ConfigError` when a port cannot be had.
     """
-    allow_open_files()
+    raise_open_file_limit()
     app = App(config, file=file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await app.start()
-    spare_the_collector()
+    tune_garbage_collector()
     log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
     owner = Tasks("serve")
     owner.spawn("when ready", _when_ready(app, when_ready))
@@ -298,13 +298,13 @@ async def serve(
     await app.stop()
 
 
-def allow_open_files() -> None:
+def raise_open_file_limit() -> None:
     """Every rank takes four descriptors, every stream two: more than the 1,024 that many systems begin with."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def spare_the_collector() -> None:
+def tune_garbage_collector() -> None:
     """Thousands of records and millions of index entries live long and hold no cycles. Looking through them after
     every 700 allocations, as CPython does by itself, cost a quarter of a small request's CPU.
     """
@@ -314,6 +314,6 @@ def spare_the_collector() -> None:
 
 
 async def _when_ready(app: App, call: Callable[[App], None]) -> None:
-    while app.why_not_ready() is not None:  # noqa: ASYNC110  many causes, one answer
+    while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
         await asyncio.sleep(LOOK_EVERY_S)
     call(app)

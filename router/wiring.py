@@ -48,12 +48,12 @@ from router.telemetry.decision_log.writer import DecisionLogWriter
 log = logging.getLogger("warmroute.app")
 
 
-def built_policies(config: schema.Config) -> dict[str, Policy]:
+def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
     """Every policy, built, so that a broken one is known at the start. Raises `ConfigError`."""
     return build_policies(load_policies(config))
 
 
-def build_core(
+def build_scheduler(
     config: schema.Config,
     regime: PolicySet,
     keyring: Keyring,
@@ -80,7 +80,7 @@ def build_core(
     )
 
 
-def readings(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
+def build_read_options(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
     """How prompts are read for policies that look at caches, and for those that do not."""
     strip, inject = frozenset(config.edge.strip_fields), config.usage == "inject"
     return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
@@ -91,7 +91,7 @@ def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: C
     return None if decision_log is None else DecisionLogWriter(decision_log, secret, run_id, clock)
 
 
-def build_pool(
+def build_kv_store(
     config: schema.Config, upstreams: Upstreams, clock: Clock, memory: MemoryBudget
 ) -> MooncakeStore | NoKvStore:
     if config.pool is None:
@@ -102,7 +102,7 @@ def build_pool(
     return MooncakeStore(config.pool, masters, upstreams.fetch, Tasks("pool"), clock, memory)
 
 
-def build_tokens(
+def build_tokenization(
     config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock, memory: MemoryBudget | None = None
 ) -> Tokenization:
     locals_ = {
@@ -113,7 +113,7 @@ def build_tokens(
     return Tokenization(config.tokens, locals_, keyring, EngineTokenizer(upstreams.fetch), clock, memory)
 
 
-def build_handing(
+def build_token_id_passthrough(
     config: schema.Config, tokens: Tokenization, upstreams: Upstreams, tasks: Tasks
 ) -> TokenIdPassthrough:
     """Off where clients may set the field in which ids travel: what they put there is not ours to change."""
@@ -123,7 +123,7 @@ def build_handing(
     )
 
 
-def discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
+def build_discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
     found: dict[str, Discovery] = {}
     if fleet.instances:
         found["config"] = StaticDiscovery(fleet.instances)
@@ -139,7 +139,7 @@ def build_snapshots(config: schema.Config, secret: int, core: Scheduler, tasks: 
     return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, core.knowledge, tasks)
 
 
-def bring_back(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:
+def restore_index(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:
     """What the index knew before a restart, for whoever joins under the same name."""
     if saved.secret != secret:
         log.warning("no snapshot of the index: its keys were made with another secret")
@@ -149,7 +149,7 @@ def bring_back(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:
     log.info("the index is back from its snapshot, unconfirmed: %d targets", len(saved.targets))
 
 
-def secret_of(config: schema.Config, saved: SavedIndex | None = None) -> int:
+def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
     """What block keys are seeded with: 64 bits that clients cannot know. Those of a snapshot, unless some are given."""
     name = config.index.key_secret_env
     if name is None and saved is not None:

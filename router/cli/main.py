@@ -283,7 +283,7 @@ def replay(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
     """Check a main configuration, a policy, an experiment, a profile or a trouble; print it with all defaults."""
-    from router.config.reader import effective, load_policies, read_any
+    from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
     from router.scheduling.policy.policy import build_policies, build_policy
 
@@ -291,11 +291,11 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
     if isinstance(checked, Config):
         policies = load_policies(checked)
         build_policies(policies)
-        sys.stdout.write(effective(checked, policies))
+        sys.stdout.write(dump_yaml(checked, policies))
     else:
         if isinstance(checked, PolicyConfig):
             build_policy(file.stem, checked)
-        sys.stdout.write(effective(checked))
+        sys.stdout.write(dump_yaml(checked))
 
 
 async def _fleet(settings: Config, asked: EmbeddedFleetConfig, file: Path) -> None:
@@ -356,10 +356,10 @@ def _engines(asked: EmbeddedFleetConfig) -> list[EngineOptions]:
 
 
 def _settings(config: Path, policy: str | None) -> Config:
-    from router.config.reader import read_config, with_policy
+    from router.config.reader import read_config, select_policy
 
     settings = read_config(config)
-    return settings if policy is None else with_policy(settings, policy)
+    return settings if policy is None else select_policy(settings, policy)
 
 
 def _exit(complete: bool) -> None:

@@ -14,8 +14,8 @@ import sys
 
 import uvloop
 
-from router.app import App, allow_open_files, spare_the_collector
-from router.control.workers.follower import FollowerWorker, settings_of
+from router.app import App, raise_open_file_limit, tune_garbage_collector
+from router.control.workers.follower import FollowerWorker, parse_config
 from router.control.workers.messages import StartMessage
 from router.control.workers.role import WorkerRole
 from router.errors import WarmrouteError
@@ -36,10 +36,10 @@ async def follow(sock: socket.socket) -> None:
     except ConnectionError:
         return
     _log(start)
-    allow_open_files()
-    app = App(settings_of(start), seat=WorkerRole(start.number, start.secret, follower))
+    raise_open_file_limit()
+    app = App(parse_config(start), seat=WorkerRole(start.number, start.secret, follower))
     await app.start()
-    spare_the_collector()
+    tune_garbage_collector()
     await follower.over.wait()
     if follower.alone:  # others take what comes now, or nobody should
         app.refuse()
@@ -51,7 +51,7 @@ async def follow(sock: socket.socket) -> None:
 def _log(start: StartMessage) -> None:
     """As the leader's, with who it is."""
     logging.basicConfig(
-        level=settings_of(start).log.level.upper(),
+        level=parse_config(start).log.level.upper(),
         format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",
         stream=sys.stderr,
     )

@@ -36,12 +36,12 @@ class ConfigKey(NamedTuple):
     meaning: str
 
 
-def json_schema(model: type[BaseModel]) -> str:
+def render_json_schema(model: type[BaseModel]) -> str:
     """The JSON Schema of `Config`, `PolicyConfig`, `ProfileFile` or `TroubleFile`, as the text of its file."""
     return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKey]:
+def iter_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKey]:
     """Every key below `model`, in the order of `schema.py`."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
@@ -49,34 +49,34 @@ def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKe
         if field.description is not None:
             yield ConfigKey(path, _kind(field.annotation), _default(field), field.description)
         if section is not None:
-            yield from keys(section, f"{path}{step}.")
+            yield from iter_keys(section, f"{path}{step}.")
 
 
-def reference() -> str:
+def render_reference() -> str:
     """The table of all keys, in Markdown."""
     lines = ["| key | kind | default | meaning |", "|---|---|---|---|"]
-    for key in keys():
+    for key in iter_keys():
         meaning = key.meaning.replace("|", "\\|")
         lines.append(f"| `{key.path}` | {key.kind} | {key.default} | {meaning} |")
     return "\n".join(lines)
 
 
-def with_reference(readme: str) -> str:
+def insert_reference(readme: str) -> str:
     """`readme` with the table between its markers made anew."""
     before, _, rest = readme.partition(BEGIN)
     after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{render_reference()}\n{END}{after}"
 
 
-def files(folder: Path) -> dict[Path, str]:
+def render_files(folder: Path) -> dict[Path, str]:
     """What each generated file must hold."""
     readme = folder / "README.md"
     return {
-        folder / "warmroute.schema.json": json_schema(Config),
-        folder / "policy.schema.json": json_schema(PolicyConfig),
-        folder / "profile.schema.json": json_schema(ProfileFile),
-        folder / "trouble.schema.json": json_schema(TroubleFile),
-        readme: with_reference(readme.read_text(encoding="utf-8")),
+        folder / "warmroute.schema.json": render_json_schema(Config),
+        folder / "policy.schema.json": render_json_schema(PolicyConfig),
+        folder / "profile.schema.json": render_json_schema(ProfileFile),
+        folder / "trouble.schema.json": render_json_schema(TroubleFile),
+        readme: insert_reference(readme.read_text(encoding="utf-8")),
     }
 
 
@@ -123,7 +123,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def main(folder: Path) -> None:
-    for file, text in files(folder).items():
+    for file, text in render_files(folder).items():
         file.write_text(text, encoding="utf-8")
 
 

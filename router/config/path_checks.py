@@ -16,7 +16,7 @@ from router.config.schema import Config, InstanceConfig
 from router.config.yaml_source import YamlProblem
 
 
-def broken_references(config: Config) -> list[YamlProblem]:
+def check_references(config: Config) -> list[YamlProblem]:
     """Everything that the main file names and that is not there. Policies are looked at by `read.load_policies`."""
     return [
         *_fleet(config),
@@ -26,7 +26,7 @@ def broken_references(config: Config) -> list[YamlProblem]:
     ]
 
 
-def broken_instances(instances: Sequence[InstanceConfig], path: yaml_source.Path = ()) -> Iterator[YamlProblem]:
+def check_instances(instances: Sequence[InstanceConfig], path: yaml_source.Path = ()) -> Iterator[YamlProblem]:
     """The same for a list of instances that stands at `path`, and ids that are given twice."""
     times = Counter(instance.id for instance in instances)
     for i, instance in enumerate(instances):
@@ -59,7 +59,7 @@ def _fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
     if not fleet.instances and fleet.file is None and fleet.embedded is None and config.stack is None:
         yield YamlProblem(("fleet",), "no engines: give at least one of instances, file and embedded")
-    yield from broken_instances(fleet.instances, ("fleet", "instances"))
+    yield from check_instances(fleet.instances, ("fleet", "instances"))
 
 
 def _tokenizers(config: Config) -> Iterator[YamlProblem]:

@@ -19,14 +19,14 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from router.config import yaml_source
-from router.config.path_checks import broken_instances, broken_references
+from router.config.path_checks import check_instances, check_references
 from router.config.schema import DEFAULT_POLICY, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.faults import TroubleFile
-from router.config.validation_errors import complaints, unknown
-from router.config.yaml_source import YamlDocument, YamlProblem, load, parse, text_of
+from router.config.validation_errors import describe_unknown, translate_errors
+from router.config.yaml_source import YamlDocument, YamlProblem, load, parse, read_text
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -50,20 +50,20 @@ def read_config(path: Path | str) -> Config:
 def read_all(path: Path | str) -> ReadConfig:
     """As `read_config`, with its policies."""
     text = load(Path(path))
-    config = _checked(text, Config)
+    config = _validate(text, Config)
     policies: dict[str, PolicyConfig] = {}
-    problems = broken_references(config)
+    problems = check_references(config)
     elsewhere: list[str] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
-        with _collected(elsewhere):
+        with _collecting(elsewhere):
             policies = load_policies(config)
-            problems += unnamed_policies(config, policies)
+            problems += check_policy_names(config, policies)
     if config.fleet.file is not None and ("fleet", "file") not in missing:
-        with _collected(elsewhere):
+        with _collecting(elsewhere):
             read_instances(config.fleet.file)
     if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
-        with _collected(elsewhere):
+        with _collecting(elsewhere):
             read_client_keys(config.clients.keys_file)
     here = [str(text.refusal(problems))] if problems else []
     if here or elsewhere:
@@ -71,53 +71,63 @@ def read_all(path: Path | str) -> ReadConfig:
     return ReadConfig(config, policies)
 
 
-def unnamed_policies(config: Config, policies: Collection[str]) -> list[YamlProblem]:
+def check_policy_names(config: Config, policies: Collection[str]) -> list[YamlProblem]:
     """Where the configuration names a policy that is not there."""
-    active = [] if config.active in policies else [YamlProblem(("active",), unknown("policy", config.active, policies))]
-    return active + ([] if config.experiment is None else unnamed_in(config.experiment, policies, ("experiment",)))
+    active = (
+        []
+        if config.active in policies
+        else [YamlProblem(("active",), describe_unknown("policy", config.active, policies))]
+    )
+    return active + (
+        [] if config.experiment is None else check_experiment_policies(config.experiment, policies, ("experiment",))
+    )
 
 
-def unnamed_in(experiment: ExperimentConfig, policies: Collection[str], at: yaml_source.Path = ()) -> list[YamlProblem]:
+def check_experiment_policies(
+    experiment: ExperimentConfig, policies: Collection[str], at: yaml_source.Path = ()
+) -> list[YamlProblem]:
     """The same of an experiment, which stands at this path of its document."""
     named: list[tuple[yaml_source.Path, str]] = [((*at, "arms", arm), arm) for arm in experiment.arms]
     named += [((*at, "shadows", i), shadow) for i, shadow in enumerate(experiment.shadows)]
-    return [YamlProblem(path, unknown("policy", name, policies)) for path, name in named if name not in policies]
+    return [
+        YamlProblem(path, describe_unknown("policy", name, policies)) for path, name in named if name not in policies
+    ]
 
 
 def read_policy_file(path: Path | str) -> PolicyConfig:
     """One policy. Raises `ConfigError`; whether its scorers exist is seen when it is built."""
-    return _checked(load(Path(path)), PolicyConfig)
+    return _validate(load(Path(path)), PolicyConfig)
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
     """One profile of a simulated instance. Raises `ConfigError`."""
-    return _checked(load(Path(path)), ProfileFile)
+    return _validate(load(Path(path)), ProfileFile)
 
 
 def read_trouble_file(path: Path | str) -> TroubleFile:
     """What goes wrong in a simulation. Raises `ConfigError`; whether a fleet has such instances is seen there."""
-    return _checked(load(Path(path)), TroubleFile)
+    return _validate(load(Path(path)), TroubleFile)
 
 
-def policy_from(text: str, name: str) -> PolicyConfig:
+def parse_policy(text: str, name: str) -> PolicyConfig:
     """As `read_policy_file`, of a text that somebody sent."""
-    return _checked(parse(text, f"policy {name}"), PolicyConfig)
+    return _validate(parse(text, f"policy {name}"), PolicyConfig)
 
 
-def policies_from(text: str) -> dict[str, PolicyConfig]:
+def parse_policies(text: str) -> dict[str, PolicyConfig]:
     """Several policies by name, as under `policies` in the main file. Raises `ConfigError`."""
-    policies = _checked(given := parse(text, "policies"), dict[str, PolicyConfig])
+    policies = _validate(given := parse(text, "policies"), dict[str, PolicyConfig])
     if not policies:
         raise given.refusal([YamlProblem((), "there is none: wanted at least one policy, by its name")])
     return policies
 
 
-def experiment_from(text: str, policies: Collection[str]) -> ExperimentConfig:
+def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
     """An `experiment` section of these policies, with or without that word above it. Raises `ConfigError`."""
     given = parse(text, "experiment")
     below: yaml_source.Path = ("experiment",) if isinstance(given.data, dict) and "experiment" in given.data else ()
-    experiment = _checked(given, _Alone).experiment if below else _checked(given, ExperimentConfig)
-    if problems := unnamed_in(experiment, policies, below):
+    experiment = _validate(given, _Alone).experiment if below else _validate(given, ExperimentConfig)
+    if problems := check_experiment_policies(experiment, policies, below):
         raise given.refusal(problems)
     return experiment
 
@@ -138,26 +148,26 @@ def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | Pro
     if isinstance(text.data, dict) and "scorers" in text.data:
         return read_policy_file(path)
     if isinstance(text.data, dict) and set(text.data) == {"experiment"}:
-        return _checked(text, _Alone).experiment
+        return _validate(text, _Alone).experiment
     return read_config(path)
 
 
-def with_policy(config: Config, given: str) -> Config:
+def select_policy(config: Config, given: str) -> Config:
     """The configuration with one policy in force, a name or a file, and no experiment. Raises `ConfigError`."""
     file = Path(given)
     policies = load_policies(config)
     if file.suffix in POLICY_SUFFIXES:
         policies[file.stem], given = read_policy_file(file), file.stem
     elif given not in policies:
-        raise ConfigError(f"--policy: {unknown('policy', given, policies)}; or give a file (.yaml)")
+        raise ConfigError(f"--policy: {describe_unknown('policy', given, policies)}; or give a file (.yaml)")
     return config.model_copy(update={"policies": policies, "policies_dir": None, "active": given, "experiment": None})
 
 
 def read_instances(path: Path | str) -> list[InstanceConfig]:
     """The list of engines in `fleet.file`; `[]` is a valid one. Raises `ConfigError`."""
     text = load(Path(path))
-    instances = _checked(text, list[InstanceConfig])
-    if problems := list(broken_instances(instances)):
+    instances = _validate(text, list[InstanceConfig])
+    if problems := list(check_instances(instances)):
         raise text.refusal(problems)
     return instances
 
@@ -178,7 +188,7 @@ def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, Policy
     for file in sorted(file for file in folder.iterdir() if file.suffix in POLICY_SUFFIXES):
         if file.stem in policies:
             problems.append(f'{file}: there is already a policy "{file.stem}", inline or in another file')
-        with _collected(problems):
+        with _collecting(problems):
             policies[file.stem] = read_policy_file(file)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -189,7 +199,7 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
     """Clients' names by the sha256 (lower-case hex) of their API keys. `#` begins a comment. Raises `ConfigError`."""
     names: dict[str, str] = {}
     problems: list[str] = []
-    for number, line in enumerate(text_of(Path(path)).splitlines(), start=1):
+    for number, line in enumerate(read_text(Path(path)).splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if (match := CLIENT_KEY.fullmatch(text)) is not None:
             names[match[1].lower()] = match[2]
@@ -200,7 +210,7 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
     return names
 
 
-def effective(config: Section, policies: Mapping[str, PolicyConfig] | None = None) -> str:
+def dump_yaml(config: Section, policies: Mapping[str, PolicyConfig] | None = None) -> str:
     """The configuration as YAML with every default written out; with `policies`, all of them inline.
 
     Nothing secret can be in it: keys and tokens are named by environment variable or given as hashes.
@@ -211,15 +221,15 @@ def effective(config: Section, policies: Mapping[str, PolicyConfig] | None = Non
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _checked(text: YamlDocument, kind: type[T]) -> T:
+def _validate(text: YamlDocument, kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(text.data, strict=True, context=text.folder)
     except ValidationError as error:
-        raise text.refusal(complaints(text.data, kind, error)) from None
+        raise text.refusal(translate_errors(text.data, kind, error)) from None
 
 
 @contextmanager
-def _collected(problems: list[str]) -> Iterator[None]:
+def _collecting(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:

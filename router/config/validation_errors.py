@@ -16,9 +16,9 @@ from pydantic_core import ErrorDetails
 
 from router.config.yaml_source import Path, YamlProblem
 
-NEVER_SHOWN = {"hash", "url", "endpoint", "replay_endpoint"}
+SECRET_KEYS = {"hash", "url", "endpoint", "replay_endpoint"}
 
-WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
+EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "model_type": lambda limits: "a mapping",
     "dict_type": lambda limits: "a mapping",
     "list_type": lambda limits: "a list",
@@ -36,37 +36,39 @@ WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-RENAMED = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
+RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
 """Keys of earlier versions, by the name that each has now."""
 
 
-def complaints(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
+def translate_errors(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
     """One problem per finding of `error`, which arose from reading `data` as `kind` (a model or a list of one)."""
-    return [_problem(data, kind, finding) for finding in error.errors(include_url=False)]
+    return [_to_problem(data, kind, finding) for finding in error.errors(include_url=False)]
 
 
-def unknown(what: str, name: str, known: Collection[str]) -> str:
+def describe_unknown(what: str, name: str, known: Collection[str]) -> str:
     """`unknown key "prot": did you mean "port"?`, or which ones there are."""
     close = get_close_matches(name, known, n=1)
     hint = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(sorted(known)) or 'none'}"
     return f'unknown {what} "{name}": {hint}'
 
 
-def _problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
+def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
     path = _path_in(data, finding["loc"])
     known = _fields_beside(kind, path)
     name = str(path[-1]) if path else ""
     limits = finding.get("ctx", {})
     if finding["type"] == "extra_forbidden":
-        if RENAMED.get(name) in known:
-            return YamlProblem(path, f'the key "{name}" is now called "{RENAMED[name]}"')
-        return YamlProblem(path, unknown("key", name, known))
+        if RENAMED_KEYS.get(name) in known:
+            return YamlProblem(path, f'the key "{name}" is now called "{RENAMED_KEYS[name]}"')
+        return YamlProblem(path, describe_unknown("key", name, known))
     if finding["type"] == "missing":
         return YamlProblem(path, f"missing{_meaning(known.get(name))}")
     if finding["type"] == "value_error":
         return YamlProblem(path, str(limits["error"]))
-    wanted = WANTED[finding["type"]](limits) if finding["type"] in WANTED else finding["msg"]
-    return YamlProblem(path, f"found {_shown(finding['input'], name)}, wanted {wanted}{_meaning(known.get(name))}")
+    wanted = EXPECTATIONS[finding["type"]](limits) if finding["type"] in EXPECTATIONS else finding["msg"]
+    return YamlProblem(
+        path, f"found {_describe_value(finding['input'], name)}, wanted {wanted}{_meaning(known.get(name))}"
+    )
 
 
 def _path_in(data: Any, loc: Path) -> Path:
@@ -118,7 +120,7 @@ def _meaning(field: FieldInfo | None) -> str:
     return f" ({field.description})" if field is not None and field.description else ""
 
 
-def _shown(value: Any, name: str) -> str:
+def _describe_value(value: Any, name: str) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -129,4 +131,4 @@ def _shown(value: Any, name: str) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return "other text" if name in NEVER_SHOWN else f'the text "{value}"'
+    return "other text" if name in SECRET_KEYS else f'the text "{value}"'

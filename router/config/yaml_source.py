@@ -48,7 +48,7 @@ class YamlDocument(NamedTuple):
 
     def refusal(self, problems: list[YamlProblem]) -> ConfigError:
         """All of them in one error, one per line, from the top of the file to its end."""
-        placed = sorted((p.line or self.line(p.path), dotted(p.path), p.text) for p in problems)
+        placed = sorted((p.line or self.line(p.path), format_path(p.path), p.text) for p in problems)
         return ConfigError(
             "\n".join(f"{self.name}:{line}: {path}: {text}" if path else f"{self.name}:{line}: {text}"
                       for line, path, text in dict.fromkeys(placed))
@@ -57,7 +57,7 @@ class YamlDocument(NamedTuple):
 
 def load(file: FilePath) -> YamlDocument:
     """Reads `file`. Raises `ConfigError` when it is missing, empty, not YAML, or has a key twice."""
-    return parse(text_of(file), str(file), file.absolute().parent)
+    return parse(read_text(file), str(file), file.absolute().parent)
 
 
 def parse(text: str, name: str, folder: FilePath | None = None) -> YamlDocument:
@@ -78,12 +78,12 @@ def parse(text: str, name: str, folder: FilePath | None = None) -> YamlDocument:
     return document
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path for people: `fleet.instances[0].url`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
-def text_of(file: FilePath) -> str:
+def read_text(file: FilePath) -> str:
     """The text of a file of the operator's. Raises `ConfigError`."""
     try:
         return file.read_text(encoding="utf-8")

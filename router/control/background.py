@@ -6,7 +6,7 @@ import asyncio
 
 from router.clock import Clock
 from router.control.control import Control
-from router.control.file_watch import changes
+from router.control.file_watch import watch_changes
 from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
@@ -18,24 +18,24 @@ BEHIND_S = 0.02  # until the next look, when one was not enough
 def start(control: Control, core: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
     """`watch`: changed files take effect."""
     tasks.supervise("audit", control.audit.run)
-    tasks.supervise("guard", lambda: guard(control, core, clock))
+    tasks.supervise("guard", lambda: guard_experiment(control, core, clock))
     if watch and control.paths():
-        tasks.supervise("files", lambda: follow(control))
+        tasks.supervise("files", lambda: follow_files(control))
 
 
-async def follow(control: Control) -> None:
-    async for _ in changes(control.paths):
-        await control.from_files()
+async def follow_files(control: Control) -> None:
+    async for _ in watch_changes(control.paths):
+        await control.reload_files()
 
 
-async def guard(control: Control, core: Scheduler, clock: Clock) -> None:
+async def guard_experiment(control: Control, core: Scheduler, clock: Clock) -> None:
     behind = False
     while True:
         await asyncio.sleep(BEHIND_S if behind else LOOK_EVERY_S)
-        behind = look(control, core, clock)
+        behind = check_experiment(control, core, clock)
 
 
-def look(control: Control, core: Scheduler, clock: Clock) -> bool:
+def check_experiment(control: Control, core: Scheduler, clock: Clock) -> bool:
     """One look at the experiment, about 10 ms at most. True: there is more to be looked at."""
     if (trial := core.trial) is None:
         return False

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.clock import Clock
-from router.config.reader import effective, experiment_from, policies_from, policy_from
-from router.config.validation_errors import unknown
+from router.config.reader import dump_yaml, parse_experiment, parse_policies, parse_policy
+from router.config.validation_errors import describe_unknown
 from router.control import policy_files, proposals
 from router.control.proposals import Proposal
-from router.control.summaries import SwitchSummary, told_experiment, told_policies
+from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
 from router.control.switch import ADMIN, FILES, PolicySwitch, SwitchRequest
 from router.errors import ConfigError, NotFound, RequestRefused
 from router.scheduling.experiments.policy_set import PolicySet
@@ -73,7 +73,7 @@ class Control:
         )  # what needs a restart counts from here
         self._folder = None if self._first_read is None else self._first_read.folder
         # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
-        self._said = proposals.said_by(core.desk.regime) if self._first_read is None else self._first_read.said
+        self._said = proposals.extract_settings(core.desk.regime) if self._first_read is None else self._first_read.said
 
     def spreads(self, everywhere: Callable[[], Awaitable[None]]) -> None:
         """Other processes decide by the same regime: a switch is done when `everywhere` returns."""
@@ -97,25 +97,27 @@ class Control:
         asked = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
         active = name if activate else None
         with self._remembered(asked):
-            spec = await asyncio.to_thread(policy_from, text, name)
+            spec = await asyncio.to_thread(parse_policy, text, name)
             return await self._switching.switch(
-                asked, lambda now: proposals.put(now, {name: spec}, self._registry, active)
+                asked, lambda now: proposals.propose_policies(now, {name: spec}, self._registry, active)
             )
 
     async def put_policies(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """As `put_policy` for several, by name: all or none."""
         asked = SwitchRequest(ADMIN, who, "put policies", dry_run)
         with self._remembered(asked):
-            specs = await asyncio.to_thread(policies_from, text)
+            specs = await asyncio.to_thread(parse_policies, text)
             asked = asked._replace(what=f"put policies {', '.join(specs)}")
-            return await self._switching.switch(asked, lambda now: proposals.put(now, specs, self._registry))
+            return await self._switching.switch(
+                asked, lambda now: proposals.propose_policies(now, specs, self._registry)
+            )
 
     async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """This policy decides, and a running experiment ends."""
 
         def make(now: PolicySet) -> Proposal:
-            known(now, name)
-            return proposals.activated(now, name)
+            find_policy(now, name)
+            return proposals.propose_activation(now, name)
 
         return await self._switching.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), make)
 
@@ -123,9 +125,9 @@ class Control:
         """It begins, in the place of one that runs."""
         asked = SwitchRequest(ADMIN, who, "start experiment", dry_run)
         with self._remembered(asked):
-            experiment = await asyncio.to_thread(experiment_from, text, self.regime.policies)
+            experiment = await asyncio.to_thread(parse_experiment, text, self.regime.policies)
             asked = asked._replace(what=f"start experiment of {', '.join(experiment.arms)}")
-            return await self._switching.switch(asked, lambda now: proposals.experimenting(now, experiment))
+            return await self._switching.switch(asked, lambda now: proposals.propose_experiment(now, experiment))
 
     async def end_experiment(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """The active policy decides for everybody again."""
@@ -133,7 +135,7 @@ class Control:
         def make(now: PolicySet) -> Proposal:
             if now.experiment is None:
                 raise ControlConflict("no experiment is running", code="no_experiment")
-            return proposals.ended(now)
+            return proposals.propose_end(now)
 
         return await self._switching.switch(SwitchRequest(ADMIN, who, "end experiment", dry_run), make)
 
@@ -154,7 +156,7 @@ class Control:
         """What is to be watched."""
         return [path for path in (self._file, self._folder) if path is not None]
 
-    async def from_files(self) -> SwitchSummary | None:
+    async def reload_files(self) -> SwitchSummary | None:
         """Takes over what changed in the files. None: they cannot be read, and nothing changed."""
         if self._file is None:
             return None
@@ -163,7 +165,7 @@ class Control:
             self._folder = found.folder
             switch = await self._switching.switch(
                 SwitchRequest(FILES, FILES, "files changed"),
-                lambda now: proposals.from_files(now, self._said, found.said, self._registry),
+                lambda now: proposals.merge_file_changes(now, self._said, found.said, self._registry),
             )
         except ConfigError as wrong:
             self._failed(FILES, wrong)
@@ -190,7 +192,7 @@ class Control:
 
     def policies(self) -> dict[str, Any]:
         return {
-            **told_policies(self.regime),
+            **describe_policies(self.regime),
             "errors": {source: failure._asdict() for source, failure in self.errors.items()},
             "failures": dict(self.failures),
             "switches": dict(self.switches),
@@ -201,13 +203,13 @@ class Control:
 
     def policy(self, name: str) -> str:
         """One policy as YAML, every default written out. Raises NotFound."""
-        spec = known(self.regime, name).spec
+        spec = find_policy(self.regime, name).spec
         if spec is None:
             raise NotFound(f"policy {name} was built by hand: it has no text", param="name", code="unknown_policy")
-        return effective(spec)
+        return dump_yaml(spec)
 
     def experiment(self) -> dict[str, Any]:
-        told = told_experiment(self.regime, self._core.trial, self._core.desk.shadows)
+        told = describe_experiment(self.regime, self._core.trial, self._core.desk.shadows)
         return {"running": told is not None, **(told or {}), "last": self._switching.ended}
 
     def entries(self, limit: int) -> list[dict[str, Any]]:
@@ -236,8 +238,8 @@ class Control:
         self.errors[source] = SourceFailure(self._clock.wall(), str(wrong))
 
 
-def known(regime: PolicySet, name: str) -> Policy:
+def find_policy(regime: PolicySet, name: str) -> Policy:
     """Raises NotFound."""
     if name not in regime.policies:
-        raise NotFound(unknown("policy", name, regime.policies), param="policy", code="unknown_policy")
+        raise NotFound(describe_unknown("policy", name, regime.policies), param="policy", code="unknown_policy")
     return regime.policies[name]

@@ -25,7 +25,7 @@ MOST_LINKS = 40  # the kernel's own bound
 Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: it is not there
 
 
-async def changes(paths: Callable[[], Iterable[Path]], look_every_s: float = LOOK_EVERY_S) -> AsyncIterator[None]:
+async def watch_changes(paths: Callable[[], Iterable[Path]], look_every_s: float = LOOK_EVERY_S) -> AsyncIterator[None]:
     """After every change of the files and folders that `paths` names at that time, and when a watch has just been set
     up: what happened before that was not seen. A folder that is missing is complained of once, and looked for.
 
@@ -33,7 +33,7 @@ async def changes(paths: Callable[[], Iterable[Path]], look_every_s: float = LOO
     """
     complained: set[Path] = set()
     while True:
-        before = folders(paths())
+        before = find_folders(paths())
         missing = {folder for folder, identity in before.items() if identity is None}
         for folder in sorted(missing - complained):
             log.error("no such folder, looking for it every %g s: %s", look_every_s, folder)
@@ -44,7 +44,7 @@ async def changes(paths: Callable[[], Iterable[Path]], look_every_s: float = LOO
                 if changed or fresh:
                     yield
                 fresh = False
-                if folders(paths()) != before:
+                if find_folders(paths()) != before:
                     break
 
 
@@ -73,7 +73,7 @@ async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> Asy
         await asyncio.sleep(every_s)
 
 
-def folders(paths: Iterable[Path]) -> Folders:
+def find_folders(paths: Iterable[Path]) -> Folders:
     """Where something has to happen for one of `paths` to be another: its folder, and those of all symlinks on the way.
     Of a folder: itself and those of the symlinks in it, too.
     """

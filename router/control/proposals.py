@@ -1,8 +1,8 @@
-"""From what somebody wants to the regime that would be: built and checked as a whole, before anything is touched.
+"""The policies that a change would put in force, built and checked as a whole before anything is touched.
 
-Policies whose text did not change stay the objects that they are, and those that did take over the plug-ins that are
-the same (`scheduling/policy/policy.py`), so what was learned is not lost. Raises `ConfigError` with every problem
-found.
+A policy whose text did not change stays the same object, and one whose text did takes over its unchanged plug-ins
+(`router/scheduling/policy/policy.py`), so nothing learned is lost. Every function here raises `ConfigError` with all
+the problems it found.
 """
 
 from __future__ import annotations
@@ -12,104 +12,111 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from router.config import schema
-from router.config.reader import unnamed_in
+from router.config.reader import check_experiment_policies
 from router.config.sections.experiment import ExperimentConfig
-from router.config.validation_errors import unknown
-from router.config.yaml_source import dotted
+from router.config.validation_errors import describe_unknown
+from router.config.yaml_source import format_path
 from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Proposal(NamedTuple):
-    regime: PolicySet
-    notes: tuple[str, ...] = ()  # what else follows, in sentences
+    policy_set: PolicySet
+    notes: tuple[str, ...] = ()  # further consequences of the change, as sentences for the operator
 
 
 class FileSettings(NamedTuple):
-    """What the files say, as they were last read without fault."""
+    """The live part of the configuration files, as last read without an error."""
 
     active: str
     experiment: ExperimentConfig | None
     policies: Mapping[str, schema.PolicyConfig]
 
 
-def said_by(regime: PolicySet) -> FileSettings:
-    """By the files from which a regime was built."""
-    policies = {name: policy.spec for name, policy in regime.policies.items() if policy.spec is not None}
-    return FileSettings(regime.active, regime.experiment, policies)
+def extract_settings(policy_set: PolicySet) -> FileSettings:
+    """Return the settings from which `policy_set` was built."""
+    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
+    return FileSettings(policy_set.active, policy_set.experiment, policies)
 
 
-def put(
+def propose_policies(
     before: PolicySet, specs: Mapping[str, schema.PolicyConfig], registry: Registry, active: str | None = None
 ) -> Proposal:
-    """These policies are added, or take the place of those of their names; `active` comes into force at once."""
-    policies = built(before.policies, specs, registry)
-    after = regime(policies, before.active, before.experiment)
+    """Add the policies in `specs`, replacing those of the same name, and activate `active` unless it is None."""
+    after = build_policy_set(build_changed(before.policies, specs, registry), before.active, before.experiment)
     notes = tuple(f"{name} is in memory only: no file was written" for name in specs)
     if active is None:
         return Proposal(after, notes)
-    then = activated(after, active)
-    return Proposal(then.regime, notes + then.notes)
+    activation = propose_activation(after, active)
+    return Proposal(activation.policy_set, notes + activation.notes)
 
 
-def activated(before: PolicySet, name: str) -> Proposal:
-    """This policy decides, and nothing else: a running experiment ends."""
+def propose_activation(before: PolicySet, name: str) -> Proposal:
+    """Make policy `name` decide for every request, which ends a running experiment."""
     notes = ("the running experiment ends",) if before.experiment is not None else ()
-    return Proposal(regime(before.policies, name, None), notes)
+    return Proposal(build_policy_set(before.policies, name, None), notes)
 
 
-def experimenting(before: PolicySet, experiment: ExperimentConfig) -> Proposal:
+def propose_experiment(before: PolicySet, experiment: ExperimentConfig) -> Proposal:
+    """Start `experiment`, in place of one that is running."""
     notes: tuple[str, ...] = ()
     if before.experiment is not None and before.experiment != experiment:
         notes = ("it takes the place of the running experiment, which ends",)
-    return Proposal(regime(before.policies, before.active, experiment), notes)
+    return Proposal(build_policy_set(before.policies, before.active, experiment), notes)
 
 
-def ended(before: PolicySet) -> Proposal:
-    return Proposal(regime(before.policies, before.active, None), (f"{before.active} decides for everybody",))
+def propose_end(before: PolicySet) -> Proposal:
+    """End the experiment: the active policy decides for every request."""
+    return Proposal(build_policy_set(before.policies, before.active, None), (f"{before.active} decides for everybody",))
 
 
-def from_files(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
-    """What files say wins where they have changed; where they have not, what is in force stays."""
+def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
+    """Apply what changed in the files from `seen` to `now`; everything else stays as it is in force.
+
+    Raises ConfigError when a policy in use is gone from the files.
+    """
     changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
     gone = seen.policies.keys() - now.policies.keys()
-    policies = {n: p for n, p in built(before.policies, changed, registry).items() if n not in gone}
+    policies = {n: p for n, p in build_changed(before.policies, changed, registry).items() if n not in gone}
     active = before.active if now.active == seen.active else now.active
     experiment = before.experiment if now.experiment == seen.experiment else now.experiment
     needed = [active, *(() if experiment is None else (*experiment.arms, *experiment.shadows))]
     if lost := sorted(gone & set(needed)):
-        raise ConfigError("\n".join(f"policies.{name}: is gone from the files, and is in use" for name in lost))
-    return Proposal(regime(policies, active, experiment))
+        raise ConfigError(
+            "\n".join(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
+        )
+    return Proposal(build_policy_set(policies, active, experiment))
 
 
-def built(
+def build_changed(
     before: Mapping[str, Policy], specs: Mapping[str, schema.PolicyConfig], registry: Registry
 ) -> dict[str, Policy]:
-    """All of `before`, with these anew. Raises `ConfigError`."""
+    """Return `before` with the policies of `specs` added or rebuilt. Raises ConfigError."""
     policies, problems = dict(before), []
     for name, spec in specs.items():
         old = policies.get(name)
-        if NAME.fullmatch(name) is None:
+        if POLICY_NAME.fullmatch(name) is None:
             problems.append(f"policy {name!r}: a name has 1 to 100 letters, digits, dots, dashes or underscores")
         elif old is None or old.spec != spec:
             try:
                 policies[name] = build_policy(name, spec, registry, before=old)
-            except ConfigError as wrong:
-                problems.append(str(wrong))
+            except ConfigError as error:
+                problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     return policies
 
 
-def regime(policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None) -> PolicySet:
-    """Raises `ConfigError` where a policy is named that is not there."""
-    problems = [] if active in policies else [f"active: {unknown('policy', active, policies)}"]
+def build_policy_set(policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None) -> PolicySet:
+    """Build the policy set. Raises ConfigError when `active` or the experiment names an unknown policy."""
+    problems = [] if active in policies else [f"active: {describe_unknown('policy', active, policies)}"]
     if experiment is not None:
-        problems += [f"experiment.{dotted(p.path)}: {p.text}" for p in unnamed_in(experiment, policies)]
+        unknown = check_experiment_policies(experiment, policies)
+        problems += [f"experiment.{format_path(problem.path)}: {problem.text}" for problem in unknown]
     if problems:
         raise ConfigError("\n".join(problems))
     return PolicySet(policies, active, experiment)

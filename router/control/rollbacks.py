@@ -33,7 +33,7 @@ class Rollbacks:
         if name is not None:
             self._arms[name] = self._arms.get(name, frozenset()) | {arm}
 
-    def applied(self, regime: PolicySet) -> PolicySet:
+    def apply(self, regime: PolicySet) -> PolicySet:
         """The same with what was rolled back before. Without its first arm, an experiment is over."""
         name = fingerprint(regime)
         arms = frozenset[str]() if name is None else self._arms.get(name, frozenset())
@@ -50,7 +50,7 @@ def fingerprint(regime: PolicySet) -> str | None:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def in_force(regime: PolicySet) -> PoliciesInForce:
+def summarize_policies(regime: PolicySet) -> PoliciesInForce:
     """A regime as the audit log has it."""
     return PoliciesInForce(
         active=regime.active,

@@ -135,10 +135,10 @@ class Status:
 
     def pool(self) -> dict[str, Any] | None:
         told = self._pool.report()
-        return None if told is None else readable_pool(told)
+        return None if told is None else describe_pool(told)
 
     def admission(self) -> list[dict[str, Any]]:
-        return [readable_gate(gate, self._clock.now()) for gate in self._gates]
+        return [describe_admission(gate, self._clock.now()) for gate in self._gates]
 
     # the state metrics
 
@@ -170,7 +170,7 @@ class Status:
     def _steering(self) -> PolicyState:
         regime, trial = self._core.desk.regime, self._core.trial
         return PolicyState(
-            in_force=in_force(regime),
+            in_force=list_policies_in_force(regime),
             switches=self._control.switches,
             refusals=self._control.failures,
             arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
@@ -233,11 +233,11 @@ class Status:
                 "missed": target.trust.missed,
                 "alarm": target.trust.alarm if listening else None,
             },
-            "stream": readable_stream(stream, now),
+            "stream": describe_stream(stream, now),
         }
 
 
-def in_force(regime: PolicySet) -> list[PolicyInForce]:
+def list_policies_in_force(regime: PolicySet) -> list[PolicyInForce]:
     active = PolicyInForce("active", regime.active, regime.policy.digest)
     if regime.experiment is None:
         return [active]
@@ -255,7 +255,7 @@ def decision_log_state(stats: WriterStats) -> DecisionLogState:
     return DecisionLogState(stats.written, stats.dropped, stats.bytes, stats.failures)
 
 
-def readable_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
+def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
     """None: the target has no event stream."""
     if stream is None or (book := stream.book) is None:
         return None
@@ -279,11 +279,11 @@ def readable_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
     }
 
 
-def readable_pool(told: PoolReport) -> dict[str, Any]:
+def describe_pool(told: PoolReport) -> dict[str, Any]:
     return {
         "leader": told.leader,
         "masters": [plain(master) for master in told.masters],
-        "answers": answers_of(told),
+        "answers": count_answers(told),
         "asked": plain(told.asked),
         "models": [
             {**plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
@@ -292,7 +292,7 @@ def readable_pool(told: PoolReport) -> dict[str, Any]:
     }
 
 
-def readable_gate(gate: ModelAdmission, now: float) -> dict[str, Any]:
+def describe_admission(gate: ModelAdmission, now: float) -> dict[str, Any]:
     """Who is live behind a model's door, what fits, and who waits in front of it, in order."""
     state = gate.state()
     return {
@@ -332,7 +332,7 @@ def pool_state(told: PoolReport | None) -> PoolState | None:
         return None
     return PoolState(
         masters={master.instance: master.instance == told.leader for master in told.masters},
-        answers=answers_of(told),
+        answers=count_answers(told),
         questions=told.asked.questions,
         keys=told.asked.keys,
         question_s=told.asked.answer_s,
@@ -341,6 +341,6 @@ def pool_state(told: PoolReport | None) -> PoolState | None:
     )
 
 
-def answers_of(told: PoolReport) -> dict[str, int]:
+def count_answers(told: PoolReport) -> dict[str, int]:
     """Requests by what the pool said of their prompts."""
     return {"held": told.held, "nothing": told.nothing} | {str(reason): n for reason, n in told.unknown.items()}

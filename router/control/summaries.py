@@ -33,7 +33,7 @@ class SwitchSummary(NamedTuple):
     notes: tuple[str, ...]
     in_force: PoliciesInForce  # afterwards
 
-    def readable(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         plan = None
         if self.plan is not None:
             plan = {"sentences": self.plan.lines(), **msgspec.to_builtins(self.plan)}
@@ -47,7 +47,7 @@ class SwitchSummary(NamedTuple):
         }
 
 
-def notes_of(before: PolicySet, wanted: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
+def collect_notes(before: PolicySet, wanted: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
     """What else there is to say of a switch. `wanted`: without what was rolled back earlier."""
     notes = []
     if alike:
@@ -63,7 +63,7 @@ def notes_of(before: PolicySet, wanted: PolicySet, after: PolicySet, alike: bool
     return tuple(notes)
 
 
-def told_policies(regime: PolicySet) -> dict[str, Any]:
+def describe_policies(regime: PolicySet) -> dict[str, Any]:
     roles = dict.fromkeys(() if regime.experiment is None else regime.experiment.shadows, "shadow")
     roles |= dict.fromkeys(() if regime.experiment is None else regime.experiment.arms, "arm")
     roles[regime.active] = "active" if regime.active not in roles else f"active, {roles[regime.active]}"
@@ -81,7 +81,7 @@ def told_policies(regime: PolicySet) -> dict[str, Any]:
     }
 
 
-def told_experiment(
+def describe_experiment(
     regime: PolicySet, trial: RunningExperiment | None, shadows: Sequence[Shadow]
 ) -> dict[str, Any] | None:
     """None: there is none."""
@@ -92,15 +92,15 @@ def told_experiment(
         "fingerprint": fingerprint(regime),
         "experiment": regime.experiment.model_dump(mode="json"),
         "rolled_back": sorted(regime.rolled_back),
-        "report": finite(plain(report)),
-        "sentences": list(sentences(report)),
+        "report": replace_infinities(plain(report)),
+        "sentences": list(describe_standings(report)),
         "shadows": [_shadow(shadow) for shadow in shadows],
     }
 
 
 def _shadow(shadow: Shadow) -> dict[str, Any]:
     summary = shadow.differences.summary()
-    told: dict[str, Any] = finite(plain(summary._replace(moves={})))
+    told: dict[str, Any] = replace_infinities(plain(summary._replace(moves={})))
     del told["moves"]  # of every pair of targets
     return {
         "policy": shadow.policy.name,
@@ -111,16 +111,16 @@ def _shadow(shadow: Shadow) -> dict[str, Any]:
     }
 
 
-def finite(value: Any) -> Any:
+def replace_infinities(value: Any) -> Any:
     """JSON types, with infinite numbers as text."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(item) for item in value]
+        return [replace_infinities(item) for item in value]
     return INFINITE if isinstance(value, float) and isinf(value) else value
 
 
-def sentences(report: ExperimentReport) -> Iterator[str]:
+def describe_standings(report: ExperimentReport) -> Iterator[str]:
     """How the arms stand, for people; without a full stop at the end."""
     first = report.arms[0]
     for arm in report.arms:
@@ -139,16 +139,17 @@ def _against(arm: ArmReport, first: ArmReport) -> Iterator[str]:
     for mine, theirs in zip(arm.standings, first.standings, strict=True):
         if mine.estimate is None or theirs.estimate is None:
             continue
-        yield f"{arm.arm}: {mine.metric} {figures(mine)}, {first.arm} {figures(theirs)}: {verdict(mine)}"
+        lead = f"{arm.arm}: {mine.metric} {format_result(mine)}"
+        yield f"{lead}, {first.arm} {format_result(theirs)}: {describe_verdict(mine)}"
 
 
-def figures(standing: MetricResult) -> str:
+def format_result(standing: MetricResult) -> str:
     """`210 ms (190 to 240)`."""
-    values = [figure(value, standing.metric) for value in (standing.estimate, standing.low, standing.high)]
+    values = [format_value(value, standing.metric) for value in (standing.estimate, standing.low, standing.high)]
     return f"{values[0]} ({values[1]} to {values[2]})"
 
 
-def figure(value: float | None, metric: str) -> str:
+def format_value(value: float | None, metric: str) -> str:
     if value is None:
         return "unknown"
     if metric in ("hit_share", "error_rate"):
@@ -156,7 +157,7 @@ def figure(value: float | None, metric: str) -> str:
     return "no answer" if isinf(value) else f"{value:,.0f} ms"
 
 
-def verdict(standing: MetricResult) -> str:
+def describe_verdict(standing: MetricResult) -> str:
     if standing.verdict != "not yet known":
         return str(standing.verdict)
     if standing.requests_needed is None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from router.clock import Clock
 from router.control.proposals import Proposal
-from router.control.rollbacks import ROLLBACK, Rollbacks, in_force
-from router.control.summaries import SwitchSummary, notes_of, told_experiment
+from router.control.rollbacks import ROLLBACK, Rollbacks, summarize_policies
+from router.control.summaries import SwitchSummary, collect_notes, describe_experiment
 from router.scheduling.experiments.dry_run import DryRun, DryRunReport
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
@@ -65,7 +65,7 @@ class PolicySwitch:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._rollbacks = Rollbacks(reversed(audit.latest()))
-        after = self._rollbacks.applied(self.regime)
+        after = self._rollbacks.apply(self.regime)
         why = None
         if after is not self.regime:
             why = STAYS_OUT
@@ -85,8 +85,8 @@ class PolicySwitch:
             while True:
                 before = self.regime
                 proposal = make(before)
-                after = self._rollbacks.applied(proposal.regime)
-                alike = in_force(after) == in_force(before)
+                after = self._rollbacks.apply(proposal.policy_set)
+                alike = summarize_policies(after) == summarize_policies(before)
                 plan = None if alike else await self._planned(after)
                 if self.regime is before:
                     break
@@ -98,8 +98,8 @@ class PolicySwitch:
                     self._take(after)
                     self._write(asked, before, after, plan, back)
                     await self.everywhere()
-            notes = proposal.notes + notes_of(before, proposal.regime, after, alike)
-            return SwitchSummary(asked.what, asked.dry_run, changed, plan, notes, in_force(after))
+            notes = proposal.notes + collect_notes(before, proposal.policy_set, after, alike)
+            return SwitchSummary(asked.what, asked.dry_run, changed, plan, notes, summarize_policies(after))
 
     def _write(
         self, asked: SwitchRequest, before: PolicySet, after: PolicySet, plan: DryRunReport | None, back: bool
@@ -120,7 +120,7 @@ class PolicySwitch:
             return
         log.warning("experiment: %s is rolled back: %s", finding.arm, finding.why)
         self._rollbacks.add(before, finding.arm)
-        self._take(self._rollbacks.applied(before))
+        self._take(self._rollbacks.apply(before))
         self.switches[GUARD] += 1
         self._note(GUARD, ROLLBACK, before, self.regime, why=finding.why, arm=finding.arm)
 
@@ -139,7 +139,7 @@ class PolicySwitch:
         before, trial, shadows = self.regime, self._core.trial, self._core.desk.shadows
         self._core.swap(after)
         if trial is not None and self._core.trial is not trial:
-            self.ended = {**(told_experiment(before, trial, shadows) or {}), "ended_at_wall_s": self._clock.wall()}
+            self.ended = {**(describe_experiment(before, trial, shadows) or {}), "ended_at_wall_s": self._clock.wall()}
 
     def _note(
         self,
@@ -152,6 +152,6 @@ class PolicySwitch:
         why: str | None = None,
         arm: str | None = None,
     ) -> None:
-        was = None if before is None else in_force(before)
+        was = None if before is None else summarize_policies(before)
         foreseen = None if plan is None else plan.lines()
-        self.audit.add(AuditEntry(self._clock.wall(), who, what, was, in_force(after), foreseen, why, arm))
+        self.audit.add(AuditEntry(self._clock.wall(), who, what, was, summarize_policies(after), foreseen, why, arm))

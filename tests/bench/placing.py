@@ -32,7 +32,7 @@ from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"
@@ -66,7 +66,7 @@ class Conversations:
         deciding = build_policy(
             policy, schema.PolicyConfig.model_validate(yaml.safe_load((FOLDER / f"{policy}.yaml").read_text()))
         )
-        self._core: Scheduler = build_core(
+        self._core: Scheduler = build_scheduler(
             schema.Config(seed=1), PolicySet({policy: deciding}, policy), RING, self._clock
         )
         self._caches: dict[str, Cache] = {}

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from router.config.generated_docs import files
+from router.config.generated_docs import render_files
 from router.config.reader import load_policies, read_config, read_policy_file
 from router.config.yaml_source import load
 from router.scheduling.policy.policy import build_policy
@@ -49,7 +49,7 @@ def test_policy_files_can_be_built(file: Path) -> None:
 )
 def test_generated_files_are_current(name: str) -> None:
     """Not so: run `make schema`."""
-    assert (CONFIGS / name).read_text(encoding="utf-8") == files(CONFIGS)[CONFIGS / name]
+    assert (CONFIGS / name).read_text(encoding="utf-8") == render_files(CONFIGS)[CONFIGS / name]
 
 
 def test_what_production_has_commented_out_is_right_too() -> None:

@@ -8,14 +8,14 @@ import re
 import jsonschema
 import pytest
 
-from router.config.lookup import files
+from router.config.lookup import list_files
 from router.config.reader import read_profile_file
 from router.config.yaml_source import load as document
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.sweep.profiles import FOLDER, load
 from tests.paths import CONFIGS
 
-PROFILES = files(FOLDER)
+PROFILES = list_files(FOLDER)
 DENSE = ["llama-3.1-8b-h100", "qwen3-32b-2xh100", "llama-3-70b-8xa800", "llama-3-70b-8xh100"]
 
 

@@ -7,14 +7,14 @@ import json
 import jsonschema
 import pytest
 
-from router.config.lookup import files
+from router.config.lookup import list_files
 from router.config.reader import read_trouble_file
 from router.config.sections.faults import TroubleFile
 from router.config.yaml_source import load as document
 from router.testbed.sweep.faults import FOLDER, demand_possible, load
 from tests.paths import CONFIGS
 
-TROUBLES = files(FOLDER)
+TROUBLES = list_files(FOLDER)
 
 
 def test_there_are_those_that_are_promised() -> None:

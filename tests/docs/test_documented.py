@@ -8,7 +8,7 @@ import pytest
 from typer import Typer
 
 from router.cli.main import app
-from router.config.generated_docs import keys
+from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
 from router.prompt.prompt import Endpoint
 from router.request.public_api import BY_LOAD, OPS
@@ -34,7 +34,7 @@ def undocumented(names: list[str], documents: str) -> list[str]:
 
 
 def test_every_config_key(documents: str) -> None:
-    names = [key.path for key in keys()]
+    names = [key.path for key in iter_keys()]
     assert len(names) > 80
     assert undocumented(names, documents) == []
 

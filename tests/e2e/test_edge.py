@@ -344,7 +344,7 @@ async def test_tls_on_both_sides(router: Any, certificate: tuple[str, str]) -> N
     ):
         assert a.url.startswith("https://")
         assert r.url.startswith("https://")
-        await eventually(lambda: r.app.why_not_ready() is None)
+        await eventually(lambda: r.app.unready_reason() is None)
         answer = await client.post(CHAT, json=BODY)
         assert answer.status_code == 200
         async with client.stream("POST", CHAT, json=BODY | {"stream": True}) as stream:

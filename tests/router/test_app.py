@@ -17,7 +17,13 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.snapshot_format import SavedIndex
 from router.proxy.upstreams import Upstreams
 from router.scheduling.experiments.policy_set import PolicySet
-from router.wiring import build_core, build_tokens, built_policies, discoveries, secret_of
+from router.wiring import (
+    build_configured_policies,
+    build_discoveries,
+    build_scheduler,
+    build_tokenization,
+    resolve_key_secret,
+)
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
 
@@ -39,13 +45,13 @@ def instance(name: str) -> schema.InstanceConfig:
 def test_every_policy_is_built_at_the_start() -> None:
     broken = {"warm": schema.PolicyConfig.model_validate({"scorers": [{"name": "prefix_overlapp"}]})}
     with pytest.raises(ConfigError, match=r"policies\.warm: .*unknown scorer 'prefix_overlapp'.*prefix_overlap"):
-        built_policies(config(policies=RANDOM | broken))
-    assert list(built_policies(config())) == ["warm"]
+        build_configured_policies(config(policies=RANDOM | broken))
+    assert list(build_configured_policies(config())) == ["warm"]
 
 
 def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
-    assert discoveries(schema.FleetConfig()) == {}
-    both = discoveries(schema.FleetConfig(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
+    assert build_discoveries(schema.FleetConfig()) == {}
+    both = build_discoveries(schema.FleetConfig(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
     assert {name: type(discovery) for name, discovery in both.items()} == {
         "config": StaticDiscovery,
         "file": FileDiscovery,
@@ -54,7 +60,9 @@ def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
 
 def test_the_cores_chance_hangs_on_the_seed_given() -> None:
     def seed(settings: schema.Config) -> int:
-        return build_core(settings, PolicySet(built_policies(settings), "warm"), Keyring(1), ManualClock()).desk.seed
+        return build_scheduler(
+            settings, PolicySet(build_configured_policies(settings), "warm"), Keyring(1), ManualClock()
+        ).desk.seed
 
     assert seed(config(seed=7)) == 7
     assert seed(config(seed=None)) != seed(config(seed=None))
@@ -62,7 +70,7 @@ def test_the_cores_chance_hangs_on_the_seed_given() -> None:
 
 def test_models_without_a_local_tokenizer_ask_their_engines() -> None:
     settings = config(tokenizers={"warm-tiny": {"path": TOKENIZER}, "other": {}})
-    tokens = build_tokens(settings, Keyring(1), Upstreams(connect_timeout_s=1, keepalive_s=1), ManualClock())
+    tokens = build_tokenization(settings, Keyring(1), Upstreams(connect_timeout_s=1, keepalive_s=1), ManualClock())
     assert list(tokens.report()) == ["warm-tiny"]
     tokens.close()
 
@@ -70,7 +78,7 @@ def test_models_without_a_local_tokenizer_ask_their_engines() -> None:
 def test_the_secret_of_block_keys_depends_on_all_of_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def secret(given: str) -> int:
         monkeypatch.setenv("KEY_SECRET", given)
-        return secret_of(config(index={"key_secret_env": "KEY_SECRET"}))
+        return resolve_key_secret(config(index={"key_secret_env": "KEY_SECRET"}))
 
     assert secret("warmroute-production-1") == secret("warmroute-production-1")
     shown = {secret(given) for given in ("warmroute-production-1", "warmroute-production-2", "warm", "x", "ü")}
@@ -79,14 +87,14 @@ def test_the_secret_of_block_keys_depends_on_all_of_what_was_given(monkeypatch: 
 
 
 def test_without_one_it_is_random() -> None:
-    assert secret_of(config()) != secret_of(config())
+    assert resolve_key_secret(config()) != resolve_key_secret(config())
 
 
 def test_or_a_snapshots_so_that_its_keys_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secret_of(config(), SavedIndex(77, [])) == 77
+    assert resolve_key_secret(config(), SavedIndex(77, [])) == 77
     monkeypatch.setenv("KEY_SECRET", "warmroute-production-1")
     given = config(index={"key_secret_env": "KEY_SECRET"})
-    assert secret_of(given, SavedIndex(77, [])) == secret_of(given)
+    assert resolve_key_secret(given, SavedIndex(77, [])) == resolve_key_secret(given)
 
 
 # its own life
@@ -95,15 +103,15 @@ def test_or_a_snapshots_so_that_its_keys_mean_something(monkeypatch: pytest.Monk
 async def test_ready_from_the_first_ready_instance_until_it_stops() -> None:
     local = {"host": "127.0.0.1", "port": 0}
     app = App(config(listen=local, admin=local, limits={"grace_s": 0.2}, fleet={"instances": [instance("a")]}))
-    assert app.why_not_ready() == "starting"
+    assert app.unready_reason() == "starting"
     await app.start()
-    assert app.why_not_ready() == "no instance is ready"
+    assert app.unready_reason() == "no instance is ready"
     assert 0 < app.port != app.admin_port > 0
     await eventually(lambda: [member.id for member in app._core.fleet] == ["a"])
     app._members.joined("a", [CARD], [])
-    assert app.why_not_ready() is None
+    assert app.unready_reason() is None
     await app.stop()
-    assert app.why_not_ready() == "stopping"
+    assert app.unready_reason() == "stopping"
 
 
 async def test_a_port_that_is_taken_is_said_so() -> None:

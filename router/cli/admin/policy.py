@@ -101,9 +101,9 @@ def audit(
 
 def read(file: Path) -> str:
     """Raises ConfigError."""
-    from router.config.yaml_source import text_of
+    from router.config.yaml_source import read_text
 
-    return text_of(file)
+    return read_text(file)
 
 
 def show(what: RenderableType) -> None:

@@ -6,7 +6,7 @@ resolve to 127.0.0.1 (DNS rebinding), so the Host must be a loopback name, and a
 request that a browser marks as another site's is refused.
 
 What is shown and done comes through `AdminOperations`, and what decides is switched through `PolicyControl`
-(`steering.py`); this file knows nothing of the rooms behind them.
+(`add_policy_routes.py`); this file knows nothing of the rooms behind them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig
-from router.control.api.policies import ErrorDescriptions, OpenShape, PolicyControl, steering
-from router.control.api.records import Explainer, RecordShape, explained
+from router.control.api.policies import ErrorDescriptions, OpenShape, PolicyControl, add_policy_routes
+from router.control.api.records import Explainer, RecordShape, add_record_routes
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import error_answer, install
@@ -150,8 +150,8 @@ def admin_app(
     read, write = Depends(guard.asking("read")), Depends(guard.asking("write"))
     _looking(app, operations, [read])
     _doing(app, operations, [write])
-    explained(app, operations, explaining, [read], _errors)
-    steering(app, control, read, write, DESCRIBED)
+    add_record_routes(app, operations, explaining, [read], _errors)
+    add_policy_routes(app, control, read, write, DESCRIBED)
     _allow_all_methods(app)
     return app
 

@@ -24,10 +24,10 @@ Responses = dict[int | str, Any]
 """Descriptions of answers, by status."""
 
 
-class ReadableResult(Protocol):
+class SwitchResult(Protocol):
     """What a switch did, or would do."""
 
-    def readable(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """As plain JSON types."""
 
 
@@ -46,17 +46,17 @@ class PolicyControl(Protocol):
     def entries(self, limit: int) -> list[dict[str, Any]]:
         """Of the audit log, newest first."""
 
-    async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> ReadableResult: ...
+    async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> SwitchResult: ...
 
-    async def put_policies(self, text: str, who: str, *, dry_run: bool) -> ReadableResult: ...
+    async def put_policies(self, text: str, who: str, *, dry_run: bool) -> SwitchResult: ...
 
-    async def activate(self, name: str, who: str, *, dry_run: bool) -> ReadableResult: ...
+    async def activate(self, name: str, who: str, *, dry_run: bool) -> SwitchResult: ...
 
-    async def start_experiment(self, text: str, who: str, *, dry_run: bool) -> ReadableResult: ...
+    async def start_experiment(self, text: str, who: str, *, dry_run: bool) -> SwitchResult: ...
 
-    async def end_experiment(self, who: str, *, dry_run: bool) -> ReadableResult: ...
+    async def end_experiment(self, who: str, *, dry_run: bool) -> SwitchResult: ...
 
-    async def undo(self, who: str, *, dry_run: bool) -> ReadableResult: ...
+    async def undo(self, who: str, *, dry_run: bool) -> SwitchResult: ...
 
 
 class OpenShape(BaseModel):
@@ -122,7 +122,7 @@ TEXT = {
 }
 
 
-def steering(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+def add_policy_routes(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     """Adds the endpoints to `app`. `read`, `write`: dependencies that let somebody in and say who it is; `errors`: how
     refusals are described.
     """
@@ -206,8 +206,8 @@ async def body(request: Request) -> str:
         raise InvalidRequest(f"the body is not UTF-8 text (byte {error.start})", code="invalid_text") from None
 
 
-def _told(switch: ReadableResult) -> SwitchShape:
-    return SwitchShape.model_validate(switch.readable())
+def _told(switch: SwitchResult) -> SwitchShape:
+    return SwitchShape.model_validate(switch.describe())
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class ExplanationShape(OpenShape):
     policy: str
 
 
-def explained(
+def add_record_routes(
     app: FastAPI,
     records: RecordSource,
     explaining: Explainer,
@@ -94,7 +94,7 @@ def _what_happened(app: FastAPI, records: RecordSource, read: Sequence[Any], not
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         if prefers_html(request.headers.get("accept")):
-            return HTMLResponse(page(found), headers=PAGE_HEADERS)
+            return HTMLResponse(render_page(found), headers=PAGE_HEADERS)
         response.headers["vary"] = "accept"
         return found
 
@@ -151,7 +151,7 @@ def _range(text: str) -> tuple[str, float]:
 # the page
 
 
-def page(record: Mapping[str, Any]) -> str:
+def render_page(record: Mapping[str, Any]) -> str:
     """`readable(record)` as HTML."""
     return _TEMPLATE.render(record=record)
 

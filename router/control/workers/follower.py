@@ -29,7 +29,7 @@ from router.control.workers.messages import (
     StopMessage,
     WorkerUp,
 )
-from router.control.workers.policy_sync import regime_of
+from router.control.workers.policy_sync import build_from_rule
 from router.errors import ConfigError
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
@@ -119,11 +119,11 @@ class FollowerWorker:
     def _do(self, message: messages.Any, house: LocalState) -> None:
         match message:
             case LoadMessage(target, share):
-                house.core.heard_load(TargetId(target), share)
+                house.core.apply_load(TargetId(target), share)
             case SessionMoved() | ResponseStored():
                 house.heard(message)
             case DrainMessage(instance, on):
-                house.core.heard_drain(instance, on)
+                house.core.apply_drain(instance, on)
             case PolicyRule():
                 self._rule(message, house)
             case AskMessage():
@@ -134,7 +134,7 @@ class FollowerWorker:
     def _rule(self, rule: PolicyRule, house: LocalState) -> None:
         core = house.core
         try:
-            regime = regime_of(rule, core.desk.regime, self._registry)
+            regime = build_from_rule(rule, core.desk.regime, self._registry)
         except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
             log.error("what the leader switched to cannot be built here: %s", wrong)
             self.tell(PolicyApplied(rule.version, core.desk.regime.digests, str(wrong)))
@@ -156,5 +156,5 @@ class FollowerWorker:
         self.tell(AnswerMessage(asked.number, payload))
 
 
-def settings_of(start: StartMessage) -> Config:
+def parse_config(start: StartMessage) -> Config:
     return Config.model_validate_json(start.config)

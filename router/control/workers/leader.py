@@ -43,7 +43,7 @@ from router.control.workers.messages import (
     WorkerUp,
 )
 from router.control.workers.metrics_merge import MetricFamily
-from router.control.workers.policy_sync import rule_of
+from router.control.workers.policy_sync import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
 from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
@@ -152,12 +152,12 @@ class LeaderWorker:
         page = self._house.metrics.page()
         await asyncio.gather(*(self._ask_families(member) for member in self._up()))
         others = [member.families for member in self._up()]
-        return await asyncio.to_thread(metrics_merge.written, page, [*others, self._gone])
+        return await asyncio.to_thread(metrics_merge.render_merged, page, [*others, self._gone])
 
     async def _ask_families(self, member: FollowerMember) -> None:
         told = await member.line.ask("families")
         if told is not None:
-            member.families = await asyncio.to_thread(metrics_merge.read, told)
+            member.families = await asyncio.to_thread(metrics_merge.decode_families, told)
 
     async def record(self, id: str) -> dict[str, Any] | None:
         """Of the worker whose run it names; None: it does not keep it, or is gone."""
@@ -186,8 +186,8 @@ class LeaderWorker:
     def _first_words(self, number: int) -> Iterator[Message]:
         core = self._house.core
         regime = core.desk.regime
-        yield StartMessage(number, settings_for_followers(self._config, core.desk.seed, regime), self.secret)
-        yield rule_of(regime, core.version)
+        yield StartMessage(number, dump_follower_config(self._config, core.desk.seed, regime), self.secret)
+        yield make_rule(regime, core.version)
         for instance in core.fleet:
             if instance.drained:
                 yield DrainMessage(instance.id, True)
@@ -219,7 +219,7 @@ class LeaderWorker:
         member = self._members.pop(number, None)
         if member is None:
             return
-        self._gone = metrics_merge.added([self._gone, metrics_merge.lasting(member.families)])
+        self._gone = metrics_merge.merge_families([self._gone, metrics_merge.select_counters(member.families)])
         self._elsewhere.lost(number, self._house.core.trial)
         for target in self._loads.drop(number):
             self._spread(target, number)
@@ -231,7 +231,7 @@ class LeaderWorker:
         return self._house.core.own_share(target).plus(self._loads.of_followers(target, but=follower))
 
     def _spread(self, target: TargetId, by: int) -> None:
-        self._house.core.heard_load(target, self._loads.of_followers(target))
+        self._house.core.apply_load(target, self._loads.of_followers(target))
         for number, member in self._members.items():
             if number != by:
                 member.line.booked(target)
@@ -275,7 +275,7 @@ class LeaderWorker:
         member.line.tell(AnswerMessage(asked.number, await self.scrape()))
 
 
-def settings_for_followers(config: Config, seed: int, regime: PolicySet) -> str:
+def dump_follower_config(config: Config, seed: int, regime: PolicySet) -> str:
     """JSON. What a follower must not do is not in it: follow files, keep an audit log. Policies are told, not read: the
     files may have changed since. Memory is the machine's, so all share one budget. The index's snapshot is there to be
     read; saving it is the leader's.

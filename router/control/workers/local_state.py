@@ -23,13 +23,13 @@ class LocalState(NamedTuple):
 
     def heard(self, told: SessionMoved | ResponseStored) -> None:
         if isinstance(told, SessionMoved):
-            self.core.heard_session(told)
+            self.core.apply_session(told)
         else:
-            self.core.heard_response(told)
+            self.core.apply_response(told)
 
     async def families(self) -> bytes:
         """For `merging`: fixed now, written in another thread."""
-        return await asyncio.to_thread(metrics_merge.told, self.metrics.page())
+        return await asyncio.to_thread(metrics_merge.encode_families, self.metrics.page())
 
     def record(self, id: str) -> bytes:
         """JSON; nothing: it is not kept."""

@@ -1,8 +1,9 @@
-"""One metrics page from those of several workers.
+"""One metrics page from the pages of several workers.
 
-Counters and histograms are added up, series by series. Gauges are the leader's, who sees everybody's load, but for what
-each process has of its own (`ADDED`). What every worker hears for itself and all hear alike, the event streams, is the
-leader's, too: engines did not publish twice. A worker that is gone leaves what it counted, or a counter would fall.
+Counters and histograms are summed per series. Gauges are the leader's, because it sees the load of all workers, except
+those that every process has for itself (`SUMMED_GAUGES`). Event stream metrics are the leader's too: every worker
+receives the same events, and a sum would count each of them once per worker. The counters of a worker that ended stay
+in the sum, since a counter must not fall.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
-ADDED = frozenset(
+SUMMED_GAUGES = frozenset(
     {
         "warmroute_in_flight_requests",
         "warmroute_memory_bytes",
@@ -28,8 +29,8 @@ ADDED = frozenset(
         "process_open_fds",
     }
 )
-HEARD_BY_ALL = "warmroute_stream_"
-COUNTING = frozenset({"counter", "histogram"})
+STREAM_PREFIX = "warmroute_stream_"
+SUMMED_KINDS = frozenset({"counter", "histogram"})
 
 
 class MetricSample(NamedTuple):
@@ -39,89 +40,84 @@ class MetricSample(NamedTuple):
 
 
 class MetricFamily(NamedTuple):
-    """A metric with its samples, as it can be told."""
+    """A metric with its samples, in a form that can be sent to another process."""
 
     name: str
     kind: str
     meaning: str
     samples: list[MetricSample]
 
-
-_decode = msgspec.msgpack.Decoder(list[MetricFamily]).decode
-
-
-def told(page: Collector) -> bytes:
-    """What of a worker's page is to be added to the others'."""
-    families = [
-        MetricFamily(m.name, m.type, m.documentation, [MetricSample(s.name, s.labels, s.value) for s in m.samples])
-        for m in page.collect()
-        if m.samples and _is_added(m)
-    ]
-    return msgspec.msgpack.encode(families)
+    @classmethod
+    def of(cls, metric: Metric) -> MetricFamily:
+        samples = [MetricSample(s.name, s.labels, s.value) for s in metric.samples]
+        return cls(metric.name, metric.type, metric.documentation, samples)
 
 
-def read(payload: bytes) -> list[MetricFamily]:
-    """The inverse of `told`."""
-    return _decode(payload)
+decode_families = msgspec.msgpack.Decoder(list[MetricFamily]).decode
+"""The inverse of `encode_families`."""
 
 
-def lasting(families: Iterable[MetricFamily]) -> list[MetricFamily]:
-    """What stays of a worker that is gone."""
-    return [family for family in families if family.kind in COUNTING]
+def encode_families(page: Collector) -> bytes:
+    """Encode the part of a worker's page that is summed over all workers."""
+    return msgspec.msgpack.encode([MetricFamily.of(m) for m in page.collect() if m.samples and _is_summed(m)])
 
 
-def written(leader: Collector, others: Iterable[Iterable[MetricFamily]]) -> bytes:
-    """The page of them all, as Prometheus reads it. Takes tens of milliseconds with hundreds of targets."""
+def select_counters(families: Iterable[MetricFamily]) -> list[MetricFamily]:
+    """Return the families that stay in the sum after their worker ended."""
+    return [family for family in families if family.kind in SUMMED_KINDS]
+
+
+def render_merged(leader: Collector, others: Iterable[Iterable[MetricFamily]]) -> bytes:
+    """Render the page of all workers in Prometheus text format. Takes tens of milliseconds with hundreds of targets."""
     return generate_latest(MergedMetrics(leader, others))
 
 
-def added(told: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
-    """Several workers' families as one's."""
-    return [
-        MetricFamily(m.name, m.type, m.documentation, [MetricSample(s.name, s.labels, s.value) for s in m.samples])
-        for m in MergedMetrics(None, told).collect()
-    ]
+def merge_families(workers: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
+    """Sum the families of several workers."""
+    return [MetricFamily.of(metric) for metric in MergedMetrics(None, workers).collect()]
 
 
 class MergedMetrics(Collector):
+    """The leader's metrics plus what `others` add to them. `leader` None: only the others."""
+
     def __init__(self, leader: Collector | None, others: Iterable[Iterable[MetricFamily]]) -> None:
         self._leader = leader
         self._others = others
 
     def collect(self) -> Iterator[Metric]:
         found = {} if self._leader is None else {metric.name: metric for metric in self._leader.collect()}
-        sums = {name: _Sums(metric) for name, metric in found.items() if _is_added(metric)}
+        sums = {name: _SeriesSums(metric) for name, metric in found.items() if _is_summed(metric)}
         for families in self._others:
             for family in families:
                 if family.name not in found:
                     found[family.name] = Metric(family.name, family.meaning, family.kind)
-                    sums[family.name] = _Sums(found[family.name])
+                    sums[family.name] = _SeriesSums(found[family.name])
                 sums[family.name].add(family.samples)
         for metric in found.values():
             if metric.name in sums:
                 metric.samples = []
-                sums[metric.name].fill(metric)
+                sums[metric.name].write_to(metric)
             yield metric
 
 
-class _Sums:
-    """Values by series, in the order of their coming."""
+class _SeriesSums:
+    """Sums by series, in the order in which the series first appeared."""
 
     def __init__(self, metric: Metric) -> None:
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self.add(MetricSample(s.name, s.labels, s.value) for s in metric.samples)
+        self.add(MetricFamily.of(metric).samples)
 
     def add(self, samples: Iterable[MetricSample]) -> None:
         for name, labels, value in samples:
             series = name, tuple(labels.items())
             self._values[series] = self._values.get(series, 0.0) + value
 
-    def fill(self, metric: Metric) -> None:
+    def write_to(self, metric: Metric) -> None:
         for (name, labels), value in self._values.items():
             metric.add_sample(name, dict(labels), value)
 
 
-def _is_added(metric: Metric) -> bool:
-    if metric.name.startswith(HEARD_BY_ALL):
+def _is_summed(metric: Metric) -> bool:
+    if metric.name.startswith(STREAM_PREFIX):
         return False
-    return metric.type in COUNTING or metric.name in ADDED
+    return metric.type in SUMMED_KINDS or metric.name in SUMMED_GAUGES

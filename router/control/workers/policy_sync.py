@@ -15,7 +15,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from scorers.registry import Registry
 
 
-def rule_of(regime: PolicySet, version: int) -> PolicyRule:
+def make_rule(regime: PolicySet, version: int) -> PolicyRule:
     """Policies that were built by hand have no text, and stay out."""
     return PolicyRule(
         version,
@@ -26,10 +26,10 @@ def rule_of(regime: PolicySet, version: int) -> PolicyRule:
     )
 
 
-def regime_of(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
+def build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
     """Raises `ConfigError` where it cannot be built here: the process that told it could."""
     specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
     here = {name: policy for name, policy in before.policies.items() if name in specs}
     experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
-    regime = proposals.regime(proposals.built(here, specs, registry), rule.active, experiment)
+    regime = proposals.build_policy_set(proposals.build_changed(here, specs, registry), rule.active, experiment)
     return replace(regime, rolled_back=frozenset(rule.rolled_back))

@@ -27,6 +27,6 @@ class WorkerRole(NamedTuple):
         return self.others if isinstance(self.others, FollowerWorker) else None
 
 
-def leading(config: Config, secret: int, clock: Clock, tasks: Tasks) -> WorkerRole | None:
+def create_leader_role(config: Config, secret: int, clock: Clock, tasks: Tasks) -> WorkerRole | None:
     """Of the first worker; None: it is the only one."""
     return WorkerRole(0, secret, LeaderWorker(config, secret, clock, tasks)) if config.workers > 1 else None

@@ -16,7 +16,7 @@ from router.clock import Clock
 from router.control.workers.broadcast import Broadcast
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import DrainMessage, ResponseStored, SessionMoved
-from router.control.workers.policy_sync import rule_of
+from router.control.workers.policy_sync import make_rule
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
@@ -67,7 +67,7 @@ class SyncedScheduler(Scheduler):
         super().swap(regime)
         if self._leads:
             self.version += 1
-            self._telling.tell(rule_of(regime, self.version))
+            self._telling.tell(make_rule(regime, self.version))
         elif isinstance(self.trial, SyncedExperiment):
             self.trial.version = self.version
         elif regime.experiment is not None:
@@ -78,7 +78,7 @@ class SyncedScheduler(Scheduler):
     def drain(self, instance: str, on: bool) -> bool:
         found = super().drain(instance, on)
         if found:
-            self.heard_drain(instance, on)
+            self.apply_drain(instance, on)
             self._telling.tell(DrainMessage(instance, on))
         return found
 
@@ -119,7 +119,7 @@ class SyncedScheduler(Scheduler):
 
     # heard
 
-    def heard_load(self, target: TargetId, share: WorkerShare) -> None:
+    def apply_load(self, target: TargetId, share: WorkerShare) -> None:
         """All that everybody else has booked there, in the place of what they had."""
         if any(share):
             self._beside[target] = share
@@ -128,13 +128,13 @@ class SyncedScheduler(Scheduler):
         if (here := self.fleet.target(target)) is not None:
             here.books.beside(share)
 
-    def heard_session(self, told: SessionMoved) -> None:
+    def apply_session(self, told: SessionMoved) -> None:
         self.desk.sessions.put((told.prefill, told.model, told.session), told.target)
 
-    def heard_response(self, told: ResponseStored) -> None:
+    def apply_response(self, told: ResponseStored) -> None:
         super().remember_response(told.response, TargetId(told.target))
 
-    def heard_drain(self, instance: str, on: bool) -> None:
+    def apply_drain(self, instance: str, on: bool) -> None:
         """Of one that is not here yet, too: it joins drained."""
         (self._drained.add if on else self._drained.discard)(instance)
         super().drain(instance, on)

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from router.clock import Clock
-from router.config.reader import effective, load_policies
+from router.config.reader import dump_yaml, load_policies
 from router.config.schema import Config
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.bench.engine_counters import until
@@ -69,7 +69,7 @@ def _configuration(front: Config, policy: str, port: int, admin_port: int) -> st
     admin = front.admin.model_copy(update={"host": HOST, "port": admin_port, "tokens": []})
     clients = type(front.clients)()  # who may come in is not what is measured
     changed = {"listen": listen, "admin": admin, "clients": clients, "active": policy}
-    return effective(front.model_copy(update=changed), policies)
+    return dump_yaml(front.model_copy(update=changed), policies)
 
 
 def _write(file: Path, text: str) -> None:

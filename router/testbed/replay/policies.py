@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.config.lookup import named
+from router.config.lookup import load_each
 from router.config.reader import read_policy_file
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
@@ -19,5 +19,7 @@ def policies(given: Sequence[str], folder: Path | None, registry: Registry) -> l
     """In the order given. Raises ConfigError with every problem found, one a line."""
     where = folder or next(path for path in FOLDERS if path.is_dir())
     return list(
-        named("policy", given, where, lambda file: build_policy(file.stem, read_policy_file(file), registry)).values()
+        load_each(
+            "policy", given, where, lambda file: build_policy(file.stem, read_policy_file(file), registry)
+        ).values()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
-from router.config.lookup import SHIPPED, named
+from router.config.lookup import SHIPPED, load_each
 from router.config.reader import read_trouble_file
 from router.config.sections.faults import FaultWindow, TroubleFile
 from router.errors import ConfigError
@@ -24,7 +24,7 @@ def load(given: str, folder: Path | None = None) -> dict[str, Trouble]:
     """
     wanted = option_values.parts("--trouble", given)
     troubles = [one for one in wanted if one != OFF]
-    found = named("trouble", troubles, folder or FOLDER, lambda file: _made(read_trouble_file(file)))
+    found = load_each("trouble", troubles, folder or FOLDER, lambda file: _made(read_trouble_file(file)))
     if OFF in found:
         raise ConfigError(f'--trouble: "{OFF}" means that nothing goes wrong; rename the file')
     return found if OFF not in wanted else {OFF: Trouble(), **found}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.config.lookup import SHIPPED, files, named
+from router.config.lookup import SHIPPED, list_files, load_each
 from router.config.reader import read_policy_file
 from router.config.schema import PolicyConfig
 from router.scheduling.policy.policy import build_policies
@@ -25,6 +25,6 @@ def load(given: Sequence[str], folder: Path | None = None) -> dict[str, PolicyCo
     """
     where = folder or FOLDER
     wanted = [part for text in given for part in text.split(",")]
-    found = named("policy", files(where) if ALL in wanted else wanted, where, read_policy_file)
+    found = load_each("policy", list_files(where) if ALL in wanted else wanted, where, read_policy_file)
     build_policies(found)
     return found

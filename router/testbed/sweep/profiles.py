@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from router.config.lookup import SHIPPED, file_of
+from router.config.lookup import SHIPPED, resolve_file
 from router.config.reader import read_profile_file
 from router.testbed.engine_profile import EngineProfile
 
@@ -20,7 +20,7 @@ def load(given: str, folder: Path | None = None) -> EngineProfile:
 
     Raises `ConfigError`, which names the file and the line, or the nearest profile that there is.
     """
-    file = file_of("profile", given, folder or FOLDER)
+    file = resolve_file("profile", given, folder or FOLDER)
     read = read_profile_file(file)
     numbers = {field.name: getattr(read, field.name).value for field in fields(EngineProfile) if field.name != "name"}
     return EngineProfile(name=file.stem, **numbers)

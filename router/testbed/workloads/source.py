@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from router.config.validation_errors import unknown
+from router.config.validation_errors import describe_unknown
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedRecord
 from router.telemetry.decision_log.reader import UnreadableLine, read
@@ -91,7 +91,7 @@ def read_trace(given: str) -> traces.Trace:
     if path.is_dir():
         return _decision_log(path)
     if not path.is_file():
-        known = unknown("workload", given, PRESETS)
+        known = describe_unknown("workload", given, PRESETS)
         raise ConfigError(f"{known}; and there is no such file ({', '.join(SUFFIXES)}, or a decision log's folder)")
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{given}: wanted a name that ends in {', '.join(SUFFIXES)}")

@@ -8,12 +8,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from router.config.generated_docs import BEGIN, END, files, json_schema, keys, main, with_reference
+from router.config.generated_docs import BEGIN, END, insert_reference, iter_keys, main, render_files, render_json_schema
 from router.config.schema import Config, PolicyConfig
 
 
 def test_keys_are_dotted_through_lists_and_names() -> None:
-    paths = [key.path for key in keys()]
+    paths = [key.path for key in iter_keys()]
     for path in ("listen.tls.cert_file", "fleet.instances[].kv_events[].rank", "tokenizers.<name>.path", "active"):
         assert path in paths
     assert "policies.<name>.scorers[].weight" in paths
@@ -31,7 +31,7 @@ def test_every_key_has_a_meaning() -> None:
 
 
 def test_kinds_and_defaults() -> None:
-    by_path = {key.path: key for key in keys()}
+    by_path = {key.path: key for key in iter_keys()}
     assert by_path["listen.port"][1:3] == ("whole number", "`8000`")
     assert by_path["fleet.instances[].url"][1:3] == ("text", "**required**")
     assert by_path["seed"][1:3] == ("whole number", "none")
@@ -40,24 +40,24 @@ def test_kinds_and_defaults() -> None:
 
 
 def test_the_table_goes_between_the_markers_and_nowhere_else() -> None:
-    made = with_reference(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")
+    made = insert_reference(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")
     assert made.startswith(f"before\n{BEGIN}\n| key |")
     assert made.endswith(f"|\n{END}\nafter\n")
     assert "OUTDATED" not in made
-    assert with_reference(made) == made
+    assert insert_reference(made) == made
 
 
 def test_pipes_do_not_break_the_table() -> None:
-    table = with_reference(f"{BEGIN}{END}").splitlines()[1:-1]
+    table = insert_reference(f"{BEGIN}{END}").splitlines()[1:-1]
     assert {line.replace("\\|", "").count("|") for line in table} == {5}
 
 
 def test_the_schemas_accept_and_refuse() -> None:
-    schema = json.loads(json_schema(Config))
+    schema = json.loads(render_json_schema(Config))
     jsonschema.validate({"fleet": {"instances": [{"url": "http://a", "kv_events": "off"}]}}, schema)
     with pytest.raises(jsonschema.ValidationError, match="prot"):
         jsonschema.validate({"listen": {"prot": 1}}, schema)
-    policy = json.loads(json_schema(PolicyConfig))
+    policy = json.loads(render_json_schema(PolicyConfig))
     jsonschema.validate({"scorers": [{"name": "queue_depth", "weight": 2, "half": 3}]}, policy)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"scorers": []}, policy)
@@ -68,4 +68,4 @@ def test_main_writes_them(tmp_path: Path) -> None:
     main(tmp_path)
     schemas = {f"{name}.schema.json" for name in ("warmroute", "policy", "profile", "trouble")}
     assert {file.name for file in tmp_path.iterdir()} == {"README.md", *schemas}
-    assert all(file.read_text(encoding="utf-8") == text for file, text in files(tmp_path).items())
+    assert all(file.read_text(encoding="utf-8") == text for file, text in render_files(tmp_path).items())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.lookup import SHIPPED, file_of, files, named
+from router.config.lookup import SHIPPED, list_files, load_each, resolve_file
 from router.errors import ConfigError
 
 
@@ -18,37 +18,37 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_names_are_the_stems_of_yaml_files_in_their_order(folder: Path) -> None:
-    assert files(folder) == {"one": folder / "one.yaml", "two": folder / "two.yml"}
-    assert list(files(folder)) == ["one", "two"]
+    assert list_files(folder) == {"one": folder / "one.yaml", "two": folder / "two.yml"}
+    assert list(list_files(folder)) == ["one", "two"]
 
 
 def test_what_ends_like_a_file_is_one_whether_it_is_there_or_not(folder: Path) -> None:
-    assert file_of("thing", "one", folder) == folder / "one.yaml"
-    assert file_of("thing", "gone/one.yaml", folder / "gone") == Path("gone/one.yaml")
+    assert resolve_file("thing", "one", folder) == folder / "one.yaml"
+    assert resolve_file("thing", "gone/one.yaml", folder / "gone") == Path("gone/one.yaml")
 
 
 def test_a_misspelt_name_is_told_the_nearest_and_where_it_was_looked_for(folder: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        file_of("thing", "ome", folder)
+        resolve_file("thing", "ome", folder)
     assert str(refused.value) == (
         f'--thing: unknown thing "ome": did you mean "one"? (in {folder}); or give a file (.yaml)'
     )
 
 
 def test_names_need_a_folder_and_files_do_not(folder: Path) -> None:
-    assert list(named("thing", ["a/b.yaml"], folder / "gone", str)) == ["b"]
+    assert list(load_each("thing", ["a/b.yaml"], folder / "gone", str)) == ["b"]
     with pytest.raises(ConfigError, match=r"no such folder: .*gone; give files"):
-        named("thing", ["one"], folder / "gone", str)
+        load_each("thing", ["one"], folder / "gone", str)
 
 
 def test_everything_is_made_in_the_order_given_and_every_problem_is_told(folder: Path) -> None:
-    assert named("thing", ["two", "one"], folder, Path.read_text) == {"two": "two.yml", "one": "one.yaml"}
+    assert load_each("thing", ["two", "one"], folder, Path.read_text) == {"two": "two.yml", "one": "one.yaml"}
 
     def refused(file: Path) -> str:
         raise ConfigError(f"{file.name}: no good")
 
     with pytest.raises(ConfigError) as told:
-        named("thing", ["one", "three", "two"], folder, refused)
+        load_each("thing", ["one", "three", "two"], folder, refused)
     first, second, third = str(told.value).splitlines()
     assert (first, third) == ("one.yaml: no good", "two.yml: no good")
     assert second.startswith('--thing: unknown thing "three"')
@@ -56,9 +56,9 @@ def test_everything_is_made_in_the_order_given_and_every_problem_is_told(folder:
 
 def test_two_files_of_one_name_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match='"one" is given twice; rename one of the files'):
-        named("thing", ["one", "elsewhere/one.yaml"], folder, str)
+        load_each("thing", ["one", "elsewhere/one.yaml"], folder, str)
 
 
 def test_the_projects_own_folders_are_there() -> None:
-    assert "warm" in files(SHIPPED / "policies")
-    assert "plain" in files(SHIPPED / "profiles")
+    assert "warm" in list_files(SHIPPED / "policies")
+    assert "plain" in list_files(SHIPPED / "profiles")

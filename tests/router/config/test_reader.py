@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from router.config.reader import (
-    effective,
-    experiment_from,
+    dump_yaml,
     load_policies,
-    policies_from,
-    policy_from,
+    parse_experiment,
+    parse_policies,
+    parse_policy,
     read_all,
     read_any,
     read_client_keys,
@@ -222,7 +222,7 @@ def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ENGINE_KEY", "hush-hush")
     config = read_config(put(folder, "fleet: {instances: [{url: http://a, api_key_env: ENGINE_KEY}]}\n" + POLICY))
     assert config.fleet.instances[0].api_key_env == "ENGINE_KEY"
-    assert "hush-hush" not in effective(config)
+    assert "hush-hush" not in dump_yaml(config)
 
 
 def test_a_fleet_needs_a_source(folder: Path) -> None:
@@ -380,7 +380,7 @@ def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
 
 def test_effective_has_every_default_and_reads_back_the_same(folder: Path) -> None:
     config = read_config(put(folder, MINIMAL + "log: {level: debug}\n"))
-    text = effective(config)
+    text = dump_yaml(config)
     assert "busy_interval_s: 0.25" in text
     assert read_config(put(folder, text, "again.yaml")) == config
 
@@ -388,14 +388,14 @@ def test_effective_has_every_default_and_reads_back_the_same(folder: Path) -> No
 def test_effective_with_all_policies_inline(folder: Path) -> None:
     put(folder, "scorers: [{name: queue_depth, half: 3}]", "p/b.yaml")
     config = read_config(put(folder, MINIMAL + "policies_dir: p\nactive: b\n"))
-    again = read_config(put(folder, effective(config, load_policies(config)), "again.yaml"))
+    again = read_config(put(folder, dump_yaml(config, load_policies(config)), "again.yaml"))
     assert again.policies == load_policies(config)
     assert again.policies_dir is None
 
 
 def test_effective_of_a_policy(folder: Path) -> None:
     policy = read_policy_file(put(folder, "scorers: [{name: random}]"))
-    assert read_policy_file(put(folder, effective(policy))) == policy
+    assert read_policy_file(put(folder, dump_yaml(policy))) == policy
 
 
 def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
@@ -409,31 +409,34 @@ def test_a_fleet_alone_is_a_configuration(folder: Path) -> None:
 
 def test_policies_and_experiments_from_texts() -> None:
     policy = PolicyConfig.model_validate({"scorers": [{"name": "random"}]})
-    assert policy_from("scorers: [{name: random}]", "mine") == policy
-    assert policies_from("a: {scorers: [{name: random}]}\nb: {scorers: [{name: random}]}") == {"a": policy, "b": policy}
+    assert parse_policy("scorers: [{name: random}]", "mine") == policy
+    assert parse_policies("a: {scorers: [{name: random}]}\nb: {scorers: [{name: random}]}") == {
+        "a": policy,
+        "b": policy,
+    }
     section = "arms: {a: 90, b: 10}\n"
-    alone = experiment_from(section, ["a", "b"])
+    alone = parse_experiment(section, ["a", "b"])
     assert alone.arms == {"a": 90.0, "b": 10.0}
-    assert experiment_from("experiment:\n  " + section, ["a", "b"]) == alone
+    assert parse_experiment("experiment:\n  " + section, ["a", "b"]) == alone
 
 
 @pytest.mark.parametrize(
     ("read", "said"),
     [
         (
-            lambda: policy_from("scorers: []", "p"),
+            lambda: parse_policy("scorers: []", "p"),
             "policy p:1: scorers: found an empty list, wanted at least 1 of them",
         ),
-        (lambda: policies_from("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
-        (lambda: policies_from("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
-        (lambda: experiment_from("x: 1", []), 'experiment:1: x: unknown key "x"'),
+        (lambda: parse_policies("a: {scorers: [{nam: x}]}"), "policies:1: a.scorers[0].name: missing"),
+        (lambda: parse_policies("{}"), "policies:1: there is none: wanted at least one policy, by its name"),
+        (lambda: parse_experiment("x: 1", []), 'experiment:1: x: unknown key "x"'),
         (
-            lambda: experiment_from("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"]),
+            lambda: parse_experiment("arms:\n  a: 90\n  c: 10\nshadows: [d]", ["a", "b"]),
             'experiment:3: arms.c: unknown policy "c": known here: a, b\n'
             'experiment:4: shadows[0]: unknown policy "d": known here: a, b',
         ),
         (
-            lambda: experiment_from("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
+            lambda: parse_experiment("experiment:\n  arms: {a: 90, b: 10, c: 1}", ["a", "b", "c"]),
             "experiment:1: experiment: arms: the shares add up to 101, not 100 (percent)",
         ),
     ],

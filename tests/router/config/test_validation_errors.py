@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from router.config.schema import Config, InstanceConfig
-from router.config.validation_errors import complaints, unknown
+from router.config.validation_errors import describe_unknown, translate_errors
 
 WORDS = st.sampled_from(
     [
@@ -57,7 +57,7 @@ def validation_error(data: Any, kind: Any) -> ValidationError | None:
 def test_any_data_gets_complaints_that_can_be_placed(data: Any, kind: Any) -> None:
     if (error := validation_error(data, kind)) is None:
         return
-    problems = complaints(data, kind, error)
+    problems = translate_errors(data, kind, error)
     assert len(problems) == error.error_count()
     for problem in problems:
         assert problem.text
@@ -65,6 +65,6 @@ def test_any_data_gets_complaints_that_can_be_placed(data: Any, kind: Any) -> No
 
 
 def test_the_nearest_known_name_or_all_of_them() -> None:
-    assert unknown("key", "prot", ["port", "host"]) == 'unknown key "prot": did you mean "port"?'
-    assert unknown("key", "xyz", ["port", "host"]) == 'unknown key "xyz": known here: host, port'
-    assert unknown("policy", "xyz", []) == 'unknown policy "xyz": known here: none'
+    assert describe_unknown("key", "prot", ["port", "host"]) == 'unknown key "prot": did you mean "port"?'
+    assert describe_unknown("key", "xyz", ["port", "host"]) == 'unknown key "xyz": known here: host, port'
+    assert describe_unknown("policy", "xyz", []) == 'unknown policy "xyz": known here: none'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.yaml_source import YamlProblem, dotted, load, parse
+from router.config.yaml_source import YamlProblem, format_path, load, parse
 from router.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_scalars_of_yaml_1_2(tmp_path: Path, scalar: str, value: Any) -> None:
 def test_lines_of_keys_and_entries(tmp_path: Path) -> None:
     document = load(written(tmp_path, "a:\n  b: 1\n\nc:\n  - x\n  - d: 2\n"))
     assert document.data == {"a": {"b": 1}, "c": ["x", {"d": 2}]}
-    lines = {dotted(path): line for path, line in document.lines.items()}
+    lines = {format_path(path): line for path, line in document.lines.items()}
     assert lines == {"": 1, "a": 1, "a.b": 2, "c": 4, "c[0]": 5, "c[1]": 6, "c[1].d": 6}
 
 

@@ -23,7 +23,7 @@ def test_an_arm_that_fails_is_rolled_back() -> None:
         record.status = 500 if record.arm == "far" else 200
         house.core.closed(record)
         clock.advance(0.1)
-        background.look(house.control, house.core, clock)
+        background.check_experiment(house.control, house.core, clock)
         if house.control.regime.rolled_back:
             break
     assert house.control.regime.rolled_back == {"far"}
@@ -36,7 +36,7 @@ def test_an_arm_that_fails_is_rolled_back() -> None:
 
 def test_without_an_experiment_there_is_nothing_to_look_at() -> None:
     house = Steered()
-    assert background.look(house.control, house.core, house.clock) is False
+    assert background.check_experiment(house.control, house.core, house.clock) is False
 
 
 async def test_a_saved_file_takes_effect_and_a_broken_one_heals(tmp_path: Path) -> None:

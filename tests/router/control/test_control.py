@@ -416,7 +416,7 @@ def files(tmp_path: Path) -> Files:
 
 async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> None:
     house = Steered(file=files.main)
-    switch = await house.control.from_files()
+    switch = await house.control.reload_files()
     assert switch is not None
     assert switch.changed is False
     assert house.words == ["start"]
@@ -427,19 +427,19 @@ async def test_a_changed_file_takes_effect(files: Files) -> None:
     house = Steered(file=files.main)
     house.decided(crowded_holder())
     files.say("far")
-    switch = await house.control.from_files()
+    switch = await house.control.reload_files()
     assert switch is not None
     assert switch.plan is not None
     assert switch.plan.changed == 1
     assert house.active == "far"
     files.policy("far", "scorers: [{name: least_requests, weight: 2}]")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.control.regime.policy.scorers[0].weight == 2
     files.say("far", "experiment: " + EXPERIMENT + "\n")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.control.regime.experiment is not None
     files.say("far")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.control.regime.experiment is None
     assert house.control.switches == {"files": 4}
 
@@ -449,13 +449,13 @@ async def test_a_broken_file_changes_nothing_and_heals(files: Files, caplog: pyt
     before = house.control.regime
     for broken in (BROKEN, "scorers: [", BROKEN):
         files.policy("far", broken)
-        assert await house.control.from_files() is None
+        assert await house.control.reload_files() is None
         assert house.control.regime is before
     assert house.control.failures == {"files": 3}
     assert "unknown scorer 'nobody'" in house.control.policies()["errors"]["files"]["text"]
     assert "nothing was switched, what is in force stays" in caplog.text
     files.policy("far", TEXTS["far"])
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.control.policies()["errors"] == {}
 
 
@@ -463,7 +463,7 @@ async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCap
     house = Steered(file=files.main)
     files.say("nobody")
     for _ in range(3):
-        assert await house.control.from_files() is None
+        assert await house.control.reload_files() is None
     assert caplog.text.count('unknown policy "nobody"') == 1
     assert house.control.failures == {"files": 3}
 
@@ -472,11 +472,11 @@ async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files)
     house = Steered(file=files.main)
     await house.control.put_policy("far", TEXTS["other"], "ann", activate=True)
     files.policy("third", TEXTS["near"])
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert (house.active, set(house.control.regime.policies)) == ("far", {"near", "far", "other", "third"})
     assert house.control.regime.policy.scorers[0].name == "queue_depth"
     files.policy("far", "scorers: [{name: random}]")  # it changes: the file wins
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert (house.active, house.control.regime.policy.scorers[0].name) == ("far", "random")
 
 
@@ -485,10 +485,10 @@ async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(fi
     files.say("far")
     house = Steered(file=files.main)  # which has `near` in force
     files.policy("other", "scorers: [{name: random}]")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.active == "near"
     files.say("other")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.active == "other"
 
 
@@ -496,26 +496,26 @@ async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> No
     house = Steered(file=files.main)
     await house.control.activate("far", "ann")
     (files.folder / "far.yaml").unlink()
-    assert await house.control.from_files() is None
-    assert house.control.errors["files"].text == "policies.far: is gone from the files, and is in use"
+    assert await house.control.reload_files() is None
+    assert house.control.errors["files"].text == "policies.far: removed from the files while in use"
     await house.control.activate("near", "ann")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert set(house.control.regime.policies) == {"near", "other"}
 
 
 async def test_what_needs_a_restart_is_named(files: Files, caplog: pytest.LogCaptureFixture) -> None:
     house = Steered(file=files.main)  # a change right after the start counts, too
     files.say("far", "limits: {grace_s: 1}\nlog: {level: debug}\n")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.active == "far"
     assert house.control.needs_restart == ["limits.grace_s", "log.level"]
     assert "these changes need a restart to take effect: limits.grace_s, log.level" in caplog.text
     files.say("far")
-    assert await house.control.from_files()
+    assert await house.control.reload_files()
     assert house.control.needs_restart == []
 
 
 async def test_without_a_file_there_is_nothing_to_read() -> None:
     house = Steered()
-    assert await house.control.from_files() is None
+    assert await house.control.reload_files() is None
     assert house.control.paths() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.control.file_watch import changes, folders
+from router.control.file_watch import find_folders, watch_changes
 
 DEADLINE_S = 10.0
 LOOK_EVERY_S = 0.1
@@ -46,7 +46,7 @@ async def watching(*paths: Path) -> AsyncIterator[Seen]:
     seen = Seen()
 
     async def watch() -> None:
-        async for _ in changes(lambda: paths, LOOK_EVERY_S):
+        async for _ in watch_changes(lambda: paths, LOOK_EVERY_S):
             seen.add()
 
     task = asyncio.create_task(watch())
@@ -186,7 +186,7 @@ async def test_a_folder_that_was_replaced_is_watched_again(tmp_path: Path) -> No
 
 def test_every_folder_on_the_way(tmp_path: Path) -> None:
     def of(*paths: Path) -> Iterable[Path]:
-        return folders(paths).keys()
+        return find_folders(paths).keys()
 
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.yaml").write_text("")

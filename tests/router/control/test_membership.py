@@ -25,7 +25,7 @@ from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamUnanswere
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
-from router.wiring import build_core, build_handing, build_tokens, built_policies
+from router.wiring import build_configured_policies, build_scheduler, build_token_id_passthrough, build_tokenization
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
@@ -51,10 +51,12 @@ class House:
         self.clock = ManualClock(1000.0)
         self.tasks = Tasks("test")
         keyring = Keyring(1)
-        self.core: Scheduler = build_core(settings, PolicySet(built_policies(settings), "warm"), keyring, self.clock)
+        self.core: Scheduler = build_scheduler(
+            settings, PolicySet(build_configured_policies(settings), "warm"), keyring, self.clock
+        )
         self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
-        self.tokens = build_tokens(settings, keyring, self.upstreams, self.clock)
-        self.handing = build_handing(settings, self.tokens, self.upstreams, self.tasks)
+        self.tokens = build_tokenization(settings, keyring, self.upstreams, self.clock)
+        self.handing = build_token_id_passthrough(settings, self.tokens, self.upstreams, self.tasks)
         self.members = Membership(self.core, self.upstreams, self.tokens, self.handing, self.tasks)
         fleet = settings.fleet
         self.health = HealthProbe(self.members, self.silent, self.tasks, self.clock, fleet.health)

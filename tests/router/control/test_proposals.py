@@ -34,28 +34,28 @@ def saids(draw: st.DrawFn) -> FileSettings:
 
 def regime_of(said: FileSettings) -> PolicySet:
     policies = {name: build_policy(name, text, REGISTRY) for name, text in said.policies.items()}
-    return proposals.regime(policies, said.active, said.experiment)
+    return proposals.build_policy_set(policies, said.active, said.experiment)
 
 
 @settings(max_examples=50)
 @given(saids(), saids())
 def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: FileSettings, second: FileSettings) -> None:
-    after = proposals.from_files(regime_of(first), first, second, REGISTRY).regime
-    assert proposals.said_by(after) == second
+    after = proposals.merge_file_changes(regime_of(first), first, second, REGISTRY).policy_set
+    assert proposals.extract_settings(after) == second
 
 
 @settings(max_examples=50)
 @given(saids(), saids())
 def test_files_that_stay_as_they_are_change_nothing(seen: FileSettings, in_force: FileSettings) -> None:
     before = regime_of(in_force)
-    after = proposals.from_files(before, seen, seen, REGISTRY).regime
+    after = proposals.merge_file_changes(before, seen, seen, REGISTRY).policy_set
     assert after == before
     assert all(after.policies[name] is before.policies[name] for name in before.policies)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        proposals.regime(BUILT, "nera", experiment(arms={"fra": 100}, shadows=["x"]))
+        proposals.build_policy_set(BUILT, "nera", experiment(arms={"fra": 100}, shadows=["x"]))
     assert str(refused.value).splitlines() == [
         'active: unknown policy "nera": did you mean "near"?',
         'experiment.arms.fra: unknown policy "fra": did you mean "far"?',
@@ -66,7 +66,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_all_policies_that_cannot_be_built_are_said_at_once() -> None:
     wrong = spec("scorers: [{name: nobody}]")
     with pytest.raises(ConfigError) as refused:
-        proposals.built(BUILT, {"a": wrong, "b": SPECS["near"], "c d": wrong}, REGISTRY)
+        proposals.build_changed(BUILT, {"a": wrong, "b": SPECS["near"], "c d": wrong}, REGISTRY)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["policies.a", "policy 'c d'"]
 
 
@@ -74,7 +74,9 @@ def test_what_is_gone_from_the_files_and_in_use_stays_in_the_way() -> None:
     before = PolicySet(BUILT, "near", experiment())
     seen = FileSettings("near", None, SPECS)
     now = FileSettings("near", None, {"near": SPECS["near"]})
-    with pytest.raises(ConfigError, match=r"^policies\.far: is gone from the files, and is in use$"):
-        proposals.from_files(before, seen, now, REGISTRY)
-    after = proposals.from_files(PolicySet(BUILT, "near"), seen, now, REGISTRY).regime
+    with pytest.raises(
+        ConfigError, match=r"^policies\.far: removed from the files while in use; activate another first$"
+    ):
+        proposals.merge_file_changes(before, seen, now, REGISTRY)
+    after = proposals.merge_file_changes(PolicySet(BUILT, "near"), seen, now, REGISTRY).policy_set
     assert set(after.policies) == {"near"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.control.rollbacks import Rollbacks, fingerprint, in_force
+from router.control.rollbacks import Rollbacks, fingerprint, summarize_policies
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.telemetry.audit_log import AuditEntry
@@ -34,24 +34,26 @@ def test_what_makes_an_experiment_the_same(other: PolicySet, same: bool) -> None
 
 def test_arms_that_went_stay_out() -> None:
     rollbacks = Rollbacks()
-    assert rollbacks.applied(RUNNING) is RUNNING
+    assert rollbacks.apply(RUNNING) is RUNNING
     rollbacks.add(RUNNING, "far")
-    assert rollbacks.applied(RUNNING).rolled_back == {"far"}
+    assert rollbacks.apply(RUNNING).rolled_back == {"far"}
     another = replace(RUNNING, experiment=experiment(seed=2))
-    assert rollbacks.applied(another) is another
+    assert rollbacks.apply(another) is another
     none = PolicySet(POLICIES, "near")
-    assert rollbacks.applied(none) is none
+    assert rollbacks.apply(none) is none
 
 
 def test_without_the_first_arm_it_is_over() -> None:
     rollbacks = Rollbacks()
     rollbacks.add(RUNNING, "near")
-    assert rollbacks.applied(RUNNING).experiment is None
+    assert rollbacks.apply(RUNNING).experiment is None
 
 
 def test_they_are_read_from_the_audit_log() -> None:
     def entry(what: str, arm: str | None) -> AuditEntry:
-        return AuditEntry(0.0, "guard", what, in_force(RUNNING), in_force(RUNNING), None, "slow", arm)
+        return AuditEntry(
+            0.0, "guard", what, summarize_policies(RUNNING), summarize_policies(RUNNING), None, "slow", arm
+        )
 
-    assert Rollbacks([entry("rollback", "far")]).applied(RUNNING).rolled_back == {"far"}
-    assert Rollbacks([entry("alarm", "far")]).applied(RUNNING) is RUNNING  # only reported
+    assert Rollbacks([entry("rollback", "far")]).apply(RUNNING).rolled_back == {"far"}
+    assert Rollbacks([entry("alarm", "far")]).apply(RUNNING) is RUNNING  # only reported

@@ -34,7 +34,7 @@ from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
 from router.telemetry.recent_records import RecentRecords
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 IDS = list(range(20))
@@ -51,7 +51,7 @@ class House:
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0, wall=5000.0)
         config = schema.Config(seed=1)
-        self.core = build_core(config, PolicySet({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
+        self.core = build_scheduler(config, PolicySet({"warm": WARM, "random": RANDOM}, "warm"), RING, self.clock)
         self.tokens = Tokenization(config.tokens, {}, RING, EngineTokenizer(self.silent), self.clock)
         members: dict[str, list[EventEndpoint]] = {"a": [EventEndpoint(0, "tcp://a:1", None, "")], "b": []}
         for name in "abc":

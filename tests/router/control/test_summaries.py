@@ -6,7 +6,13 @@ from math import inf
 
 import pytest
 
-from router.control.summaries import figure, figures, finite, sentences, verdict
+from router.control.summaries import (
+    describe_standings,
+    describe_verdict,
+    format_result,
+    format_value,
+    replace_infinities,
+)
 from router.scheduling.experiments.results import ArmReport, ExperimentReport, MetricResult
 
 
@@ -21,7 +27,9 @@ def arm(name: str, mine: MetricResult, out: str | None = None) -> ArmReport:
 def test_how_the_arms_stand() -> None:
     first = arm("warm", standing(estimate=300.0, low=270.0, high=330.0, verdict=None))
     other = arm("other", standing(), "ttft_p90: too slow")
-    assert list(sentences(ExperimentReport(0.01, 2000.0, 200.0, (first, other), ("the arms share caches",)))) == [
+    assert list(
+        describe_standings(ExperimentReport(0.01, 2000.0, 200.0, (first, other), ("the arms share caches",)))
+    ) == [
         "warm: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other: 50% of the units; 1,200 are over and 3 are not, with 4,000 requests of which 7 failed",
         "other is out: ttft_p90: too slow",
@@ -33,7 +41,7 @@ def test_how_the_arms_stand() -> None:
 def test_what_nobody_knows_is_not_compared() -> None:
     first = arm("warm", standing(estimate=None, low=None, high=None, verdict=None))
     report = ExperimentReport(0.01, 2000.0, 200.0, (first, arm("b", standing())), ())
-    assert not any("ttft_p90" in line for line in sentences(report))
+    assert not any("ttft_p90" in line for line in describe_standings(report))
 
 
 @pytest.mark.parametrize(
@@ -47,17 +55,20 @@ def test_what_nobody_knows_is_not_compared() -> None:
     ],
 )
 def test_figures(value: float | None, metric: str, said: str) -> None:
-    assert figure(value, metric) == said
+    assert format_value(value, metric) == said
 
 
 def test_verdicts() -> None:
-    assert verdict(standing()) == "better"
-    assert figures(standing(high=inf)) == "210 ms (190 ms to no answer)"
-    assert verdict(standing(verdict="not yet known", requests_needed=None)) == "not yet known"
-    assert verdict(standing(verdict="not yet known", requests_needed=1200)) == (
+    assert describe_verdict(standing()) == "better"
+    assert format_result(standing(high=inf)) == "210 ms (190 ms to no answer)"
+    assert describe_verdict(standing(verdict="not yet known", requests_needed=None)) == "not yet known"
+    assert describe_verdict(standing(verdict="not yet known", requests_needed=1200)) == (
         "not yet known; about 1,200 more requests would tell, if it goes on like this"
     )
 
 
 def test_json_has_no_infinity() -> None:
-    assert finite({"a": [inf, 1.0, None], "b": {"c": inf}}) == {"a": ["infinite", 1.0, None], "b": {"c": "infinite"}}
+    assert replace_infinities({"a": [inf, 1.0, None], "b": {"c": inf}}) == {
+        "a": ["infinite", 1.0, None],
+        "b": {"c": "infinite"},
+    }

@@ -22,7 +22,7 @@ from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer,
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler, Ticket
 from router.scheduling.view_builder import prefix_keys
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from scorers.best import Best
 from scorers.contract import Outcome, Row, Scorer, Unit, View
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -53,7 +53,9 @@ class House:
         limits = schema.LimitsConfig(responses_kept=3)
         config = schema.Config(seed=1, limits=limits)
         deciding = policy(*(scorers or ("prefix_overlap", "queue_depth:0.5")))
-        self.core: Scheduler = build_core(config, PolicySet({deciding.name: deciding}, deciding.name), RING, self.clock)
+        self.core: Scheduler = build_scheduler(
+            config, PolicySet({deciding.name: deciding}, deciding.name), RING, self.clock
+        )
         self.caches: dict[str, Cache] = {}
         for name in "abcdefgh"[:count]:
             self.join(name, ranks=[0] if stream else [])

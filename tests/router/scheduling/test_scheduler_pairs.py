@@ -22,7 +22,7 @@ from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 IDS = list(range(100, 140))  # 40 tokens: 10 blocks of 4, of which 9 can be used
@@ -42,7 +42,7 @@ class House:
     def __init__(self, transfer: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
         built = build_policy("test", schema.PolicyConfig.model_validate(policy or POLICY))
-        self.core: Scheduler = build_core(
+        self.core: Scheduler = build_scheduler(
             schema.Config(seed=1), PolicySet({built.name: built}, built.name), RING, self.clock
         )
         self.caches: dict[str, Cache] = {}

@@ -18,7 +18,7 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from scorers.contract import Ask, View
 from tests.fakes.caches import RING
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
@@ -40,7 +40,7 @@ def a_prompt(**known: Any) -> Prompt:
 
 def core_with(secret: int) -> Scheduler:
     regime = PolicySet({"calm": policy("calm")}, "calm")
-    return build_core(schema.Config(seed=1), regime, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
+    return build_scheduler(schema.Config(seed=1), regime, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
 
 
 class Keyed(House):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.reader import experiment_from, read_config
+from router.config.reader import parse_experiment, read_config
 from router.config.sections.experiment import ExperimentConfig
 from router.errors import ConfigError
 
@@ -21,12 +21,12 @@ policies:
 
 def refused(text: str) -> str:
     with pytest.raises(ConfigError) as refusal:
-        experiment_from(text, KNOWN)
+        parse_experiment(text, KNOWN)
     return str(refusal.value)
 
 
 def test_the_whole_of_it() -> None:
-    experiment = experiment_from(
+    experiment = parse_experiment(
         """
         experiment:
           unit: api_key
@@ -46,14 +46,14 @@ def test_the_whole_of_it() -> None:
 
 
 def test_without_the_word_above_it() -> None:
-    assert experiment_from("arms: {warm: 100}\nshadows: [random]", KNOWN) == ExperimentConfig(
+    assert parse_experiment("arms: {warm: 100}\nshadows: [random]", KNOWN) == ExperimentConfig(
         arms={"warm": 100.0}, shadows=["random"]
     )
 
 
 @pytest.mark.parametrize(("written", "share"), [("0.2", 0.2), ("20%", 0.2), ("'2.5 %'", 0.025), ("0", 0.0)])
 def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
-    assert experiment_from(f"arms: {{warm: 100}}\nguard: {{worse_by: {written}}}", KNOWN).guard.worse_by == share
+    assert parse_experiment(f"arms: {{warm: 100}}\nguard: {{worse_by: {written}}}", KNOWN).guard.worse_by == share
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from tests.fakes.caches import RING
 from tests.fakes.engines import eventually
 
@@ -69,7 +69,7 @@ class Ship:
         config = schema.Config(workers=3, seed=7)
         self.leader = LeaderWorker(config, 5, clock, self.tasks)
         regime = PolicySet({"warm": WARM, "other": OTHER}, "warm")
-        core = build_core(config, regime, RING, clock, secret=5, seat=WorkerRole(0, 5, self.leader))
+        core = build_scheduler(config, regime, RING, clock, secret=5, seat=WorkerRole(0, 5, self.leader))
         self.core = cast(SyncedScheduler, core)
         metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
         self.leader.take(LocalState("run0", self.core, RecentRecords(10), metrics))
@@ -143,7 +143,7 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
         mine, theirs = SessionMoved(False, "m", "agent", "a/0"), SessionMoved(False, "m", "agent", "b/0")
         one.line.tell(theirs)
         s.leader.tell(mine)
-        s.core.heard_session(mine)
+        s.core.apply_session(mine)
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
         for man in (one, other):
             assert man.of(SessionMoved)[-1] == theirs

@@ -32,14 +32,16 @@ class Page(Collector):
 
 
 def lines(leader: Page, *others: Page) -> list[str]:
-    told = [metrics_merge.read(metrics_merge.told(page)) for page in others]
-    return [line for line in metrics_merge.written(leader, told).decode().splitlines() if not line.startswith("#")]
+    told = [metrics_merge.decode_families(metrics_merge.encode_families(page)) for page in others]
+    return [
+        line for line in metrics_merge.render_merged(leader, told).decode().splitlines() if not line.startswith("#")
+    ]
 
 
 def test_a_page_alone_is_itself() -> None:
     from prometheus_client import generate_latest
 
-    assert metrics_merge.written(Page(3), []) == generate_latest(Page(3))
+    assert metrics_merge.render_merged(Page(3), []) == generate_latest(Page(3))
 
 
 def test_counters_and_histograms_add_up() -> None:
@@ -64,8 +66,8 @@ def test_series_that_the_leader_does_not_have_are_there() -> None:
 
 
 def test_of_who_is_gone_what_was_counted_stays() -> None:
-    gone = metrics_merge.lasting(metrics_merge.read(metrics_merge.told(Page(4))))
-    kept = metrics_merge.added([metrics_merge.added([[], gone]), gone])
-    page = metrics_merge.written(Page(3), [kept]).decode().splitlines()
+    gone = metrics_merge.select_counters(metrics_merge.decode_families(metrics_merge.encode_families(Page(4))))
+    kept = metrics_merge.merge_families([metrics_merge.merge_families([[], gone]), gone])
+    page = metrics_merge.render_merged(Page(3), [kept]).decode().splitlines()
     assert 'warmroute_requests_total{model="m"} 11.0' in page
     assert "warmroute_in_flight_requests 3.0" in page

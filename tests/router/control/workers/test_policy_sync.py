@@ -8,7 +8,7 @@ from router.config.reader import load_policies
 from router.config.schema import Config, PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.control.workers.messages import PolicyRule
-from router.control.workers.policy_sync import regime_of, rule_of
+from router.control.workers.policy_sync import build_from_rule, make_rule
 from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policies
@@ -28,7 +28,9 @@ def regime() -> PolicySet:
 
 def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
     told = regime()
-    heard = regime_of(rule_of(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), installed())
+    heard = build_from_rule(
+        make_rule(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), installed()
+    )
     assert len(heard.policies) == len(ROOT_POLICIES) > 10
     assert {name: policy.digest for name, policy in heard.policies.items()} == {
         name: policy.digest for name, policy in told.policies.items()
@@ -41,7 +43,7 @@ def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
     here = regime()
     changed = PolicyConfig.model_validate({"scorers": [{"name": "queue_depth"}]})
     then = PolicySet(here.policies | build_policies({"round_robin": changed}), "warm", EXPERIMENT)
-    heard = regime_of(rule_of(then, 4), here, installed())
+    heard = build_from_rule(make_rule(then, 4), here, installed())
     assert heard.policies["warm"] is here.policies["warm"]
     assert heard.policies["round_robin"] is not here.policies["round_robin"]
     assert heard.policies["round_robin"].spec == changed
@@ -50,10 +52,10 @@ def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
 def test_policies_that_are_gone_are_gone() -> None:
     here = regime()
     then = PolicySet({"warm": here.policies["warm"]}, "warm")
-    assert list(regime_of(rule_of(then, 5), here, installed()).policies) == ["warm"]
+    assert list(build_from_rule(make_rule(then, 5), here, installed()).policies) == ["warm"]
 
 
 def test_what_cannot_be_built_is_said() -> None:
     outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
     with pytest.raises(ConfigError, match="not_installed_here"):
-        regime_of(outside, regime(), installed())
+        build_from_rule(outside, regime(), installed())

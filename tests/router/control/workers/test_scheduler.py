@@ -23,7 +23,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.ticket import Ticket
-from router.wiring import build_core
+from router.wiring import build_scheduler
 from tests.fakes.caches import RING, prompt_of
 
 CARD = ModelCard("m", "/models/m", None, 8192)
@@ -53,7 +53,7 @@ class Worker:
     def __init__(self, number: int, instances: str = "ab") -> None:
         self.told = Told()
         seat = WorkerRole(number, 1, self.told)  # type: ignore[arg-type]
-        core = build_core(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, seat=seat)
+        core = build_scheduler(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, seat=seat)
         self.core = cast(SyncedScheduler, core)
         for name in instances:
             self.join(name)
@@ -77,7 +77,7 @@ class Worker:
 
     def hears_loads_of(self, other: Worker) -> None:
         for target in other.told.targets:
-            self.core.heard_load(target, other.core.own_share(target))
+            self.core.apply_load(target, other.core.own_share(target))
         other.told.targets.clear()
 
 
@@ -124,12 +124,12 @@ def test_the_next_choice_sees_what_others_booked() -> None:
 
 def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> None:
     worker = Worker(1, "a")
-    worker.core.heard_load(TargetId("b/0"), WorkerShare(requests=3))
+    worker.core.apply_load(TargetId("b/0"), WorkerShare(requests=3))
     worker.join("b")
     assert worker.requests("b/0") == 3
     assert worker.core.own_share(TargetId("b/0")) == NO_SHARE
     worker.core.left("b")
-    worker.core.heard_load(TargetId("b/0"), NO_SHARE)
+    worker.core.apply_load(TargetId("b/0"), NO_SHARE)
     worker.join("b")
     assert worker.requests("b/0") == 0
 
@@ -144,7 +144,7 @@ def test_a_session_is_told_when_it_moves_and_only_then() -> None:
     (went,) = one.told.messages
     assert isinstance(went, SessionMoved)
     assert (went.prefill, went.model, went.target) == (False, "m", target)
-    other.core.heard_session(went)
+    other.core.apply_session(went)
     ticket = other.admit("agent")
     assert ticket.attempt.decision.view.last_target == target
 
@@ -155,7 +155,7 @@ def test_a_response_is_found_where_it_was_only_told_of() -> None:
     one.core.remember_response("resp_1", TargetId("b/0"))
     (made,) = one.told.messages
     assert isinstance(made, ResponseStored)
-    other.core.heard_response(made)
+    other.core.apply_response(made)
     assert other.core.made_by("resp_1") == "b/0"
     assert other.core.responses() == [("resp_1", "b/0")]
     assert other.told.messages == []
@@ -167,10 +167,10 @@ def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
     assert one.core.drain("a", True)
     assert not one.core.drain("zz", True)
     assert one.told.messages == [DrainMessage("a", True)]
-    other.core.heard_drain("a", True)
+    other.core.apply_drain("a", True)
     other.join("a")
     assert other.core.fleet.candidates("m", (), 100.0) == ()
-    other.core.heard_drain("a", False)
+    other.core.apply_drain("a", False)
     assert len(other.core.fleet.candidates("m", (), 100.0)) == 1
 
 

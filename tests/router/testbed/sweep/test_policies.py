@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.lookup import files
+from router.config.lookup import list_files
 from router.errors import ConfigError
 from router.testbed.sweep.policies import FOLDER, load
 
@@ -16,7 +16,7 @@ def test_names_are_those_of_the_projects_folder() -> None:
 
 
 def test_all_of_them() -> None:
-    assert set(load(["all"])) == set(files(FOLDER)) >= {"warm", "llmd_weighted"}
+    assert set(load(["all"])) == set(list_files(FOLDER)) >= {"warm", "llmd_weighted"}
 
 
 def test_a_file_and_a_folder_of_ones_own(tmp_path: Path) -> None:
