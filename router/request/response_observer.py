@@ -107,7 +107,7 @@ class ResponseObserver:
                 ticket.end = "rejected"
             case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
-            case RelayNotStarted(reason=reason):
+            case RelayNotStarted(reason="connect" | "busy" | "died" as reason):
                 ticket.end = reason
 
     def _read_tail(self) -> None:

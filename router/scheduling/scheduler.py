@@ -30,7 +30,7 @@ from router.scheduling.feedback import learn
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Orders, Policy, both_orders
-from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Record
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
@@ -231,8 +231,8 @@ class Scheduler:
         view = self.sight.view(record, prompt, served, known, None, candidates_now, now)
         return self.desk.explain(view, record.policy or self.desk.regime.policy)
 
-    def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
-        """A pair's prefill half is over; `end` is a word of `PrefillRecord.end`. Only the first call counts."""
+    def prefilled(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
+        """A pair's prefill half is over. Only the first call counts."""
         half = ticket.half
         if half is None or half.leg.end != "running":
             return

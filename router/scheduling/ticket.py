@@ -15,7 +15,7 @@ from router.fleet.load import Booking
 from router.kvcache.indexer import SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
-from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.scheduling.policy.record import Attempt, AttemptEnd, LegEnd, PrefillRecord, Record
 from scorers.contract import Outcome, PoolHit
 
 
@@ -35,7 +35,7 @@ class PrefillBooking(TargetBooking):
 
 
 class Ticket(TargetBooking):
-    """One attempt at a request. The line fills in `end` (a word of `Attempt.end`), `status`, and through the record
+    """One attempt at a request. The line fills in `end`, `status`, and through the record
     what the engine counted.
     """
 
@@ -44,7 +44,7 @@ class Ticket(TargetBooking):
     sent_at: float
     pooled: PoolHit | None
     half: PrefillBooking | None
-    end: str = "client_gone"  # what it is when the line is cut without a word
+    end: AttemptEnd = "client_gone"  # what it is when the line is cut without a word
     status: int | None = None
     ttft_ms: float | None = None
 
@@ -54,7 +54,7 @@ class Ticket(TargetBooking):
         return self.ttft_ms is not None and self.status is not None and self.status < 400
 
 
-def verdict_of(end: str, status: int | None) -> Verdict:
+def verdict_of(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
     """What an end says of the engine. The client's leaving, our own deadline and the other half's failure say nothing;
     nor does a full queue.
     """
@@ -63,6 +63,8 @@ def verdict_of(end: str, status: int | None) -> Verdict:
     return verdict(status if end in ("ok", "rejected", "failed") else None)
 
 
-def outcome_of(end: str, status: int | None, ttft_ms: float | None, duration_ms: float, usage: Usage) -> Outcome:
+def outcome_of(
+    end: AttemptEnd | LegEnd, status: int | None, ttft_ms: float | None, duration_ms: float, usage: Usage
+) -> Outcome:
     ok = end == "ok" and status is not None and status < 500
     return Outcome(ok, status, ttft_ms, duration_ms, *usage)

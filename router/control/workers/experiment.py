@@ -16,7 +16,7 @@ from router.control.workers.messages import RequestAnswered, RequestBegan, Reque
 from router.fleet.load import LoadBook
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.policy.decision import Decision
-from router.scheduling.policy.record import Attempt, Record, Stages
+from router.scheduling.policy.record import Attempt, AttemptEnd, Record, Stages
 from scorers.contract import Row, Speed, View
 
 NO_STAGES = Stages()
@@ -93,7 +93,7 @@ class FollowerRequests:
                 self.ended(end, trial)
 
 
-def _attempt(target: str, end: str) -> Attempt:
+def _attempt(target: str, end: AttemptEnd) -> Attempt:
     """A choice of which nothing is known but where it fell."""
     row = Row(target, "", 0, None, None, None, NO_LOAD, NO_SPEED)
     return Attempt(Decision("", NO_VIEW, (row,), (), (0.0,), 0, ()), None, None, end=end)

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from router.fleet.load import WorkerShare
+from router.scheduling.policy.record import AttemptEnd
 
 HEAD_BYTES = 4
 
@@ -108,7 +109,7 @@ class RequestEnded(Message, frozen=True):
     """It is over."""
 
     number: int
-    end: str | None  # of its last attempt; None: there was none
+    end: AttemptEnd | None  # of its last attempt; None: there was none
     target: str | None
     status: int | None
     ttft_ms: float | None

@@ -28,6 +28,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
+from router.scheduling.policy.record import LegEnd
 from router.scheduling.scheduler import UNTOLD, Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
@@ -88,7 +89,7 @@ class SyncedScheduler(Scheduler):
         if ticket.record.arm is not None and isinstance(self.trial, SyncedExperiment):
             self.trial.first_byte(ticket.record)
 
-    def prefilled(self, ticket: Ticket, end: str, status: int | None = None, usage: Usage = UNTOLD) -> None:
+    def prefilled(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
         super().prefilled(ticket, end, status, usage)
         if ticket.half is not None:
             self._telling.booked(ticket.half.target.id)

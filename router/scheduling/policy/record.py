@@ -5,6 +5,8 @@ A record keeps references (the view, the decision), not copies: the readable for
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from router.scheduling.policy.decision import Decision, ShadowChoice
@@ -13,6 +15,30 @@ from router.scheduling.policy.policy import Policy
 DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
 PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
 
+AttemptEnd = Literal[
+    "running", "ok", "connect", "busy", "died", "broken", "client_gone", "deadline", "rejected", "prefill"
+]
+"""How an attempt at a request ended.
+
+    running      not yet
+    ok           the whole answer was relayed
+    connect      the engine was not reached
+    busy         the engine answered 503
+    died         the engine closed the connection before the first byte of its answer
+    broken       the engine failed after the first byte of its answer
+    client_gone  the client disconnected
+    deadline     no byte of an answer within `limits.first_byte_timeout_s`
+    rejected     the prefill engine of a pair found fault with the request (4xx)
+    prefill      the prefill half of a pair failed; its own end is in `PrefillRecord.end`
+"""
+
+LegEnd = Literal[
+    "running", "ok", "connect", "busy", "died", "failed", "client_gone", "deadline", "rejected", "cancelled"
+]
+"""How the prefill half of a pair ended: as in `AttemptEnd`, `failed` for a 5xx or KV that was dropped, and `cancelled`
+when the pair ended first.
+"""
+
 
 class PrefillRecord(msgspec.Struct, gc=False):
     """The prefill half of a pair: another instance computes the prompt and hands its KV over."""
@@ -20,7 +46,7 @@ class PrefillRecord(msgspec.Struct, gc=False):
     decision: Decision
     predicted_tokens: int | None  # as in `Attempt`, of the prefill target
     expected_tokens: int | None
-    end: str = "running"  # ok | rejected | connect | busy | died | failed | deadline | cancelled | client_gone
+    end: LegEnd = "running"
     duration_ms: float | None = None
     cached_tokens: int | None = None  # delivered there
     token_id_passthrough: bool = False  # as in `Attempt`
@@ -37,7 +63,7 @@ class Attempt(msgspec.Struct, gc=False):
     predicted_tokens: int | None  # overlap that the index promised for the chosen target, in any tier of its own
     expected_tokens: int | None  # the same, counting what was just sent there
     pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
-    end: str = "running"  # ok | connect | busy | died | broken | client_gone | deadline | rejected | prefill
+    end: AttemptEnd = "running"
     prefill: PrefillRecord | None = None  # where the prompt's KV came from, when not from the target's own work
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from us and needed not make them
 

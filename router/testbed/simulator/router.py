@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from router.clock import Clock
 from router.config import schema
@@ -27,7 +27,7 @@ from router.request.admission.controller import AdmissionController, Admitted, Q
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
-from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
+from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
@@ -40,6 +40,7 @@ SERVED = ServedModel(MODEL, None)
 CARDS = (ModelCard(MODEL, MODEL, None, None),)
 NO_SOURCE = UnknownIds("simulated")
 KEPT = 1  # stored responses: there are none
+EngineFailure = Literal["connect", "busy", "died", "broken"]
 
 
 class SimulatedTurn(NamedTuple):
@@ -220,15 +221,17 @@ class SimulatedRequest:
         self.router.core.settle(self._ticket)
         self.router.core.closed(record)
 
-    def failed_at(self, end: str, status: int | None = None) -> None:
-        """This attempt is over without an answer; `end` is a word of `Attempt.end`, or of `Leg.end` where that runs."""
+    def failed_at(self, end: EngineFailure, status: int | None = None) -> None:
+        """End this attempt without an answer. While the prefill half of a pair runs, it is that half that failed."""
         ticket, core = self._ticket, self.router.core
         assert ticket is not None
         culprit = ticket.target
+        attempt_end: AttemptEnd = end
         if ticket.half is not None and ticket.half.leg.end == "running":
+            assert end != "broken", "a pair answers only after its prefill half has ended"
             core.prefilled(ticket, end, status)
-            culprit, end, status = ticket.half.target, "prefill", None
-        ticket.end, ticket.status = end, status
+            culprit, attempt_end, status = ticket.half.target, "prefill", None
+        ticket.end, ticket.status = attempt_end, status
         self._failed.add(culprit.id)
         core.settle(ticket)
 

@@ -24,7 +24,7 @@ from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.simulator.fast_engine import EngineJob
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
-from router.testbed.simulator.router import SimulatedRequest, SimulatedRouter, SimulatedTurn, number_of
+from router.testbed.simulator.router import EngineFailure, SimulatedRequest, SimulatedRouter, SimulatedTurn, number_of
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads import Session, Workload
 
@@ -68,7 +68,7 @@ class _Request:
         self.admission: Admission | None = None  # its place in the door's books
         self._begin()
 
-    def failed_at(self, end: str, status: int | None = None) -> None:
+    def failed_at(self, end: EngineFailure, status: int | None = None) -> None:
         """This attempt is over, and has left nothing that a next one could use."""
         self.asked.failed_at(end, status)
         self._begin()
