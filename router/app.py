@@ -42,7 +42,7 @@ from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import HttpListener, demand_free, serve_config
+from router.proxy.listener import HttpListener, check_port_free, configure_server
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionQueues
@@ -177,10 +177,10 @@ class App:
             rooms, ops_app(self.unready_reason, (seat.others if seat is not None else metrics).scrape), clients
         )
         admin = ListenConfig(host=config.admin.host, port=config.admin.port)
-        public = serve_config(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
+        public = configure_server(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(public, shared=seat is not None)
         operator = admin_app(report, self._control, explain, config.admin.tokens)
-        self._admin_listener = HttpListener(serve_config(operator, admin))
+        self._admin_listener = HttpListener(configure_server(operator, admin))
         self._members = members
         self._core = core
         self._stopping = False
@@ -207,7 +207,7 @@ class App:
         """Raises `ConfigError` when a port cannot be had."""
         if self._follower is None:
             if self._leader is not None:
-                demand_free(self._config.listen.host, self._config.listen.port)
+                check_port_free(self._config.listen.host, self._config.listen.port)
             await self._admin_listener.start()
             await self._listener.start()
             background.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)

@@ -32,8 +32,8 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
 from router.prompt.request_headers import RequestHeaders
 from router.prompt.tokenization.tokenization import Tokenization
-from router.request.experiment_unit import unit_of
-from router.request.route import pinned, served_by
+from router.request.experiment_unit import derive_unit
+from router.request.route import locate_response, resolve_model
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
@@ -89,11 +89,11 @@ class Explain:
     async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
         """The decision for people, as plain JSON types. Raises `Refused` as the route would."""
         prompt = self._read(asked)
-        served = served_by(prompt, self._core)
+        served = resolve_model(prompt, self._core)
         known = await self._known(prompt, served)
         record = self._record(asked, prompt)
         placed = self._place(asked, prompt, record)
-        only = pinned(prompt.previous_response_id, self._core)
+        only = locate_response(prompt.previous_response_id, self._core)
         decision = self._decision(record, prompt, served, known, only)
         policy = record.policy
         assert policy is not None, "placed"
@@ -176,7 +176,7 @@ class Explain:
         if experiment is None or regime.first is None:
             record.policy = regime.policy
             return _Placed(None)
-        unit, other = (unit_of(experiment, prompt, asked.client, id, record.at_wall_s) for id in ("a", "b"))
+        unit, other = (derive_unit(experiment, prompt, asked.client, id, record.at_wall_s) for id in ("a", "b"))
         if unit == other:
             record.arm, record.policy = regime.place(unit)
             return _Placed(record.arm)

@@ -305,9 +305,9 @@ def describe_admission(gate: ModelAdmission, now: float) -> dict[str, Any]:
         "waiting": [
             {
                 "position": hold.position,
-                "queue": hold.turn.queue,
-                "prompt_tokens": hold.turn.prompt_tokens or None,
-                "waited_s": round(now - hold.turn.since_s, 3),
+                "queue": hold.admission.queue,
+                "prompt_tokens": hold.admission.prompt_tokens or None,
+                "waited_s": round(now - hold.admission.since_s, 3),
                 "expected_s": None if hold.expected_s is None else round(hold.expected_s, 3),
             }
             for hold in state.waiting
@@ -317,7 +317,7 @@ def describe_admission(gate: ModelAdmission, now: float) -> dict[str, Any]:
 
 def gate_state(gate: ModelAdmission) -> ModelAdmissionState:
     state = gate.state()
-    queues = Counter(hold.turn.queue for hold in state.waiting)
+    queues = Counter(hold.admission.queue for hold in state.waiting)
     return ModelAdmissionState(
         gate.model,
         {queue: queues[queue] for queue in QUEUES},

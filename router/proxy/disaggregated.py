@@ -20,16 +20,16 @@ from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientRequest
 from router.proxy.relay import (
     BUSY,
-    End,
     EngineRefusal,
     OutgoingRequest,
     RelayDeadline,
+    RelayEnd,
     RelayNotStarted,
     RelayRejected,
     RelayWatch,
-    kept,
-    pass_on,
+    read_refusal,
     relay,
+    relay_answer,
 )
 from router.proxy.relay import ask as ask_decode
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
@@ -70,7 +70,7 @@ async def relay_beside(
     outgoing: OutgoingRequest,
     limits: UpstreamTimeouts,
     watch: PairWatch,
-) -> End:
+) -> RelayEnd:
     """Both halves at once. `outgoing` is the decode half, complete."""
     legs = Tasks("pair")
     beginning = asyncio.timeout(None)  # of the answer; it runs out when the prefill half has failed
@@ -92,11 +92,11 @@ async def relay_beside(
         async with beginning:
             answer = await ask_decode(upstreams, outgoing, limits)
         waiting = False
-        return await pass_on(call, answer, outgoing, watch)
+        return await relay_answer(call, answer, outgoing, watch)
     except TimeoutError:
         if failure is None:
             raise
-        return unprefilled(failure)
+        return pair_end(failure)
     finally:
         await legs.close()
 
@@ -108,14 +108,14 @@ async def relay_after(
     outgoing: OutgoingRequest,
     limits: UpstreamTimeouts,
     watch: PairWatch,
-) -> End:
+) -> RelayEnd:
     """One half, then the other. `outgoing` is the client's request, to which is added what the first half hands over;
     where it hands nothing over, the decode engine computes the prompt itself.
     """
     prefilled = await ask_prefill(upstreams, prefill, limits)
     watch.prefilled(prefilled)
     if prefilled.end != "ok":
-        return unprefilled(prefilled)
+        return pair_end(prefilled)
     if (handed := read_handed(prefilled.body)) is not None:
         outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
     return await relay(call, upstreams, outgoing, limits, watch)
@@ -138,7 +138,7 @@ async def ask_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: Upstream
 
 
 async def _refused(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:
-    refusal = await kept(answer, prefill.target, prefill.record)
+    refusal = await read_refusal(answer, prefill.target, prefill.record)
     detail = f"the prefill engine answered {answer.status}"
     if answer.status == BUSY:
         return PrefillResult("busy", answer.status, refusal=refusal, detail=detail)
@@ -147,7 +147,7 @@ async def _refused(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResu
     return PrefillResult("failed", answer.status, detail=detail)
 
 
-def unprefilled(prefilled: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
+def pair_end(prefilled: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
     """What a failed prefill half comes to for the pair."""
     match prefilled:
         case PrefillResult(end="rejected", refusal=refusal) if refusal is not None:

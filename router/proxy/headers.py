@@ -56,7 +56,7 @@ class HeaderRules:
 
         Raises `BadRequest` for a line break inside a header.
         """
-        if named := named_by_connection(headers):
+        if named := find_hop_headers(headers):
             headers = [header for header in headers if header[0] not in named]
         dropped, lines, credentials, own_id = self._dropped, [], [], request_id.encode()
         for header in headers:
@@ -75,7 +75,7 @@ class HeaderRules:
 NO_HEADERS = ForwardedHeaders(b"", b"")
 
 
-def request_head(
+def render_head(
     method: str, target: bytes, host: bytes, credentials: bytes, lines: bytes, rank: int | None, body_bytes: int
 ) -> bytes:
     """The head of a request to an engine, ready to be written."""
@@ -92,10 +92,10 @@ def request_head(
     )
 
 
-def answer_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
+def response_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
     """An engine's headers for the client. `resized`: its length no longer holds, part of the body is taken out."""
     dropped = RESIZED if resized else HOP_BY_HOP
-    if named := named_by_connection(headers):
+    if named := find_hop_headers(headers):
         dropped |= named
     kept = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
     kept.append((b"x-warmroute-target", target.encode()))
@@ -103,7 +103,7 @@ def answer_headers(headers: Headers, *, target: str, record: str, resized: bool)
     return kept
 
 
-def named_by_connection(headers: Headers) -> frozenset[bytes]:
+def find_hop_headers(headers: Headers) -> frozenset[bytes]:
     """Names that `Connection` declares to be for this hop only."""
     for name, value in headers:
         if name == b"connection" and value not in ORDINARY_CONNECTION:

@@ -35,7 +35,7 @@ class RequestServer:
     tls: ssl.SSLContext | None
 
 
-def serve_config(app: Any, listen: ListenConfig, *, stall_timeout_s: float = 120.0) -> RequestServer:
+def configure_server(app: Any, listen: ListenConfig, *, stall_timeout_s: float = 120.0) -> RequestServer:
     """`app` is `RequestHandler`, or any ASGI application. `stall_timeout_s`: a client that takes nothing of its answer
     for so long is cut.
 
@@ -138,7 +138,7 @@ class _Connections(set[ClientConnection]):
             await self._none.wait()
 
 
-def demand_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
     """Nobody listens there, not even one who would share the port with us. Raises `ConfigError`."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -17,7 +17,7 @@ import msgspec
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import ForwardedHeaders, Headers, answer_headers
+from router.proxy.headers import ForwardedHeaders, Headers, response_headers
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 SHOWN_BYTES = 64 * 1024
@@ -101,13 +101,13 @@ class RelayRejected(NamedTuple):
     refusal: EngineRefusal
 
 
-End = RelayNotStarted | RelayFinished | RelayBroken | RelayDeadline | RelayRejected
+RelayEnd = RelayNotStarted | RelayFinished | RelayBroken | RelayDeadline | RelayRejected
 
 
 async def relay(
     call: ClientRequest, upstreams: Upstream, outgoing: OutgoingRequest, limits: UpstreamTimeouts, watch: RelayWatch
-) -> End:
-    return await pass_on(call, await ask(upstreams, outgoing, limits), outgoing, watch)
+) -> RelayEnd:
+    return await relay_answer(call, await ask(upstreams, outgoing, limits), outgoing, watch)
 
 
 def ask(
@@ -120,9 +120,9 @@ def ask(
     )
 
 
-async def pass_on(
+async def relay_answer(
     call: ClientRequest, answer: UpstreamExchange | UpstreamUnanswered, outgoing: OutgoingRequest, watch: RelayWatch
-) -> End:
+) -> RelayEnd:
     """The second half."""
     if isinstance(answer, UpstreamUnanswered):
         if answer.reason == "late":
@@ -135,26 +135,28 @@ async def pass_on(
 
 
 async def _too_busy(answer: UpstreamExchange, outgoing: OutgoingRequest) -> RelayNotStarted:
-    refusal = await kept(answer, outgoing.target, outgoing.record)
+    refusal = await read_refusal(answer, outgoing.target, outgoing.record)
     return RelayNotStarted("busy", "the engine answered 503", refusal)
 
 
-async def kept(answer: UpstreamExchange, target: str, record: str) -> EngineRefusal | None:
+async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> EngineRefusal | None:
     """The whole answer of `target`, to be shown to the client perhaps. None: too large for that, or it broke off."""
     body = await answer.whole(SHOWN_BYTES)
     if body is None:
         return None
     return EngineRefusal(
-        answer.status, answer_headers(answer.headers, target=target, record=record, resized=True), body
+        answer.status, response_headers(answer.headers, target=target, record=record, resized=True), body
     )
 
 
-async def _shown(call: ClientRequest, answer: UpstreamExchange, outgoing: OutgoingRequest, watch: RelayWatch) -> End:
+async def _shown(
+    call: ClientRequest, answer: UpstreamExchange, outgoing: OutgoingRequest, watch: RelayWatch
+) -> RelayEnd:
     watch.first_byte(answer.status)
     fields = dict(answer.headers)
     stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
     resized = outgoing.hides and stream
-    headers = answer_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
+    headers = response_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
     if outgoing.waited_ms is not None:
         headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
     call.start(answer.status, headers)

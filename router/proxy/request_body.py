@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from router.errors import BadRequest, TooLarge
 
 
-async def whole_body(request: Request, limit_bytes: int, too_large: TooLarge) -> bytes:
+async def read_body(request: Request, limit_bytes: int, too_large: TooLarge) -> bytes:
     """Reads no further than the limit. Raises `too_large` beyond it, and BadRequest where the client stops early."""
     given = bytearray()
     try:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from router.backends.fetch import HttpAnswer
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Take
-from router.proxy.headers import NO_HEADERS, ForwardedHeaders, request_head
+from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
 CROSSED_WITHIN_S = 0.1  # the news of a connection closed before it got our request is here within a round trip
 FETCH_BYTES = 8 * 1024 * 1024
@@ -206,7 +206,7 @@ class _Engine:
         self, question: UpstreamRequest, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
         credentials = question.headers.credentials if self._credentials is None else self._credentials
-        head = request_head(
+        head = render_head(
             question.method,
             question.target,
             self._host_header,

@@ -1,8 +1,8 @@
-"""Error answers in the client's own dialect: OpenAI's shape everywhere, Anthropic's on `/v1/messages`.
+"""Error responses in the client's own dialect: OpenAI's shape everywhere, Anthropic's on `/v1/messages`.
 
-Used by the public door, which is plain ASGI, and by the FastAPI applications, where `install` also turns the
-framework's own refusals (unknown path, wrong method, invalid parameter) into the same shape. A stream that breaks after
-its first byte is not an answer any more: `proxy/relay.py` tells of it inside the stream.
+Used by the public API, which is plain ASGI, and by the FastAPI applications, where `install_error_handlers` also gives
+the framework's own refusals (unknown path, wrong method, invalid parameter) the same shape. A stream that breaks after
+its first byte cannot become an error response any more: `proxy/relay.py` reports it inside the stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ErrorBody(NamedTuple):
     body: bytes
 
 
-def error_answer(refused: RequestRefused, path: str = "") -> ErrorBody:
+def encode_error(refused: RequestRefused, path: str = "") -> ErrorBody:
     """The answer to a request for `path` that is refused."""
     headers = [(b"content-type", b"application/json")]
     if refused.retry_after_s is not None:
@@ -51,7 +51,7 @@ def error_answer(refused: RequestRefused, path: str = "") -> ErrorBody:
     return ErrorBody(refused.status, headers, msgspec.json.encode(shape(refused)))
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of `app` one of these."""
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -90,7 +90,7 @@ def _anthropic(refused: RequestRefused) -> dict[str, Any]:
 
 
 def _response(refused: RequestRefused) -> Response:
-    answer = error_answer(refused)
+    answer = encode_error(refused)
     response = Response(answer.body, answer.status)
     for name, value in answer.headers:
         response.headers[name.decode()] = value.decode()

@@ -18,7 +18,7 @@ from router.prompt.api.conversation_id import opening
 from router.prompt.prompt import Prompt
 
 
-def unit_of(
+def derive_unit(
     experiment: ExperimentConfig, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float
 ) -> bytes:
     """16 bytes: equal for equal units, in every process. Names of users and keys cannot be read from it."""

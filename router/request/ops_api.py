@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from router.request.error_body import install
+from router.request.error_body import install_error_handlers
 
 
 def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaitable[bytes]]) -> FastAPI:
@@ -21,7 +21,7 @@ def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaita
     the metrics page.
     """
     app = FastAPI(openapi_url=None)
-    install(app)
+    install_error_handlers(app)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

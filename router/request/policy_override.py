@@ -24,7 +24,7 @@ class PolicyOverride(NamedTuple):
     by: str  # the name of the admin token that has the right to
 
 
-def wanted_policy(
+def read_override(
     header: Callable[[bytes], bytes | None], admins: AdminTokens, policies: Mapping[str, Policy]
 ) -> PolicyOverride | None:
     """What a request asks for; None: nothing. `header` finds one by its name in lower case.

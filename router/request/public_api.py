@@ -20,11 +20,11 @@ from router.prompt.prompt import Endpoint
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.client_exchange import ClientExchange
-from router.request.error_body import error_answer
+from router.request.error_body import encode_error
 from router.request.route import Services, route, route_stored
 
-BY_CACHE = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
-BY_LOAD = frozenset(
+CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+LOAD_ROUTED = frozenset(
     {
         "/v1/messages/count_tokens",
         "/v1/embeddings",
@@ -46,7 +46,7 @@ class PublicApi:
         self._ops = AsgiHandler(ops)
         self._clients = clients
         extra = {(e.method, e.path) for e in rooms.config.edge.extra_endpoints}
-        self._routed = {("POST", path) for path in BY_CACHE | BY_LOAD} | extra
+        self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
 
     async def answer(self, exchange: ClientExchange) -> None:
         if exchange.path in OPS:
@@ -59,7 +59,7 @@ class PublicApi:
             if not exchange.recorded:
                 self._rooms.metrics.refused(self._name(exchange), refusal)
             if not exchange.started:
-                exchange.answer(*error_answer(refusal, exchange.path))
+                exchange.answer(*encode_error(refusal, exchange.path))
         except ClientDisconnected:
             if not exchange.recorded:
                 self._rooms.metrics.gone(self._name(exchange))

@@ -16,7 +16,7 @@ from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
 from router.prompt.usage import HideUsage, UsageTail
 from router.proxy.disaggregated import PrefillResult
-from router.proxy.relay import End, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
+from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
 from router.scheduling.policy.record import PrefillRecord
 from router.scheduling.scheduler import UNTOLD, Scheduler
 from router.scheduling.ticket import Ticket
@@ -89,7 +89,7 @@ class ResponseObserver:
             self._ticket.end = "ok"
             self._read_tail()
 
-    def ended(self, end: End) -> None:
+    def ended(self, end: RelayEnd) -> None:
         """The relay is over: what it came to goes into the ticket and the record."""
         ticket, record = self._ticket, self._ticket.record
         match end:

@@ -42,10 +42,10 @@ from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
 from router.proxy.headers import ForwardedHeaders, HeaderRules
 from router.proxy.relay import (
-    End,
     OutgoingRequest,
     RelayBroken,
     RelayDeadline,
+    RelayEnd,
     RelayFinished,
     RelayNotStarted,
     RelayRejected,
@@ -55,8 +55,8 @@ from router.proxy.upstreams import UpstreamRequest, Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionLease, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.experiment_unit import unit_of
-from router.request.policy_override import PolicyOverride, wanted_policy
+from router.request.experiment_unit import derive_unit
+from router.request.policy_override import PolicyOverride, read_override
 from router.request.response_observer import HandedOverKv, ResponseObserver
 from router.request.retry_budget import RetryBudget
 from router.request.token_ids import asking, counted, offer_to
@@ -120,14 +120,14 @@ async def route(call: ClientRequest, rooms: Services) -> None:
     """Answers `call`, or raises `RequestRefused` while nothing has been sent."""
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
-        wanted = wanted_policy(call.header, rooms.admins, rooms.core.desk.regime.policies)
+        wanted = read_override(call.header, rooms.admins, rooms.core.desk.regime.policies)
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
         prompt = read(call, body, wanted, rooms)
         stages = Stages(parse_ms=(rooms.clock.now() - read_at) * 1e3)
-        served = served_by(prompt, rooms.core)
+        served = resolve_model(prompt, rooms.core)
         known = await known_of(prompt, served, rooms)
-        with await rooms.waiting.seat(prompt, served, known) as seat:
+        with await rooms.waiting.acquire(prompt, served, known) as seat:
             pooled = (
                 await pooled_of(prompt, served, known, wanted, stages, rooms)
                 if isinstance(known, TokenizedPrompt)
@@ -165,10 +165,10 @@ async def on_record(
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, rooms: Services) -> None:
     """Choose, book, relay; again while that is allowed."""
     headers = rooms.header_rules.forward(call.headers, record.id)
-    only = pinned(request.prompt.previous_response_id, rooms.core)
+    only = locate_response(request.prompt.previous_response_id, rooms.core)
     splits = only is None and bool(rooms.core.peers) and can_split(request.prompt.endpoint, request.prompt.body)
     tries = EarlierAttempts(failed=set())
-    last: End | None = None
+    last: RelayEnd | None = None
     rooms.retries.request()
     while last is None or may_retry(last, record, rooms.retries):
         ticket = rooms.core.admit(
@@ -198,7 +198,7 @@ async def attempt(
     ticket: Ticket,
     tries: EarlierAttempts,
     rooms: Services,
-) -> End:
+) -> RelayEnd:
     """One engine, or a pair of them. Whatever happens, what was booked for it is given back."""
     watch = ResponseObserver(
         ticket, request.prompt, request.served, request.known, rooms.core, rooms.tokens, rooms.clock
@@ -231,7 +231,7 @@ def send(
     offer: PassthroughOffer | None,
     watch: ResponseObserver,
     rooms: Services,
-) -> Awaitable[End]:
+) -> Awaitable[RelayEnd]:
     """As this attempt needs it: to one engine, or to a pair in the way that theirs is handed over."""
     limits, half = rooms.config.limits, ticket.half
     upstreams = asking(rooms.handing, offer, ticket, rooms.upstreams, out.body)
@@ -260,7 +260,7 @@ def read(call: ClientRequest, body: bytes, wanted: PolicyOverride | None, rooms:
     )
 
 
-def served_by(prompt: Prompt, core: Scheduler) -> ServedModel | None:
+def resolve_model(prompt: Prompt, core: Scheduler) -> ServedModel | None:
     """What the model's name means; None where the request names no model, which only load-placed endpoints may."""
     if prompt.model is None:
         return None
@@ -306,7 +306,7 @@ async def pooled_of(
     return held
 
 
-def pinned(response_id: str | None, core: Scheduler) -> TargetId | None:
+def locate_response(response_id: str | None, core: Scheduler) -> TargetId | None:
     """Responses are state of the engine that made them: a follow-up must go there. None: anywhere.
 
     An id that we do not remember goes anywhere too: the engine that gets it knows best what to say of it.
@@ -314,7 +314,7 @@ def pinned(response_id: str | None, core: Scheduler) -> TargetId | None:
     return None if response_id is None else core.made_by(response_id)
 
 
-def may_retry(last: End, record: Record, retries: RetryBudget) -> bool:
+def may_retry(last: RelayEnd, record: Record, retries: RetryBudget) -> bool:
     """A death is paid for with the record, a prefill half by splitting no more, the rest from the router's budget."""
     if not isinstance(last, RelayNotStarted):
         return False
@@ -356,7 +356,7 @@ def prefill_of(out: OutgoingRequest, half: PrefillBooking, params: bytes) -> Pre
     return PrefillLeg(target.instance.id, target.id, out.record, out.endpoint, question)
 
 
-def refuse(call: ClientRequest, last: End | None, record: Record) -> None:
+def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
     """Nothing was sent, and nobody is left to try: the client gets the reason."""
     match last:
         case None:
@@ -384,7 +384,7 @@ def place(request: PreparedRequest, record: Record, rooms: Services) -> None:
     elif experiment is None or record.endpoint == STORED:
         rooms.core.opened(record, None)
     else:
-        unit = unit_of(experiment, request.prompt, record.client, record.id, record.at_wall_s)
+        unit = derive_unit(experiment, request.prompt, record.client, record.id, record.at_wall_s)
         rooms.core.opened(record, unit)
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 log = logging.getLogger("warmroute.audit")
 
-KEPT = 1_000
+MAX_ENTRIES = 1_000
 TAIL_BYTES = 8 * 1024 * 1024  # of the file, looked at when starting
 RETRY_S = 5.0
 
@@ -47,7 +47,7 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
 
 
 class AuditLog:
-    """Keeps the newest `KEPT` entries in memory, and every one in `file` if there is one."""
+    """Keeps the newest `MAX_ENTRIES` entries in memory, and every one in `file` if there is one."""
 
     def __init__(self, file: Path | str | None = None, retry_s: float = RETRY_S) -> None:
         self.lost = 0  # entries that will never be written
@@ -55,7 +55,7 @@ class AuditLog:
         self.trouble: str | None = None  # why the last write failed; None: it did not
         self._file = None if file is None else Path(file)
         self._retry_s = retry_s
-        self._entries: deque[AuditEntry] = deque(maxlen=KEPT)
+        self._entries: deque[AuditEntry] = deque(maxlen=MAX_ENTRIES)
         self._pending: deque[bytes] = deque()
         self._in_flight = 0  # lines that a thread is just writing
         self._wake = asyncio.Event()
@@ -74,13 +74,13 @@ class AuditLog:
             log.info("%s: %s%s", entry.who, entry.what, "" if entry.why is None else f": {entry.why}")
         if self._file is None:
             return
-        if len(self._pending) >= KEPT:
+        if len(self._pending) >= MAX_ENTRIES:
             self._pending.popleft()
             self.lost += 1
         self._pending.append(msgspec.json.encode(entry) + b"\n")
         self._wake.set()
 
-    def latest(self, limit: int = KEPT) -> list[AuditEntry]:
+    def latest(self, limit: int = MAX_ENTRIES) -> list[AuditEntry]:
         """Newest first."""
         return list(islice(reversed(self._entries), limit))
 
@@ -130,7 +130,7 @@ class AuditLog:
 
 
 def read_tail(file: Path) -> list[AuditEntry]:
-    """The last entries of a file, oldest first, at most `KEPT`. No file: none. Lines that are none are skipped."""
+    """Return the last entries of a file, oldest first, at most `MAX_ENTRIES`; broken lines are skipped."""
     try:
         with file.open("rb") as opened:
             start = max(0, opened.seek(0, os.SEEK_END) - TAIL_BYTES)
@@ -150,4 +150,4 @@ def read_tail(file: Path) -> list[AuditEntry]:
             skipped += 1
     if skipped:
         log.warning("audit file %s: %d lines are no entries and were skipped", file, skipped)
-    return entries[-KEPT:]
+    return entries[-MAX_ENTRIES:]

@@ -11,7 +11,7 @@ from router.cli.main import app
 from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
 from router.prompt.prompt import Endpoint
-from router.request.public_api import BY_LOAD, OPS
+from router.request.public_api import LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
 from scorers.registry import BUILTINS
@@ -49,7 +49,7 @@ def test_every_metric(documents: str) -> None:
 
 def test_every_endpoint(documents: str) -> None:
     by_cache = [endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER]
-    assert undocumented([*by_cache, *sorted(BY_LOAD | OPS)], documents) == []
+    assert undocumented([*by_cache, *sorted(LOAD_ROUTED | OPS)], documents) == []
 
 
 def test_every_admin_endpoint(documents: str) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from router.cli.replay.command import replay
 from router.telemetry.decision_log.format import LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
+from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from tests.e2e.chats import PATH, Chat, ask, beside
 from tests.e2e.conftest import MODEL, ROOT, WARM, Doors, Json, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -51,7 +51,7 @@ def records_in(folder: Path) -> list[LoggedRecord]:
 
 def bytes_of(folder: Path) -> bytes:
     """All that stands in the files, as on the disk and unpacked."""
-    raw = [(path, path.read_bytes()) for path in files_of([folder])]
+    raw = [(path, path.read_bytes()) for path in find_files([folder])]
     return b"".join(data for _, data in raw) + b"".join(
         gzip.decompress(data) for path, data in raw if path.suffix == ".gz"
     )
@@ -145,7 +145,7 @@ async def test_a_record_is_a_request_of_a_mooncake_trace(router: Any, tmp_path: 
         counted = {one.record: await r.record(one.record) for one in said}
     told = {record.id: record for record in records_in(folder)}
     lines = [
-        json.loads(line) for path in files_of([folder]) for line in gzip.decompress(path.read_bytes()).splitlines()
+        json.loads(line) for path in find_files([folder]) for line in gzip.decompress(path.read_bytes()).splitlines()
     ]
     plain = {line["record"]["id"]: line["record"] for line in lines if "record" in line}
     assert set(told) == set(plain) == set(counted)
@@ -237,7 +237,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
                 assert await r.process.wait() == 0
         after = [entry for entry in read([folder]) if isinstance(entry, LoggedRecord)]
         assert len(after) == len(kept) + 1
-        assert all(path.suffix == ".gz" for path in files_of([folder]))
+        assert all(path.suffix == ".gz" for path in find_files([folder]))
 
 
 async def until_written(r: RouterProcess, records: int) -> float:

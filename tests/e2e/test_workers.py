@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.telemetry.decision_log.format import LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
+from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from tests.e2e.chats import Chat, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, Json, RouterProcess
 from tests.e2e.test_lifecycle import command
@@ -312,7 +312,7 @@ async def test_the_ledgers_of_all_workers_are_read_as_one(router_process, fleet_
     assert not any(isinstance(entry, UnreadableLine) for entry in entries)
     written = {entry.id for entry in entries if isinstance(entry, LoggedRecord)}
     assert {one.record for one in said} <= written
-    assert len(files_of([folder])) == 2
+    assert len(find_files([folder])) == 2
     replayed = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router", "replay", str(folder)), cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

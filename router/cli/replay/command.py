@@ -21,7 +21,7 @@ from router.cli.terminal.drawing import require_for
 from router.cli.terminal.output import readable_console, write_json
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedPolicy
-from router.telemetry.decision_log.reader import UnreadableLine, files_of, read
+from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from router.testbed.replay import policies as named
 from router.testbed.replay.replay import Replay, ReplayReport
 from scorers.registry import PluginError, Registry, installed
@@ -87,7 +87,7 @@ def replay(
 
 def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogReading, console: Console) -> None:
     """Until the end of the logs, `limit` records or Ctrl-C."""
-    total = sum(map(_size, files_of(logs)))
+    total = sum(map(_size, find_files(logs)))
     with _progress(console) as progress, _stoppable(reading):
         bar = progress.add_task("0 records", total=total)
 

@@ -25,7 +25,7 @@ from router.control.api.policies import ErrorDescriptions, OpenShape, PolicyCont
 from router.control.api.records import Explainer, RecordShape, add_record_routes
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
 from router.request.admin_tokens import AdminTokens
-from router.request.error_body import error_answer, install
+from router.request.error_body import encode_error, install_error_handlers
 
 log = logging.getLogger("warmroute.admin")
 
@@ -145,7 +145,7 @@ def admin_app(
         redoc_url=None,
         responses=NO_ENTRY | INVALID,
     )
-    install(app)
+    install_error_handlers(app)
     guard = AdminGuard(tokens)
     read, write = Depends(guard.asking("read")), Depends(guard.asking("write"))
     _looking(app, operations, [read])
@@ -162,7 +162,7 @@ def _allow_all_methods(app: FastAPI) -> None:
     async def wrong_method(request: Request, error: Exception) -> Response:
         refusal = RequestRefused(f"{request.method} {request.url.path}: method not allowed")
         refusal.status, refusal.kind = 405, "invalid_request_error"
-        answer = error_answer(refusal)
+        answer = encode_error(refusal)
         found = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
         allowed = sorted({method for route in found for method in getattr(route, "methods", None) or ()})
         return Response(answer.body, 405, {"allow": ", ".join(allowed), "content-type": "application/json"})

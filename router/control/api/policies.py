@@ -15,7 +15,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.errors import ConfigError, TooLarge
-from router.proxy.request_body import whole_body
+from router.proxy.request_body import read_body
 from router.request.error_body import InvalidRequest
 
 BODY_BYTES = 1_000_000
@@ -199,7 +199,7 @@ def _experiment(app: FastAPI, control: PolicyControl, read: Any, write: Any, err
 async def body(request: Request) -> str:
     """Raises TooLarge, Invalid and BadRequest."""
     too_large = TooLarge(f"the body is larger than {BODY_BYTES:,} bytes", code="body_too_large")
-    given = await whole_body(request, BODY_BYTES, too_large)
+    given = await read_body(request, BODY_BYTES, too_large)
     try:
         return given.decode()
     except UnicodeDecodeError as error:

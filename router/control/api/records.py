@@ -22,8 +22,8 @@ from fastapi.responses import HTMLResponse
 from router.control.api.policies import OpenShape, Responses
 from router.control.explain import ExplainRequest
 from router.errors import NotFound, TooLarge
-from router.proxy.request_body import whole_body
-from router.request.public_api import BY_CACHE, BY_LOAD
+from router.proxy.request_body import read_body
+from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
 from router.scheduling.policy.rationale import amount
 
 HTML, JSON = "text/html", "application/json"
@@ -116,11 +116,11 @@ def _what_would_happen(app: FastAPI, explaining: Explainer, read: Sequence[Any],
         its X-Session-ID would say. `client`: the name of the API key it would come with. `ttft_ms`, `tpot_ms`: the
         objectives in its headers.
         """
-        if path not in BY_CACHE | BY_LOAD and path not in explaining.extra_paths:
+        if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explaining.extra_paths:
             raise NotFound(f"POST {path} is not served here", param="path", code="unknown_path")
         limit_bytes = explaining.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
-        body = await whole_body(request, limit_bytes, too_large)
+        body = await read_body(request, limit_bytes, too_large)
         asked = ExplainRequest(
             path, body, request.headers.get("content-type"), policy, session, client, ttft_ms, tpot_ms
         )

@@ -1,19 +1,19 @@
-"""Who may begin: "fit and park". A pure state machine for one model: times and facts come in, verdicts go out.
+"""Admission control for one model ("fit and park"): a pure state machine of arrivals, ends, capacity and time.
 
-Beyond the edge where all contexts fit the KV memory of the fleet, every turn evicts what another one needs, and routing
-cannot help: then fewer at a time are faster for everybody. So
+Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts what another one needs,
+and routing cannot help: fewer at a time are then faster for all. So
 
-    a new session                     waits unless  contexts of all that are live + its own  <=  KV tokens of the fleet
-    a turn whose context is gone      waits likewise, ahead of new ones: its session is parked
-    every other turn                  passes at once
+    a new session                        waits unless  contexts of all live sessions + its own <= KV tokens of the fleet
+    a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
+    every other request                  is admitted at once
 
-where its own is the larger of its prompt and the mean context, for it will grow to that. Nobody waits longer than
-`max_wait_s`; a new session that did, and comes again, stands ahead of those who come for the first time. With a shared
-pool a lost context is loaded, not computed: nobody is parked, new sessions wait only while most of the fleet prefills
-and most of that had been computed before, and those who waited begin a few at a time.
+where its own is the larger of its prompt and the mean context, since it will grow to that. No request waits longer than
+`max_wait_s`; a new session that did, and comes again, is queued ahead of those that come for the first time. With a
+shared pool a lost context is loaded, not computed: nothing is parked, new sessions wait only while most of the fleet
+prefills and most of that had been computed before, and those that waited start a few at a time.
 
-Whoever needs more than there is begins when nobody else is live. An unknown capacity bounds nothing: everybody passes.
-The rule comes from the search that found `warm` (its figures: "Admission" in the README).
+A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
+everything is admitted. The rule comes from the search that found `warm` (figures: "Admission" in the documentation).
 """
 
 from __future__ import annotations
@@ -23,259 +23,261 @@ from itertools import takewhile
 from math import exp
 from typing import Literal, NamedTuple
 
-from router.config.sections import admission
+from router.config.sections.admission import AdmissionConfig
 from router.request.admission.live_sessions import ExpectedLoad, LiveSession, LiveSessions
 from router.request.admission.queue import WaitQueue
 
 QueueName = Literal["parked", "again", "new"]
 QUEUES: tuple[QueueName, ...] = ("parked", "again", "new")  # in this order
 
-GONE = 0.5  # a turn that finds less than this of what its session last asked has lost its context
-BUSY = 0.9  # share of instances with prefill pending (`Fleet.busy`)
-REDONE = 0.5  # share of the prompt tokens computed or loaded that had been computed before
-REDONE_OVER_S = 20.0  # averaged over as long as `Fleet.busy`
+EVICTED_BELOW = 0.5  # a request that finds less than this share of its session's last prompt has lost its context
+BUSY_ABOVE = 0.9  # share of instances with prefill pending (`Fleet.busy`)
+RECOMPUTED_ABOVE = 0.5  # share of the prompt tokens computed or loaded that had been computed before
+RECOMPUTED_OVER_S = 20.0  # averaged over as long as `Fleet.busy`
 
 
 class Arrival(NamedTuple):
-    """A request at the door."""
+    """A request that asks for admission."""
 
-    session: bytes | None  # whose it is; None: nobody's that could be known again
+    session: bytes | None  # None: it cannot be recognised again
     prompt_tokens: int | None  # None: unknown
     local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
 
 
 class Admission:
-    """One request, from its coming to its end. What is taken for it is given back once."""
+    """One request from its arrival to its end; what it takes is given back once."""
 
     __slots__ = ("context_before", "prompt_tokens", "queue", "session", "since_s", "state", "waited")
 
     def __init__(self, session: LiveSession, prompt_tokens: int, queue: QueueName, now: float) -> None:
         self.session = session
         self.prompt_tokens = prompt_tokens  # 0: unknown
-        self.queue: QueueName = queue  # where it stands, if it must wait
+        self.queue: QueueName = queue  # where it waits, if it must
         self.since_s = now
-        self.state: Literal["waiting", "inside", "over"] = "waiting"
+        self.state: Literal["waiting", "running", "ended"] = "waiting"
         self.waited = False
         self.context_before = session.context_tokens
 
 
 class Admitted(NamedTuple):
-    turn: Admission
+    admission: Admission
 
 
 class Queued(NamedTuple):
-    """It waits, or has waited as long as it may."""
+    """A request that waits, or that has waited as long as it may."""
 
-    turn: Admission
-    position: int  # in front of the door; the first is 1
-    expected_s: float | None  # what it still has before it; None: unknown
+    admission: Admission
+    position: int  # from 1, over all queues
+    expected_s: float | None  # the wait still ahead; None: unknown
 
 
 class Released(NamedTuple):
-    """Whose waiting is over."""
+    """The requests that no longer wait."""
 
-    passed: tuple[Admission, ...]
+    admitted: tuple[Admission, ...]
     refused: tuple[Queued, ...]
 
 
-NOBODY = Released((), ())
+NOTHING_RELEASED = Released((), ())
 
 
 class AdmissionState(NamedTuple):
-    """How things stand, for people and metrics."""
+    """The state of one model's admission, for people and metrics."""
 
     known: int  # sessions, however long they have been silent
     live: ExpectedLoad
-    capacity_tokens: int | None  # None: unknown, so nobody waits
+    capacity_tokens: int | None  # None: unknown, so nothing waits
     waiting: tuple[Queued, ...]  # in order
 
 
 class AdmissionController:
-    def __init__(self, told: admission.AdmissionConfig, *, pooled: bool = False) -> None:
-        self._max_wait_s, self._idle_s = told.max_wait_s, told.idle_s
+    """Admission for one model. `pooled`: the fleet has a shared pool."""
+
+    def __init__(self, config: AdmissionConfig, *, pooled: bool = False) -> None:
+        self._max_wait_s, self._idle_s = config.max_wait_s, config.idle_s
         self._pooled = pooled
-        self._live = LiveSessions(told.idle_s)
+        self._live = LiveSessions(config.idle_s)
         self._queues: dict[QueueName, WaitQueue[Admission]] = {queue: WaitQueue() for queue in QUEUES}
         self._refused: OrderedDict[bytes, float] = OrderedDict()  # new sessions, and when
         self._capacity_tokens: int | None = None
         self._busy: float | None = None
         self._targets = 1
-        self._starting = 0  # turns that waited as new ones, and are not over
-        self._redone = self._worked = self._counted_at = 0.0  # prompt tokens, lately
+        self._starting = 0  # running requests that waited as new ones
+        self._recomputed = self._computed = self._counted_at = 0.0  # prompt tokens, decaying
 
     # requests
 
-    def looks(self, session: bytes | None, prompt_tokens: int | None) -> bool:
-        """Does it matter what instances hold of this prompt? To find that out costs more than all that is done here."""
-        known = self._live.known(session)
-        if self._pooled or known is None or known.prompt_tokens is None or known.running:
+    def needs_overlap(self, session: bytes | None, prompt_tokens: int | None) -> bool:
+        """Return whether it matters what instances hold of this prompt; to find out costs more than all the rest."""
+        live = self._live.find(session)
+        if self._pooled or live is None or live.prompt_tokens is None or live.running:
             return False
         return bool(self._queues["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected())
 
-    def arrives(self, caller: Arrival, now: float) -> Admitted | Queued:
-        """To be followed by `answered` or `left`, whatever it says."""
-        self._live.age(now)
-        session = self._live.session(caller.session)
-        self._live.comes(session)
-        turn = Admission(session, caller.prompt_tokens or 0, self._queue(session, now), now)
-        if not self._must_wait(turn, caller.local_tokens):
-            self._begin(turn)
-            return Admitted(turn)
-        if turn.queue == "parked":
-            session.context_tokens = turn.context_before = 0
-        lane = self._queues[turn.queue]
-        turn.waited = True
+    def arrive(self, arrival: Arrival, now: float) -> Admitted | Queued:
+        """Admit or queue a request. Call `on_answer` or `on_leave` afterwards, whatever the verdict."""
+        self._live.advance(now)
+        session = self._live.session(arrival.session)
+        self._live.on_arrival(session)
+        admission = Admission(session, arrival.prompt_tokens or 0, self._choose_queue(session, now), now)
+        if not self._must_wait(admission, arrival.local_tokens):
+            self._start(admission)
+            return Admitted(admission)
+        if admission.queue == "parked":
+            session.context_tokens = admission.context_before = 0
+        queue = self._queues[admission.queue]
+        admission.waited = True
         session.waiting += 1
-        lane.join(turn)
-        return self._hold(turn, len(lane), now)
+        queue.join(admission)
+        return self._describe(admission, len(queue), now)
 
-    def answered(
-        self, turn: Admission, prompt_tokens: int, context_tokens: int, now: float, local_tokens: int | None = None
+    def on_answer(
+        self, admission: Admission, prompt_tokens: int, context_tokens: int, now: float, local_tokens: int | None = None
     ) -> None:
-        """It was computed: `context_tokens`, its answer included, are in some cache. `local_tokens` of its prompt were
-        in the instance's own before, neither computed nor loaded; None: unknown.
+        """The request was computed: `context_tokens`, its answer included, are in some cache. `local_tokens` of its
+        prompt were in the instance's own cache before, neither computed nor loaded; `None` when unknown.
         """
-        if self._is_over(turn):
+        if self._close(admission):
             return
         if local_tokens is not None:
-            self._count(turn.session.prompt_tokens or 0, prompt_tokens, local_tokens, now)
-        self._live.answered(turn.session, prompt_tokens, context_tokens, now)
+            self._count(admission.session.prompt_tokens or 0, prompt_tokens, local_tokens, now)
+        self._live.on_answer(admission.session, prompt_tokens, context_tokens, now)
 
-    def left(self, turn: Admission, now: float) -> None:
-        """It is over without an answer, or gives up waiting."""
-        waited = turn.state == "waiting"
-        if self._is_over(turn):
+    def on_leave(self, admission: Admission, now: float) -> None:
+        """The request ended without an answer, or stopped waiting."""
+        waited = admission.state == "waiting"
+        if self._close(admission):
             return
         if waited:
-            self._queues[turn.queue].leave(turn)
-            turn.session.waiting -= 1
-            self._live.rests(turn.session, now)
+            self._queues[admission.queue].leave(admission)
+            admission.session.waiting -= 1
+            self._live.on_idle(admission.session, now)
         else:
-            self._live.failed(turn.session, turn.context_before, now)
+            self._live.on_failure(admission.session, admission.context_before, now)
 
     # the fleet, and time
 
-    def behind(self, capacity_tokens: int | None, busy: float | None = None, targets: int = 1) -> None:
-        """What is behind the door now. `capacity_tokens`: KV tokens of all instances that serve the model, None:
-        unknown. `busy`: share of them with prefill pending. `targets`: how many they are.
+    def set_capacity(self, capacity_tokens: int | None, busy: float | None = None, targets: int = 1) -> None:
+        """Set what the fleet has: KV tokens of all instances that serve the model (`None`: unknown), the share of them
+        with prefill pending, and their number.
         """
         self._capacity_tokens, self._busy, self._targets = capacity_tokens, busy, targets
 
-    def room(self, now: float) -> Released:
-        """Whose waiting is over now. To be called when something has changed, and at `next_s`. Those who pass are
-        inside; those who are refused need no more calls.
+    def release_waiting(self, now: float) -> Released:
+        """Return the requests whose wait ends now. Call it when something has changed, and at `next_s`. Those refused
+        need no further calls.
         """
-        self._live.age(now)
+        self._live.advance(now)
         if not any(self._queues.values()):
-            return NOBODY
-        passed = tuple(self._let_in(now))
-        refused = tuple(self._give_up(now))
-        return Released(passed, refused) if passed or refused else NOBODY
+            return NOTHING_RELEASED
+        admitted = tuple(self._admit_first(now))
+        refused = tuple(self._refuse_late(now))
+        return Released(admitted, refused) if admitted or refused else NOTHING_RELEASED
 
     @property
     def next_s(self) -> float | None:
-        """When to look again if nothing happens before; None: nobody waits."""
-        firsts = [lane.first.since_s for lane in self._queues.values() if lane.first is not None]
+        """The time at which `release_waiting` is due if nothing happens before; `None` while nothing waits."""
+        firsts = [queue.first.since_s for queue in self._queues.values() if queue.first is not None]
         return min(min(firsts) + self._max_wait_s, self._live.next_s) if firsts else None
 
     def state(self, now: float) -> AdmissionState:
-        self._live.age(now)
-        waiting = (self._hold(turn, place, now) for lane in self._queues.values() for place, turn in enumerate(lane, 1))
+        self._live.advance(now)
+        waiting = (self._describe(a, place, now) for queue in self._queues.values() for place, a in enumerate(queue, 1))
         return AdmissionState(len(self._live), self._live.expected(), self._capacity_tokens, tuple(waiting))
 
-    # who must wait
+    # which requests must wait
 
-    def _queue(self, session: LiveSession, now: float) -> QueueName:
+    def _choose_queue(self, session: LiveSession, now: float) -> QueueName:
         while self._refused and next(iter(self._refused.values())) < now - self._idle_s:
             self._refused.popitem(last=False)
         if session.prompt_tokens is not None:
             return "parked"
         return "again" if session.name is not None and self._refused.pop(session.name, None) is not None else "new"
 
-    def _must_wait(self, turn: Admission, local_tokens: int | None) -> bool:
-        if turn.session.running:
+    def _must_wait(self, admission: Admission, local_tokens: int | None) -> bool:
+        if admission.session.running:
             return False
-        if turn.queue == "parked" and (self._pooled or not _is_gone(turn, local_tokens)):
+        if admission.queue == "parked" and (self._pooled or not _is_evicted(admission, local_tokens)):
             return False
-        return any(self._queues[queue] for queue in _up_to(turn.queue)) or not self._may_begin(turn)
+        return any(self._queues[queue] for queue in _up_to(admission.queue)) or not self._may_start(admission)
 
-    def _may_begin(self, turn: Admission) -> bool:
-        if turn.session.running or self._fits(turn.prompt_tokens, self._live.expected()):
+    def _may_start(self, admission: Admission) -> bool:
+        if admission.session.running or self._fits(admission.prompt_tokens, self._live.expected()):
             fits = True
         else:
-            fits = self._pooled and not self._is_pressed()
-        # Else all who waited would begin in the moment in which the fleet is a little less busy.
-        return fits and not (self._pooled and turn.waited and self._starting >= self._targets)
+            fits = self._pooled and not self._is_overloaded()
+        # Otherwise all that waited would start in the moment in which the fleet is a little less busy.
+        return fits and not (self._pooled and admission.waited and self._starting >= self._targets)
 
     def _fits(self, prompt_tokens: int, live: ExpectedLoad) -> bool:
         if self._capacity_tokens is None or live.context_tokens < 1:
             return True
         return live.context_tokens + max(prompt_tokens, live.mean_tokens) <= self._capacity_tokens
 
-    def _is_pressed(self) -> bool:
-        return (self._busy or 0.0) > BUSY and self._redone > REDONE * self._worked
+    def _is_overloaded(self) -> bool:
+        return (self._busy or 0.0) > BUSY_ABOVE and self._recomputed > RECOMPUTED_ABOVE * self._computed
 
     def _count(self, before: int, prompt_tokens: int, local_tokens: int, now: float) -> None:
-        """What a prompt cost beside what its session had asked before. A load is work, too: it holds the prompt up."""
-        fades = exp((self._counted_at - now) / REDONE_OVER_S)
+        """Count what a prompt cost against the session's last prompt. A load counts too: it delays the prompt."""
+        decay = exp((self._counted_at - now) / RECOMPUTED_OVER_S)
         self._counted_at = now
-        self._redone = self._redone * fades + max(0, min(before, prompt_tokens) - local_tokens)
-        self._worked = self._worked * fades + max(0, prompt_tokens - local_tokens)
+        self._recomputed = self._recomputed * decay + max(0, min(before, prompt_tokens) - local_tokens)
+        self._computed = self._computed * decay + max(0, prompt_tokens - local_tokens)
 
-    # coming and going
+    # transitions
 
-    def _begin(self, turn: Admission) -> None:
-        turn.state = "inside"
-        self._live.begins(turn.session, turn.prompt_tokens)
+    def _start(self, admission: Admission) -> None:
+        admission.state = "running"
+        self._live.on_start(admission.session, admission.prompt_tokens)
 
-    def _let_in(self, now: float) -> list[Admission]:
-        """Whoever stands first and may begin, as long as there is one."""
-        passed: list[Admission] = []
-        for lane in self._queues.values():
-            while (turn := lane.first) is not None:
-                if not self._may_begin(turn):
-                    return passed
-                lane.let_in(turn, now)
-                turn.session.waiting -= 1
-                self._starting += turn.queue != "parked"
-                self._begin(turn)
-                passed.append(turn)
-        return passed
+    def _admit_first(self, now: float) -> list[Admission]:
+        """Admit from the front of the queues while the first may start."""
+        admitted: list[Admission] = []
+        for queue in self._queues.values():
+            while (admission := queue.first) is not None:
+                if not self._may_start(admission):
+                    return admitted
+                queue.admit(admission, now)
+                admission.session.waiting -= 1
+                self._starting += admission.queue != "parked"
+                self._start(admission)
+                admitted.append(admission)
+        return admitted
 
-    def _give_up(self, now: float) -> list[Queued]:
-        """Whoever has waited too long."""
+    def _refuse_late(self, now: float) -> list[Queued]:
+        """Refuse what has waited for `max_wait_s`."""
         refused: list[Queued] = []
-        for lane in self._queues.values():
-            late = list(takewhile(lambda turn: turn.since_s + self._max_wait_s <= now, lane))
-            refused += [self._hold(turn, place, now) for place, turn in enumerate(late, 1)]
-            for turn in late:
-                lane.leave(turn)
-                turn.state = "over"
-                turn.session.waiting -= 1
-                self._live.rests(turn.session, now)
-                if turn.queue != "parked" and turn.session.name is not None:
-                    self._refused[turn.session.name] = now
+        for queue in self._queues.values():
+            late = list(takewhile(lambda admission: admission.since_s + self._max_wait_s <= now, queue))
+            refused += [self._describe(admission, place, now) for place, admission in enumerate(late, 1)]
+            for admission in late:
+                queue.leave(admission)
+                admission.state = "ended"
+                admission.session.waiting -= 1
+                self._live.on_idle(admission.session, now)
+                if admission.queue != "parked" and admission.session.name is not None:
+                    self._refused[admission.session.name] = now
         return refused
 
-    def _is_over(self, turn: Admission) -> bool:
-        """False, and over from now on: it was not."""
-        before, turn.state = turn.state, "over"
-        if before == "inside" and turn.waited and turn.queue != "parked":
+    def _close(self, admission: Admission) -> bool:
+        """Mark `admission` as ended; return whether it was already."""
+        before, admission.state = admission.state, "ended"
+        if before == "running" and admission.waited and admission.queue != "parked":
             self._starting -= 1
-        return before == "over"
+        return before == "ended"
 
-    def _hold(self, turn: Admission, place: int, now: float) -> Queued:
-        """Of one at that place of its line."""
-        ahead = sum(len(self._queues[queue]) for queue in _up_to(turn.queue)[:-1])
-        return Queued(turn, ahead + place, self._queues[turn.queue].expected_s(place, now))
+    def _describe(self, admission: Admission, place: int, now: float) -> Queued:
+        """Return the position and expected wait of `admission`, at `place` (from 1) of its own queue."""
+        ahead = sum(len(self._queues[queue]) for queue in _up_to(admission.queue)[:-1])
+        return Queued(admission, ahead + place, self._queues[admission.queue].expected_s(place, now))
 
 
 def _up_to(queue: QueueName) -> tuple[QueueName, ...]:
-    """That line and those that go before it."""
+    """Return `queue` and those served before it."""
     return QUEUES[: QUEUES.index(queue) + 1]
 
 
-def _is_gone(turn: Admission, local_tokens: int | None) -> bool:
-    """Of a later turn. One that was cut down, or has begun anew, needs no more than it has."""
-    last = turn.session.prompt_tokens or 0
-    return local_tokens is not None and local_tokens < GONE * (min(last, turn.prompt_tokens) or last)
+def _is_evicted(admission: Admission, local_tokens: int | None) -> bool:
+    """Return whether the context is lost. A prompt that was cut down or restarted needs no more than it has."""
+    last = admission.session.prompt_tokens or 0
+    return local_tokens is not None and local_tokens < EVICTED_BELOW * (min(last, admission.prompt_tokens) or last)

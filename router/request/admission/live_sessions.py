@@ -1,11 +1,11 @@
-"""The sessions that are live: how long their contexts are, all together, at any moment.
+"""The live sessions of a model, and the sum of their context lengths at any moment.
 
-A session that has a request under way counts fully; one that is silent counts with the chance that it comes back
-(`silence.py`), and is forgotten after `idle_s`. Everything is kept as sums per stage of silence, so a request costs the
-same however many sessions there are.
+A session with a running request counts in full; a silent one counts with its probability to return
+(`return_probability.py`) and is dropped after `idle_s`. Sums are kept per stage of silence, so a request costs the same
+however many sessions there are.
 
-Sessions that have come back before and those that never did are judged apart, each by its own kind's silences: a prompt
-that is asked once, under a name that nobody uses again, must not pass for a conversation.
+Sessions that have returned before and those that never did are estimated separately, each from the silences of its own
+kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
 """
 
 from __future__ import annotations
@@ -18,32 +18,23 @@ from router.request.admission.return_probability import STAGES, ReturnProbabilit
 
 
 class LiveSession:
-    """`name` None: nobody will know it again, so it is live only while its request is."""
+    """One session; with `name` `None` it cannot be recognised again, and is live only while its request runs."""
 
-    __slots__ = (
-        "context_tokens",
-        "due_s",
-        "name",
-        "prompt_tokens",
-        "returned",
-        "running",
-        "stage",
-        "waiting",
-    )
+    __slots__ = ("context_tokens", "due_s", "name", "prompt_tokens", "returned", "running", "stage", "waiting")
 
     def __init__(self, name: bytes | None) -> None:
         self.name = name
-        self.prompt_tokens: int | None = None  # of its last answered turn; None: there was none yet
-        self.context_tokens = 0  # the same with the answer, or the prompt that is under way; 0: it is gone
-        self.running = 0  # requests under way
-        self.waiting = 0  # at the door
-        self.returned = False  # it has come back at least once
+        self.prompt_tokens: int | None = None  # of the last answered request; None: none was answered yet
+        self.context_tokens = 0  # that prompt with its answer, or the running prompt; 0: its context is lost
+        self.running = 0  # requests
+        self.waiting = 0  # requests that wait for admission
+        self.returned = False  # at least once
         self.stage = -1  # of its silence; -1: it is not silent
         self.due_s = inf  # when that stage ends
 
 
 class SessionSums:
-    """Of sessions that count alike. Whole numbers, so that what was added can be taken away exactly."""
+    """Sums over sessions that count alike, in whole numbers: what was added can be taken away exactly."""
 
     __slots__ = ("context_tokens", "sessions")
 
@@ -56,19 +47,19 @@ class SessionSums:
 
 
 class ExpectedLoad(NamedTuple):
-    """What the sessions come to, each with its chance to come back."""
+    """Sessions and context tokens, each session weighted by its probability to return."""
 
     sessions: float
     context_tokens: float
 
     @property
     def mean_tokens(self) -> int:
-        """The mean context; 0: there is none yet."""
+        """The mean context in tokens; 0 without sessions."""
         return round(self.context_tokens / self.sessions) if self.sessions else 0
 
 
 class SilenceStage(OrderedDict[LiveSession, None]):
-    """The silent sessions of one stage and kind, the one that entered first ahead: it leaves first, too."""
+    """The silent sessions of one stage and kind, in the order in which they entered, and so leave."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,46 +72,46 @@ class SilenceStage(OrderedDict[LiveSession, None]):
 
 class LiveSessions:
     def __init__(self, idle_s: float) -> None:
-        self._known: dict[bytes, LiveSession] = {}
+        self._by_name: dict[bytes, LiveSession] = {}
         self._running = SessionSums()
         self._kinds = [(ReturnProbability(idle_s), [SilenceStage() for _ in range(STAGES)]) for _ in range(2)]
-        self.next_s = inf  # when `age` has something to do, or a little before
+        self.next_s = inf  # when `advance` has something to do, or a little before
 
     def __len__(self) -> int:
-        """All that are remembered, however long they have been silent."""
-        return len(self._known)
+        """Count all sessions, however long they have been silent."""
+        return len(self._by_name)
 
     def session(self, name: bytes | None) -> LiveSession:
-        """The one of that name, or a new one."""
+        """Return the session called `name`, or a new one."""
         if name is None:
             return LiveSession(None)
-        return self._known.get(name) or self._known.setdefault(name, LiveSession(name))
+        return self._by_name.get(name) or self._by_name.setdefault(name, LiveSession(name))
 
-    def known(self, name: bytes | None) -> LiveSession | None:
-        return None if name is None else self._known.get(name)
+    def find(self, name: bytes | None) -> LiveSession | None:
+        return None if name is None else self._by_name.get(name)
 
     def expected(self) -> ExpectedLoad:
         running = self._running
         sessions, context = float(running.sessions), float(running.context_tokens)
-        for silence, stages in self._kinds:
-            for chance, stage in zip(silence.chances, stages, strict=True):
+        for probability, stages in self._kinds:
+            for chance, stage in zip(probability.chances, stages, strict=True):
                 if stage:
                     sessions += chance * stage.sums.sessions
                     context += chance * stage.sums.context_tokens
         return ExpectedLoad(sessions, context)
 
-    # what happens to one
+    # what happens to one session
 
-    def comes(self, session: LiveSession) -> None:
-        """A request of it is here: it is silent no more, and does not count until that `begins`."""
+    def on_arrival(self, session: LiveSession) -> None:
+        """A request arrived: the session is no longer silent, and does not count until `on_start`."""
         if session.stage >= 0:
-            silence, stages = self._kinds[session.returned]
-            silence.came_back(session.stage)
-            _take(session, stages[session.stage])
+            probability, stages = self._kinds[session.returned]
+            probability.add_return(session.stage)
+            _remove(session, stages[session.stage])
             session.returned = True
 
-    def begins(self, session: LiveSession, prompt_tokens: int) -> None:
-        """A request of it is let in. `prompt_tokens` 0: unknown."""
+    def on_start(self, session: LiveSession, prompt_tokens: int) -> None:
+        """A request was admitted; `prompt_tokens` 0 when unknown."""
         if session.running:
             self._running.add(session, -1)
             prompt_tokens = max(prompt_tokens, session.context_tokens)
@@ -128,66 +119,66 @@ class LiveSessions:
         session.running += 1
         self._running.add(session)
 
-    def answered(self, session: LiveSession, prompt_tokens: int, context_tokens: int, now: float) -> None:
-        """A request of it is over; with its answer it was `context_tokens` long."""
+    def on_answer(self, session: LiveSession, prompt_tokens: int, context_tokens: int, now: float) -> None:
+        """A request was answered; with its answer it was `context_tokens` long."""
         self._running.add(session, -1)
         session.running -= 1
         session.prompt_tokens = prompt_tokens
         session.context_tokens = max(session.context_tokens, context_tokens) if session.running else context_tokens
-        self._ended(session, now)
+        self._end(session, now)
 
-    def failed(self, session: LiveSession, context_tokens: int, now: float) -> None:
-        """A request of it is over without an answer: it is again what it was before, or was never."""
+    def on_failure(self, session: LiveSession, context_tokens: int, now: float) -> None:
+        """A request ended without an answer; the context is `context_tokens` again, as before it."""
         self._running.add(session, -1)
         session.running -= 1
         if not session.running:
             session.context_tokens = context_tokens
-        self._ended(session, now)
+        self._end(session, now)
 
-    def rests(self, session: LiveSession, now: float) -> None:
-        """Nobody asks anything for it any more, or only those who still run or wait do. One that never had an answer is
-        forgotten at once: there is nothing to come back to.
+    def on_idle(self, session: LiveSession, now: float) -> None:
+        """Begin a silence, unless requests still run or wait. A session without any answer is dropped at once: there is
+        nothing to come back to.
         """
         if session.running or session.waiting or session.name is None:
             return
         if session.prompt_tokens is not None:
             self._enter(session, 0, now)
         else:
-            del self._known[session.name]
+            del self._by_name[session.name]
 
-    def age(self, now: float) -> None:
-        """Time has passed. Nothing to do, as a rule."""
+    def advance(self, now: float) -> None:
+        """Move silent sessions on to their next stages; as a rule there is nothing to do."""
         if now < self.next_s:
             return
         self.next_s = inf
-        for silence, stages in self._kinds:
+        for probability, stages in self._kinds:
             for number, stage in enumerate(stages):
                 while stage and (first := stage.first).due_s <= now:
-                    silence.went_on(number)
-                    _take(first, stage)
+                    probability.add_survival(number)
+                    _remove(first, stage)
                     if number + 1 < STAGES:
                         self._enter(first, number + 1, first.due_s)
                     elif first.name is not None:
-                        del self._known[first.name]
+                        del self._by_name[first.name]
                 if stage:
                     self.next_s = min(self.next_s, stage.first.due_s)
 
-    def _ended(self, session: LiveSession, now: float) -> None:
+    def _end(self, session: LiveSession, now: float) -> None:
         if session.running:
             self._running.add(session)
         else:
-            self.rests(session, now)
+            self.on_idle(session, now)
 
     def _enter(self, session: LiveSession, number: int, at_s: float) -> None:
-        silence, stages = self._kinds[session.returned]
+        probability, stages = self._kinds[session.returned]
         stage = stages[number]
-        session.stage, session.due_s = number, at_s + silence.lengths_s[number]
+        session.stage, session.due_s = number, at_s + probability.lengths_s[number]
         stage[session] = None
         stage.sums.add(session)
         self.next_s = min(self.next_s, session.due_s)
 
 
-def _take(session: LiveSession, stage: SilenceStage) -> None:
+def _remove(session: LiveSession, stage: SilenceStage) -> None:
     del stage[session]
     stage.sums.add(session, -1)
     session.stage = -1

@@ -1,8 +1,8 @@
-"""One line of those who wait at the door: first come, first served, and how long it takes to get in.
+"""A first-come-first-served queue of requests that wait for admission, with an estimate of the wait.
 
-How long: the line's own recent pace. So many were let in since the oldest of the last few, so whoever stands at place n
-waits n times the mean pause between two of them. While nobody is let in that mean grows by itself; before two were, the
-wait is unknown. A line that has run empty forgets its pace: what it was in another rush hour says nothing.
+The estimate is the queue's own recent pace: position times the mean pause between the last admissions. While nothing is
+admitted the mean grows with the clock; before two admissions the wait is unknown. An empty queue drops its history: the
+pace of an earlier rush says nothing about the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-PACE_OF = 32  # the last ones let in
+PACE_WINDOW = 32  # admissions that the estimate averages over
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class WaitQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: OrderedDict[T, None] = OrderedDict()  # a dict finds its first key slowly after many deletions
-        self._let_in_s: deque[float] = deque(maxlen=PACE_OF)
+        self._admitted_s: deque[float] = deque(maxlen=PACE_WINDOW)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -31,21 +31,22 @@ class WaitQueue(Generic[T]):
     def first(self) -> T | None:
         return next(iter(self._waiting), None)
 
-    def join(self, who: T) -> None:
-        self._waiting[who] = None
+    def join(self, item: T) -> None:
+        self._waiting[item] = None
 
-    def let_in(self, who: T, now: float) -> None:
-        self._let_in_s.append(now)
-        self.leave(who)
+    def admit(self, item: T, now: float) -> None:
+        """Remove `item`, and count the admission for the pace."""
+        self._admitted_s.append(now)
+        self.leave(item)
 
-    def leave(self, who: T) -> None:
-        """Let in or not, it waits no more."""
-        del self._waiting[who]
+    def leave(self, item: T) -> None:
+        """Remove `item`."""
+        del self._waiting[item]
         if not self._waiting:
-            self._let_in_s.clear()
+            self._admitted_s.clear()
 
     def expected_s(self, position: int, now: float) -> float | None:
-        """The wait at that place, the first being 1; None: unknown."""
-        if len(self._let_in_s) < 2 or now <= self._let_in_s[0]:
+        """Return the expected wait at `position` (from 1) in seconds; `None` when it is unknown."""
+        if len(self._admitted_s) < 2 or now <= self._admitted_s[0]:
             return None
-        return position * (now - self._let_in_s[0]) / (len(self._let_in_s) - 1)
+        return position * (now - self._admitted_s[0]) / (len(self._admitted_s) - 1)

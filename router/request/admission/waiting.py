@@ -1,11 +1,10 @@
-"""Where requests wait that the door (`request/admission/controller.py`) does not let in yet, until it does or they
-have waited too long.
+"""Where requests wait for admission until the admission controller releases them or `admission.max_wait_s` has passed.
 
-A request that waits is a future and nothing else: whoever leaves (an answer's end, a client that hangs up while it
-waits) makes the door look again, and one timer per model does so where nothing happens. What a request took is given
-back by its `AdmissionLease`, once, whatever ends it: `with await waiting.seat(...)`.
+A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
+`release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by its
+`AdmissionLease`, once, whatever ends it: `with await queues.acquire(...)`.
 
-With `admission.enabled` false there are no queues, and nothing is read, counted or remembered.
+With `admission.enabled` false there are no queues, and nothing is read, counted or kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Literal
 
 from router.clock import Clock
-from router.config.sections import admission
+from router.config.sections.admission import AdmissionConfig
 from router.errors import TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -33,138 +32,146 @@ from router.scheduling.scheduler import Scheduler
 
 log = logging.getLogger("warmroute.admission")
 
-SOON_S = 0.001  # the least time between two looks by the timer: loops and clocks differ by less
-NOWHERE: AbstractContextManager[None] = nullcontext()
+MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
+NO_LEASE: AbstractContextManager[None] = nullcontext()
 
-End = Literal["passed", "refused", "client_gone"]
-Waited = Callable[[str, QueueName, End, float], None]
-"""Told of every wait that is over: model, queue, how it ended, seconds."""
+WaitEnd = Literal["passed", "refused", "client_gone"]
+OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
+"""Called after every wait: model, queue, how it ended, seconds."""
 
 
 class AdmissionQueues:
-    """`share` of the fleet's memory is this process's. `pooled`: the fleet has a shared pool."""
+    """The admission queues of all models. `share` of the fleet's KV cache is this process's; `pooled`: the fleet has a
+    shared pool.
+    """
 
     def __init__(
         self,
-        told: admission.AdmissionConfig,
-        core: Scheduler,
+        config: AdmissionConfig,
+        scheduler: Scheduler,
         clock: Clock,
-        waited: Waited,
+        on_wait_end: OnWaitEnd,
         *,
         share: float = 1.0,
         pooled: bool = False,
     ) -> None:
-        self._told = told
-        self._core = core
+        self._config = config
+        self._scheduler = scheduler
         self._clock = clock
-        self._waited = waited
+        self._on_wait_end = on_wait_end
         self._share = share
         self._pooled = pooled
-        self._rooms: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
+        self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
 
     def __iter__(self) -> Iterator[ModelAdmission]:
-        """The gates that have been asked for."""
-        return (room.gate for room in self._rooms.values())
+        """Iterate over the models that requests have asked for."""
+        return (queue.model_admission for queue in self._queues.values())
 
-    async def seat(
-        self, prompt: Prompt, served: ServedModel | None, known: TokenizedPrompt | UnknownIds
+    async def acquire(
+        self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
     ) -> AbstractContextManager[AdmissionLease | None]:
-        """Waits as long as it must. None: nobody keeps count. Raises `TooBusy` after `max_wait_s`."""
-        if not self._told.enabled or served is None or not keeps_context(prompt):
-            return NOWHERE
-        if (room := self._rooms.get(served.base)) is None:
-            controller = AdmissionController(self._told, pooled=self._pooled)
-            gate = ModelAdmission(served.base, controller, self._core, self._clock, self._share)
-            room = self._rooms[served.base] = AdmissionQueue(gate, self._told.max_wait_s, self._clock, self._waited)
-        return await room.seat(session_of(prompt), known)
+        """Wait for admission; the lease is `None` where sessions are not counted. Raises `TooBusy` after
+        `admission.max_wait_s`.
+        """
+        if not self._config.enabled or served is None or not leaves_context(prompt):
+            return NO_LEASE
+        if (queue := self._queues.get(served.base)) is None:
+            controller = AdmissionController(self._config, pooled=self._pooled)
+            admission = ModelAdmission(served.base, controller, self._scheduler, self._clock, self._share)
+            queue = AdmissionQueue(admission, self._config.max_wait_s, self._clock, self._on_wait_end)
+            self._queues[served.base] = queue
+        return await queue.acquire(derive_session(prompt), tokens)
 
 
 class AdmissionQueue:
-    """Of one model."""
+    """The requests that wait for one model."""
 
-    def __init__(self, gate: ModelAdmission, max_wait_s: float, clock: Clock, waited: Waited) -> None:
-        self.gate = gate
+    def __init__(
+        self, model_admission: ModelAdmission, max_wait_s: float, clock: Clock, on_wait_end: OnWaitEnd
+    ) -> None:
+        self.model_admission = model_admission
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self._waited = waited
-        self._sitting: dict[Admission, asyncio.Future[Queued | None]] = {}
+        self._on_wait_end = on_wait_end
+        self._waiting: dict[Admission, asyncio.Future[Queued | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._open_was_told = False
+        self._warned = False
 
-    async def seat(self, session: bytes | None, known: TokenizedPrompt | UnknownIds) -> AdmissionLease:
-        """Raises `TooBusy`."""
-        verdict = (
-            self.gate.arrives(session, len(known.ids), known)
-            if isinstance(known, TokenizedPrompt)
-            else self.gate.arrives(session, None, None)
-        )
-        if self.gate.capacity_tokens is None and not self._open_was_told:
-            self._open_was_told = True
-            log.warning("the door is open for %s: no instance has told yet how much its cache holds", self.gate.model)
-        return AdmissionLease(
-            self, verdict.turn, await self._wait(verdict.turn) if isinstance(verdict, Queued) else None
-        )
+    async def acquire(self, session: bytes | None, tokens: TokenizedPrompt | UnknownIds) -> AdmissionLease:
+        """Wait for admission. Raises `TooBusy` after `max_wait_s`."""
+        known = tokens if isinstance(tokens, TokenizedPrompt) else None
+        verdict = self.model_admission.arrive(session, None if known is None else len(known.ids), known)
+        if self.model_admission.capacity_tokens is None and not self._warned:
+            self._warned = True
+            log.warning(
+                "admission control is off for model %s: no instance has reported its KV cache size",
+                self.model_admission.model,
+            )
+        waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
+        return AdmissionLease(self, verdict.admission, waited_s)
 
-    async def _wait(self, turn: Admission) -> float:
-        """For how many seconds. Whoever goes away while it waits leaves nothing behind, even if it was just let in."""
-        future = self._sitting[turn] = asyncio.get_running_loop().create_future()
-        self.look()
-        end: End = "client_gone"
+    async def _wait(self, admission: Admission) -> float:
+        """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request was
+        just admitted. Raises `TooBusy` when the request is refused.
+        """
+        future = self._waiting[admission] = asyncio.get_running_loop().create_future()
+        self.release_waiting()
+        end: WaitEnd = "client_gone"
         try:
             refused = await future
             end = "passed" if refused is None else "refused"
         finally:
-            waited_s = self._clock.now() - turn.since_s
-            self._waited(self.gate.model, turn.queue, end, waited_s)
+            waited_s = self._clock.now() - admission.since_s
+            self._on_wait_end(self.model_admission.model, admission.queue, end, waited_s)
             if end == "client_gone":
-                self._sitting.pop(turn, None)
-                self.gate.left(turn)
-                self.look()
+                self._waiting.pop(admission, None)
+                self.model_admission.on_leave(admission)
+                self.release_waiting()
         if refused is not None:
             raise self._refusal(refused)
         return waited_s
 
-    def look(self) -> None:
-        """Something has changed, or time has passed."""
-        called = self.gate.look()
-        for turn in called.passed:
-            self._call(turn, None)
-        for hold in called.refused:
-            self._call(hold.turn, hold)
-        self._arm()
+    def release_waiting(self) -> None:
+        """Wake the requests whose wait has ended; call it when something has changed or time has passed."""
+        released = self.model_admission.release_waiting()
+        for admission in released.admitted:
+            self._wake(admission, None)
+        for queued in released.refused:
+            self._wake(queued.admission, queued)
+        self._arm_timer()
 
-    def _call(self, turn: Admission, refused: Queued | None) -> None:
-        future = self._sitting.pop(turn)
-        if not future.done():  # else its client has just gone, and its seat gives everything back
+    def _wake(self, admission: Admission, refused: Queued | None) -> None:
+        future = self._waiting.pop(admission)
+        if not future.done():  # else its client has just gone, and `_wait` gives everything back
             future.set_result(refused)
 
-    def _arm(self) -> None:
+    def _arm_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if (next_s := self.gate.next_s) is not None:
-            pause_s = max(SOON_S, next_s - self._clock.now())
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self.look)
+        if (next_s := self.model_admission.next_s) is not None:
+            pause_s = max(MIN_PAUSE_S, next_s - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self.release_waiting)
 
-    def _refusal(self, hold: Queued) -> TooBusy:
-        expected = "an unknown time" if hold.expected_s is None else f"about {ceil(hold.expected_s)} s"
+    def _refusal(self, queued: Queued) -> TooBusy:
+        expected = "an unknown time" if queued.expected_s is None else f"about {ceil(queued.expected_s)} s"
         return TooBusy(
-            f"the caches of the fleet are full of live conversations: this request has waited {self._max_wait_s:g} s, "
-            f"stands at place {hold.position} of those who wait, and {expected} more is to be expected; try again",
+            f"the KV caches of the fleet are full of live sessions: this request has waited {self._max_wait_s:g} s, "
+            f"is number {queued.position} in the queue, and would have to wait {expected} more; try again later",
             code="no_room",
-            retry_after_s=max(1, ceil(self._max_wait_s if hold.expected_s is None else hold.expected_s)),
+            retry_after_s=max(1, ceil(self._max_wait_s if queued.expected_s is None else queued.expected_s)),
         )
 
 
 class AdmissionLease:
-    """What one request took, from its being let in to its end. `record` tells how that was, once there is one."""
+    """What one request took, from its admission to its end. `record` tells how it ended, once there is one."""
 
-    __slots__ = ("_room", "_turn", "record", "waited_s")
+    __slots__ = ("_admission", "_queue", "record", "waited_s")
 
-    def __init__(self, room: AdmissionQueue, turn: Admission, waited_s: float | None) -> None:
-        self._room = room
-        self._turn = turn
-        self.waited_s = waited_s  # None: it did not have to
+    def __init__(self, queue: AdmissionQueue, admission: Admission, waited_s: float | None) -> None:
+        self._queue = queue
+        self._admission = admission
+        self.waited_s = waited_s  # None: it was admitted at once
         self.record: Record | None = None
 
     def __enter__(self) -> AdmissionLease:
@@ -173,38 +180,40 @@ class AdmissionLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gate, turn, record = self._room.gate, self._turn, self.record
+        model_admission, admission, record = self._queue.model_admission, self._admission, self.record
         if record is not None and was_computed(record):
-            prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or turn.prompt_tokens
+            prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or admission.prompt_tokens
             context_tokens = prompt_tokens + (record.output_tokens or 0)
-            gate.answered(turn, prompt_tokens, context_tokens, local_tokens_of(record))
+            model_admission.on_answer(admission, prompt_tokens, context_tokens, count_local_tokens(record))
         else:
-            gate.left(turn)
-        self._room.look()
+            model_admission.on_leave(admission)
+        self._queue.release_waiting()
 
 
-def keeps_context(prompt: Prompt) -> bool:
-    """Does an engine compute a prompt for it that a later turn could need again, as far as that can be seen? What goes
-    on from a stored response is a turn of somebody whom we cannot tell: it passes.
+def leaves_context(prompt: Prompt) -> bool:
+    """Return whether an engine computes a prompt that a later request could need again, as far as that can be seen. A
+    request that continues a stored response belongs to a session that cannot be recognised: it is admitted.
     """
     return prompt.endpoint is not Endpoint.OTHER and (prompt.previous_response_id is None or prompt.session is not None)
 
 
-def session_of(prompt: Prompt) -> bytes | None:
-    """What the client calls its session, else how its conversation opens; None: nothing to know it by again."""
+def derive_session(prompt: Prompt) -> bytes | None:
+    """Return a digest of what the client calls its session, or else of how its conversation opens; `None` without
+    either.
+    """
     if prompt.session is None:
         return opening(prompt)
     return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def local_tokens_of(record: Record) -> int | None:
-    """Of its prompt, what the instance had itself. Engines report loads from a pool as cached, too: of those, what was
-    expected there counts. None: unknown.
+def count_local_tokens(record: Record) -> int | None:
+    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads from a
+    pool as cached, too, so no more count than were expected there.
     """
     expected = record.attempts[-1].expected_tokens if record.attempts else None
     return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
 
 
 def was_computed(record: Record) -> bool:
-    """An engine has answered, at least begun to: the prompt is in its cache."""
+    """Return whether an engine has at least begun to answer: the prompt is then in its cache."""
     return record.ttft_ms is not None and record.status is not None and record.status < 400

@@ -15,7 +15,7 @@ from gzip import GzipFile
 from io import FileIO
 from pathlib import Path
 
-from router.telemetry.decision_log.files import PACKED, UNFINISHED, locked, packed_files, plain_files
+from router.telemetry.decision_log.files import PACKED, UNFINISHED, list_compressed, list_plain, try_lock
 
 CHUNK_BYTES = 64 * 1024  # a ms of compressing
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large
@@ -41,7 +41,7 @@ class FileCompressor:
         if not self._waiting:
             return False
         if self._running is None:
-            self._running = pack(self._waiting[0], self._sync)
+            self._running = compress(self._waiting[0], self._sync)
         try:
             next(self._running)
         except StopIteration:
@@ -62,13 +62,13 @@ class FileCompressor:
             self._running = None
 
 
-def pack(path: Path, sync: bool) -> Generator[None, None, None]:
+def compress(path: Path, sync: bool) -> Generator[None, None, None]:
     """Compresses a plain file, in steps of a few ms, and puts the result in its place. Nothing is done to one that
     another process writes, or that is gone. `sync`: the result is forced to disk before the plain one goes.
     """
     unfinished = path.with_suffix(UNFINISHED)
     with suppress(FileNotFoundError), FileIO(path, "rb") as plain:
-        if not locked(plain):
+        if not try_lock(plain):
             return
         try:
             with FileIO(unfinished, "wb") as raw:
@@ -88,8 +88,8 @@ def pack(path: Path, sync: bool) -> Generator[None, None, None]:
 
 def prune(folder: Path, keep_bytes: int) -> int:
     """Removes the oldest compressed files while all files together are larger; the number of those removed."""
-    packed = packed_files(folder)
-    sizes = {path: _size(path) for path in [*packed, *plain_files(folder)]}
+    packed = list_compressed(folder)
+    sizes = {path: _size(path) for path in [*packed, *list_plain(folder)]}
     excess, removed = sum(sizes.values()) - keep_bytes, 0
     for path in packed:
         if excess <= 0:

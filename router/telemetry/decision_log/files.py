@@ -74,13 +74,13 @@ def _created(folder: Path, at_wall_s: float, number: int) -> tuple[Path, FileIO]
             continue
         with suppress(FileExistsError):
             file = FileIO(path, "xb")
-            if locked(file):
+            if try_lock(file):
                 return path, file
             file.close()  # another process took it for a dead one's, and will remove it
     raise AssertionError("there is always another number")
 
 
-def locked(file: FileIO) -> bool:
+def try_lock(file: FileIO) -> bool:
     """Whether it is ours now; False: another process writes or compresses it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,9 +89,9 @@ def locked(file: FileIO) -> bool:
     return True
 
 
-def plain_files(folder: Path) -> list[Path]:
+def list_plain(folder: Path) -> list[Path]:
     return sorted(path for stem in STEMS for path in folder.glob(f"{stem}-*{PLAIN}"))
 
 
-def packed_files(folder: Path) -> list[Path]:
+def list_compressed(folder: Path) -> list[Path]:
     return sorted(path for stem in STEMS for path in folder.glob(f"{stem}-*{PACKED}"))

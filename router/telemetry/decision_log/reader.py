@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from router.errors import WarmrouteError
-from router.telemetry.decision_log.files import PACKED, PLAIN, packed_files, plain_files
+from router.telemetry.decision_log.files import PACKED, PLAIN, list_compressed, list_plain
 from router.telemetry.decision_log.format import (
     FIELDS,
     OLD_NAMES,
@@ -52,7 +52,7 @@ class UnreadableLine(NamedTuple):
 Entry = LoggedRecord | LoggedPolicy | UnreadableLine
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
+def find_files(paths: Iterable[Path]) -> list[Path]:
     """Every decision log file among them: of a folder, all; each once, in the order of their names.
 
     Raises DecisionLogError for a path that is not there, and for a folder without any.
@@ -60,7 +60,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     found: set[Path] = set()
     for path in paths:
         if path.is_dir():
-            found.update(inside := [*packed_files(path), *plain_files(path)])
+            found.update(inside := [*list_compressed(path), *list_plain(path)])
             if not inside:
                 raise DecisionLogError(
                     f"{path}: there are no decision log files (decisions-*{PLAIN} or decisions-*{PACKED}) in it"
@@ -77,9 +77,9 @@ def read(paths: Iterable[Path], passed: Callable[[int], None] | None = None) -> 
     """Records with the policies that decided them, each policy before its first record of every file.
 
     `passed` is told how many bytes more of the files have been read, as they lie on disk. Raises DecisionLogError as
-    `files_of` does, before anything is read.
+    `find_files` does, before anything is read.
     """
-    return _entries(files_of(paths), passed or (lambda _: None))
+    return _entries(find_files(paths), passed or (lambda _: None))
 
 
 def _entries(files: list[Path], passed: Callable[[int], None]) -> Iterator[Entry]:

@@ -25,7 +25,7 @@ from router.config import schema
 from router.scheduling.policy.record import Record
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.compression import FileCompressor
-from router.telemetry.decision_log.files import OpenLogFile, plain_files
+from router.telemetry.decision_log.files import OpenLogFile, list_plain
 
 log = logging.getLogger("warmroute.ledger")
 
@@ -109,7 +109,7 @@ class DecisionLogWriter:
     # the thread's
 
     def _work(self) -> None:
-        for left_over in plain_files(self._folder):
+        for left_over in list_plain(self._folder):
             self._packer.add(left_over)
         while not self._closing.wait(self._turn()):
             pass

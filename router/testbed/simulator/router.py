@@ -175,7 +175,7 @@ class SimulatedRequest:
     def arrives(self, gate: ModelAdmission) -> Admitted | Queued:
         """At the door of its router."""
         session = self._prompt.session
-        return gate.arrives(session.encode() if session else None, len(self._known.ids), self._known)
+        return gate.arrive(session.encode() if session else None, len(self._known.ids), self._known)
 
     def admit(self) -> Ticket | None:
         """Choose and book. None: nobody is left."""

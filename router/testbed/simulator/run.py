@@ -143,8 +143,8 @@ class _Run:
             self._place(request)
             return
         verdict = request.asked.arrives(router.gate)
-        request.admission = verdict.turn
-        self._admissions[verdict.turn] = request
+        request.admission = verdict.admission
+        self._admissions[verdict.admission] = request
         if isinstance(verdict, Admitted):
             self._place(request)
         self._look_at(router.gate)
@@ -252,19 +252,19 @@ class _Run:
         if source is not None:
             context_tokens = said.prompt_tokens + said.output_tokens
             # Loads from the pool count as computed: KV memory is what the door is about.
-            gate.answered(turn, said.prompt_tokens, context_tokens, source.local_tokens)
+            gate.on_answer(turn, said.prompt_tokens, context_tokens, source.local_tokens)
         else:
-            gate.left(turn)
+            gate.on_leave(turn)
         self._look_at(gate)
 
     def _look_at(self, gate: ModelAdmission) -> None:
-        called = gate.look()
-        for turn in called.passed:
+        called = gate.release_waiting()
+        for turn in called.admitted:
             request = self._admissions[turn]
             request.waited_s = self._moments.now_s - request.sent_s
             self._place(request)
         for hold in called.refused:
-            self._end(self._admissions[hold.turn], RequestEnd.SHED, -1)
+            self._end(self._admissions[hold.admission], RequestEnd.SHED, -1)
         next_s = gate.next_s
         if next_s is not None and self._looks_s.get(gate) != next_s:
             self._looks_s[gate] = next_s

@@ -32,7 +32,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.request_headers import RequestHeaders
 from router.prompt.tokenization.tokenization import Tokenization
-from router.request.experiment_unit import unit_of
+from router.request.experiment_unit import derive_unit
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Record, Stages
@@ -127,7 +127,7 @@ class House:
         prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(asked.session))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
         experiment = self.core.desk.regime.experiment
-        unit = experiment and unit_of(experiment, prompt, asked.client, record.id, record.at_wall_s)
+        unit = experiment and derive_unit(experiment, prompt, asked.client, record.id, record.at_wall_s)
         self.core.opened(record, unit)
         if asked.policy is not None:
             record.policy = self.policies[asked.policy]

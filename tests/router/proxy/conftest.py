@@ -22,8 +22,8 @@ from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.disaggregated import PrefillLeg, PrefillResult, relay_after, relay_beside
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import HttpListener, serve_config
-from router.proxy.relay import End, OutgoingRequest, relay
+from router.proxy.listener import HttpListener, configure_server
+from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.upstreams import UpstreamRequest, Upstreams
 from router.request.concurrency import ConcurrencyLimiter
 
@@ -134,7 +134,7 @@ class Front:
         self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         self.rules = HeaderRules(["x-vllm-priority"])
         self.hides = hides
-        self.ends: asyncio.Queue[End | str] = asyncio.Queue()
+        self.ends: asyncio.Queue[RelayEnd | str] = asyncio.Queue()
         self.watches: list[Watch] = []
         self.bodies: list[bytes] = []
         self.port = 0
@@ -176,10 +176,10 @@ class Front:
             hides=bool(self.hides),
         )
 
-    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> End:
+    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> RelayEnd:
         return await relay(call, self.upstreams, out, self.limits, watch)
 
-    async def end(self) -> End | str:
+    async def end(self) -> RelayEnd | str:
         async with asyncio.timeout(PATIENCE_S):
             return await self.ends.get()
 
@@ -192,7 +192,7 @@ class PairFront(Front):
 
     protocol = "mooncake"
 
-    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> End:
+    async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> RelayEnd:
         out = out._replace(endpoint=Endpoint(call.path))
         if self.protocol == "mooncake":
             prefill = self.prefill(out, PAIR_PARAMS.prefill)
@@ -295,7 +295,7 @@ class House:
             front.upstreams.add("e", url or f"http://127.0.0.1:{engine.port}", api_key=api_key, ca_file=ca_file)
         tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file) if certificate else None
         where = ListenConfig(host="127.0.0.1", port=0, tls=tls, **(listen or {}))
-        listener = HttpListener(serve_config(front, where, stall_timeout_s=stall_timeout_s))
+        listener = HttpListener(configure_server(front, where, stall_timeout_s=stall_timeout_s))
         await listener.start()
         front.port = listener.port
 

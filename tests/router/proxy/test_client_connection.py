@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from router.config.sections.listeners import ListenConfig
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.listener import HttpListener, serve_config
+from router.proxy.listener import HttpListener, configure_server
 
 PATIENCE_S = 5.0
 
@@ -116,7 +116,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 async def serving(stall_timeout_s: float = 60.0, **listen: Any) -> AsyncIterator[House]:
     app = Echo()
     listener = HttpListener(
-        serve_config(app, ListenConfig(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s)
+        configure_server(app, ListenConfig(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s)
     )
     await listener.start()
     house = House(app, listener)
@@ -461,7 +461,7 @@ def in_a_thread() -> Iterator[tuple[int, list[Any]]]:
     errors: list[Any] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
     listen = ListenConfig(host="127.0.0.1", port=0, header_bytes=2048, header_timeout_s=0.5, body_idle_timeout_s=0.5)
-    listener = HttpListener(serve_config(Echo2(), listen))
+    listener = HttpListener(configure_server(Echo2(), listen))
     loop.run_until_complete(listener.start())
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import BadRequest
-from router.proxy.headers import HeaderRules, answer_headers, named_by_connection, request_head
+from router.proxy.headers import HeaderRules, find_hop_headers, render_head, response_headers
 
 
 def forward(*headers: tuple[bytes, bytes], strip: tuple[str, ...] = (), own_keys: bool = False):
@@ -45,7 +45,7 @@ def test_what_connection_names_does_not_pass():
 
 def test_every_connection_header_is_read():
     headers = [(b"connection", b"keep-alive"), (b"connection", b"x-a"), (b"connection", b"X-B,")]
-    assert named_by_connection(headers) == {b"keep-alive", b"x-a", b"x-b", b""}
+    assert find_hop_headers(headers) == {b"keep-alive", b"x-a", b"x-b", b""}
 
 
 def test_names_the_operator_strips():
@@ -72,7 +72,7 @@ def test_line_breaks_are_refused(value):
 
 
 def test_request_head():
-    head = request_head("POST", b"/a?b", b"h:1", b"authorization: Bearer k\r\n", b"a: b\r\n", 3, 7)
+    head = render_head("POST", b"/a?b", b"h:1", b"authorization: Bearer k\r\n", b"a: b\r\n", 3, 7)
     assert head == (
         b"POST /a?b HTTP/1.1\r\nhost: h:1\r\nauthorization: Bearer k\r\nx-data-parallel-rank: 3\r\na: b\r\n"
         b"content-length: 7\r\n\r\n"
@@ -80,8 +80,8 @@ def test_request_head():
 
 
 def test_a_get_without_a_body_has_no_length_and_an_empty_post_has_one():
-    assert b"content-length" not in request_head("GET", b"/", b"h", b"", b"", None, 0)
-    assert b"content-length: 0\r\n" in request_head("POST", b"/", b"h", b"", b"", None, 0)
+    assert b"content-length" not in render_head("GET", b"/", b"h", b"", b"", None, 0)
+    assert b"content-length: 0\r\n" in render_head("POST", b"/", b"h", b"", b"", None, 0)
 
 
 def test_answer_headers():
@@ -96,5 +96,5 @@ def test_answer_headers():
     ]
     ours = [(b"x-warmroute-target", b"e/0"), (b"x-warmroute-record", b"r")]
     kept = [(b"set-cookie", b"a"), (b"set-cookie", b"b")]
-    assert answer_headers(came, target="e/0", record="r", resized=False) == [*kept, (b"content-length", b"3"), *ours]
-    assert answer_headers(came, target="e/0", record="r", resized=True) == [*kept, *ours]
+    assert response_headers(came, target="e/0", record="r", resized=False) == [*kept, (b"content-length", b"3"), *ours]
+    assert response_headers(came, target="e/0", record="r", resized=True) == [*kept, *ours]

@@ -12,7 +12,7 @@ from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.listener import HttpListener, demand_free, serve_config
+from router.proxy.listener import HttpListener, check_port_free, configure_server
 
 
 class Slow:
@@ -36,7 +36,7 @@ class Slow:
 
 
 async def started(app: Any) -> HttpListener:
-    listener = HttpListener(serve_config(app, ListenConfig(host="127.0.0.1", port=0)))
+    listener = HttpListener(configure_server(app, ListenConfig(host="127.0.0.1", port=0)))
     await listener.start()
     return listener
 
@@ -57,13 +57,13 @@ async def test_the_bound_port_is_known():
 async def test_a_port_in_use_is_said_plainly():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        listener = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=port)))
+        listener = HttpListener(configure_server(Slow(), ListenConfig(host="127.0.0.1", port=port)))
         with pytest.raises(ConfigError, match=f"port {port} is in use on 127.0.0.1"):
             await listener.start()
 
 
 async def test_an_address_of_another_machine_is_said_plainly():
-    listener = HttpListener(serve_config(Slow(), ListenConfig(host="192.0.2.1", port=0)))
+    listener = HttpListener(configure_server(Slow(), ListenConfig(host="192.0.2.1", port=0)))
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         await listener.start()
 
@@ -71,7 +71,7 @@ async def test_an_address_of_another_machine_is_said_plainly():
 def test_certificates_that_cannot_be_used_are_said_plainly(tmp_path):
     tls = TlsConfig(cert_file=str(tmp_path / "none.pem"), key_file=str(tmp_path / "none.key"))
     with pytest.raises(ConfigError, match=r"listen\.tls"):
-        serve_config(Slow(), ListenConfig(tls=tls))
+        configure_server(Slow(), ListenConfig(tls=tls))
 
 
 async def test_stop_lets_running_answers_end_and_closes_idle_connections():
@@ -118,7 +118,7 @@ async def test_two_listeners_share_a_loop():
 
 
 async def sharing(port: int = 0) -> HttpListener:
-    listener = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=port)), shared=True)
+    listener = HttpListener(configure_server(Slow(), ListenConfig(host="127.0.0.1", port=port)), shared=True)
     await listener.start()
     return listener
 
@@ -127,7 +127,7 @@ async def test_two_listeners_may_share_a_port_if_both_say_so():
     first = await sharing()
     second = await sharing(first.port)
     assert second.port == first.port
-    alone = HttpListener(serve_config(Slow(), ListenConfig(host="127.0.0.1", port=first.port)))
+    alone = HttpListener(configure_server(Slow(), ListenConfig(host="127.0.0.1", port=first.port)))
     with pytest.raises(ConfigError, match=f"port {first.port} is in use"):
         await alone.start()
     await first.stop(0)
@@ -137,10 +137,10 @@ async def test_two_listeners_may_share_a_port_if_both_say_so():
 async def test_a_port_is_not_free_while_somebody_shares_it():
     listener = await sharing()
     with pytest.raises(ConfigError, match=f"port {listener.port} is in use on 127.0.0.1"):
-        demand_free("127.0.0.1", listener.port)
+        check_port_free("127.0.0.1", listener.port)
     await listener.stop(0)
-    demand_free("127.0.0.1", listener.port)
-    demand_free("127.0.0.1", 0)
+    check_port_free("127.0.0.1", listener.port)
+    check_port_free("127.0.0.1", 0)
 
 
 async def test_who_refuses_goes_on_with_what_is_open():

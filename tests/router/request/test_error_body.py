@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from router import errors
-from router.request.error_body import error_answer, install
+from router.request.error_body import encode_error, install_error_handlers
 
 
 def test_openai_shape_names_everything() -> None:
-    answer = error_answer(errors.BadRequest("model is missing", param="model", code="missing"), "/v1/chat/completions")
+    answer = encode_error(errors.BadRequest("model is missing", param="model", code="missing"), "/v1/chat/completions")
     assert answer.status == 400
     assert json.loads(answer.body) == {
         "error": {"message": "model is missing", "type": "invalid_request_error", "param": "model", "code": "missing"}
@@ -22,7 +22,7 @@ def test_openai_shape_names_everything() -> None:
 
 
 def test_anthropic_shape_on_messages() -> None:
-    answer = error_answer(errors.NotFound("no such model"), "/v1/messages")
+    answer = encode_error(errors.NotFound("no such model"), "/v1/messages")
     assert json.loads(answer.body) == {
         "type": "error",
         "error": {"type": "not_found_error", "message": "no such model"},
@@ -43,21 +43,21 @@ def test_anthropic_shape_on_messages() -> None:
     ],
 )
 def test_every_refusal_has_an_anthropic_word(refused: type[errors.RequestRefused], status: int, kind: str) -> None:
-    answer = error_answer(refused("x"), "/v1/messages/count_tokens")
+    answer = encode_error(refused("x"), "/v1/messages/count_tokens")
     assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
 
 
 def test_busy_says_when_to_come_back() -> None:
-    assert (b"retry-after", b"3") in error_answer(errors.TooBusy("full", retry_after_s=3)).headers
+    assert (b"retry-after", b"3") in encode_error(errors.TooBusy("full", retry_after_s=3)).headers
 
 
 def test_unauthorized_says_how() -> None:
-    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("who?")).headers
+    assert (b"www-authenticate", b"Bearer") in encode_error(errors.Unauthorized("who?")).headers
 
 
 def app() -> TestClient:
     app = FastAPI()
-    install(app)
+    install_error_handlers(app)
 
     @app.get("/number/{n}")
     async def number(n: int) -> int:

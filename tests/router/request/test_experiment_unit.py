@@ -11,7 +11,7 @@ from router.config.sections.experiment import ExperimentConfig, Unit
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Prompt
 from router.prompt.request_headers import RequestHeaders
-from router.request.experiment_unit import unit_of
+from router.request.experiment_unit import derive_unit
 
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
 
@@ -34,7 +34,7 @@ def unit(
     window_s: float = 600.0,
 ) -> bytes:
     experiment = ExperimentConfig(unit=kind, arms={"one": 100}, window_s=window_s)
-    return unit_of(experiment, prompt, client, record, at_s)
+    return derive_unit(experiment, prompt, client, record, at_s)
 
 
 def test_a_session_keeps_its_unit_whatever_it_says() -> None:

@@ -9,7 +9,7 @@ import pytest
 from router.config.sections.listeners import AdminTokenConfig
 from router.errors import BadRequest, Forbidden
 from router.request.admin_tokens import AdminTokens
-from router.request.policy_override import wanted_policy
+from router.request.policy_override import read_override
 from router.scheduling.policy.policy import fallback
 
 MAY = AdminTokenConfig(name="ann", hash=sha256(b"yes").hexdigest(), rights=["override"])
@@ -19,7 +19,7 @@ POLICIES = {"one": fallback(), "two": fallback()}
 
 def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminTokenConfig, ...] = (MAY, MAY_NOT)) -> object:
     headers = {b"x-warmroute-policy": policy, b"x-warmroute-token": token}
-    return wanted_policy(headers.__getitem__, AdminTokens(tokens), POLICIES)
+    return read_override(headers.__getitem__, AdminTokens(tokens), POLICIES)
 
 
 def test_nothing_asked_is_nothing_wanted() -> None:

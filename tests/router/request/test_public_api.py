@@ -17,7 +17,7 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
-from router.request.public_api import BY_LOAD, PublicApi
+from router.request.public_api import LOAD_ROUTED, PublicApi
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
 from tests.router.proxy.connections import an_exchange, said
@@ -102,7 +102,7 @@ def open_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 PROMPTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 
 
-@pytest.mark.parametrize("path", [*PROMPTS, *sorted(BY_LOAD)])
+@pytest.mark.parametrize("path", [*PROMPTS, *sorted(LOAD_ROUTED)])
 async def test_what_is_on_the_list_comes_in_by_post_only(open_house: Any, path: str) -> None:
     house = open_house()
     assert (await house.ask("POST", path)).status == 200

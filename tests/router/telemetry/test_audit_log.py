@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.telemetry.audit_log import KEPT, AuditEntry, AuditLog, PoliciesInForce
+from router.telemetry.audit_log import MAX_ENTRIES, AuditEntry, AuditLog, PoliciesInForce
 from tests.fakes.engines import eventually
 
 NEAR = PoliciesInForce("near", {"near": "aa"})
@@ -21,10 +21,10 @@ def an_entry(i: int = 0) -> AuditEntry:
 
 def test_newest_first_and_bounded() -> None:
     audit = AuditLog()
-    for i in range(KEPT + 5):
+    for i in range(MAX_ENTRIES + 5):
         audit.add(an_entry(i))
-    assert [entry.what for entry in audit.latest(2)] == [f"switch {KEPT + 4}", f"switch {KEPT + 3}"]
-    assert len(audit.latest()) == KEPT
+    assert [entry.what for entry in audit.latest(2)] == [f"switch {MAX_ENTRIES + 4}", f"switch {MAX_ENTRIES + 3}"]
+    assert len(audit.latest()) == MAX_ENTRIES
     assert audit.pending == 0  # no file: nothing waits
 
 
@@ -107,11 +107,11 @@ async def test_a_disk_that_refuses_holds_up_nothing_and_is_tried_again(
 
 async def test_what_waits_is_bounded_and_the_loss_is_counted(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "no" / "audit.jsonl")
-    for i in range(KEPT + 2):
+    for i in range(MAX_ENTRIES + 2):
         audit.add(an_entry(i))
-    assert (audit.pending, audit.lost) == (KEPT, 2)
+    assert (audit.pending, audit.lost) == (MAX_ENTRIES, 2)
     assert await audit.flush() is False
-    assert audit.pending == KEPT
+    assert audit.pending == MAX_ENTRIES
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from router.config.sections.listeners import AdminTokenConfig, ListenConfig
 from router.control.api.admin import admin_app
-from router.proxy.listener import HttpListener, serve_config
+from router.proxy.listener import HttpListener, configure_server
 from tests.router.control.api.test_admin import Rooms, Unexplained, token
 from tests.router.control.steered import Steered, crowded_holder
 
@@ -42,7 +42,7 @@ def served(*tokens: AdminTokenConfig) -> Iterator[Running]:
             house = Steered()
             house.decided(crowded_holder(), crowded_holder())
             admin = admin_app(Rooms(), house.control, Unexplained(), tokens)
-            return house, HttpListener(serve_config(admin, ListenConfig(host="127.0.0.1", port=0)))
+            return house, HttpListener(configure_server(admin, ListenConfig(host="127.0.0.1", port=0)))
 
         house, listener = portal.call(build)
         portal.call(listener.start)

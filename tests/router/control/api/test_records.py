@@ -21,7 +21,7 @@ from router.control.api.admin import _errors
 from router.control.api.records import add_record_routes, prefers_html, render_page
 from router.control.explain import ExplainRequest
 from router.errors import NoTarget
-from router.request.error_body import install
+from router.request.error_body import install_error_handlers
 from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
@@ -79,7 +79,7 @@ class Rooms:
 
 def an_app(rooms: Rooms) -> FastAPI:
     app = FastAPI(openapi_url="/admin/openapi.json")
-    install(app)
+    install_error_handlers(app)
     add_record_routes(app, rooms, rooms, [], _errors)
     return app
 

@@ -1,4 +1,4 @@
-"""The door's story by story, with the arithmetic beside it; and what holds in every story."""
+"""The admission controller, case by case with the arithmetic beside it, and the invariants of every sequence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from router.request.admission.controller import Admission, AdmissionController, 
 MAX_WAIT_S = 100.0
 
 
-def a_door(capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0) -> AdmissionController:
+def a_controller(
+    capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0
+) -> AdmissionController:
     controller = AdmissionController(
         admission.AdmissionConfig(enabled=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
     )
-    controller.behind(capacity_tokens)
+    controller.set_capacity(capacity_tokens)
     return controller
 
 
@@ -26,7 +28,7 @@ def name(text: str | None) -> bytes | None:
 def asks(
     controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> Admitted | Queued:
-    return controller.arrives(Arrival(name(session), tokens, local), now)
+    return controller.arrive(Arrival(name(session), tokens, local), now)
 
 
 def passes(
@@ -34,7 +36,7 @@ def passes(
 ) -> Admission:
     verdict = asks(controller, session, tokens, now, local)
     assert isinstance(verdict, Admitted), verdict
-    return verdict.turn
+    return verdict.admission
 
 
 def waits(
@@ -49,11 +51,11 @@ def a_turn(
     controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> None:
     """Asked, let in and answered."""
-    controller.answered(passes(controller, session, tokens, now, local), tokens, tokens, now)
+    controller.on_answer(passes(controller, session, tokens, now, local), tokens, tokens, now)
 
 
 def called(controller: AdmissionController, now: float = 0.0) -> list[str]:
-    return [(turn.session.name or b"?").decode() for turn in controller.room(now).passed]
+    return [(turn.session.name or b"?").decode() for turn in controller.release_waiting(now).admitted]
 
 
 def contexts(controller: AdmissionController, now: float = 0.0) -> float:
@@ -65,7 +67,7 @@ def contexts(controller: AdmissionController, now: float = 0.0) -> float:
 
 def test_sessions_begin_while_all_of_them_fit() -> None:
     """Capacity 1000, contexts of 300: three are 900, and a fourth would make 1200."""
-    controller = a_door()
+    controller = a_controller()
     for session in "abc":
         a_turn(controller, session, 300)
     held = waits(controller, "d", 300)
@@ -77,10 +79,10 @@ def test_a_new_session_needs_at_least_the_mean_context_for_it_will_grow_to_that(
     """One of 600 is live, so the mean is 600: a prompt of 100 needs 600, and 1200 do not fit. Beside one of 400 it
     needs 400, and 800 do; both together then hold 500, the mean is 250, and the next one needs no more than that.
     """
-    controller = a_door()
+    controller = a_controller()
     a_turn(controller, "a", 600)
     waits(controller, "b", 100)
-    controller = a_door()
+    controller = a_controller()
     a_turn(controller, "a", 400)
     a_turn(controller, "b", 100)
     assert contexts(controller) == 500
@@ -89,7 +91,7 @@ def test_a_new_session_needs_at_least_the_mean_context_for_it_will_grow_to_that(
 
 
 def test_later_turns_pass_however_full_it_is() -> None:
-    controller = a_door()
+    controller = a_controller()
     for session in "abc":
         a_turn(controller, session, 300)
     a_turn(controller, "a", 500, local=300)
@@ -99,26 +101,26 @@ def test_later_turns_pass_however_full_it_is() -> None:
 
 
 def test_an_unknown_capacity_is_an_open_door() -> None:
-    controller = a_door(None)
+    controller = a_controller(None)
     for number in range(50):
         passes(controller, str(number), 10**6)
     assert controller.state(0.0).capacity_tokens is None
 
 
 def test_whoever_needs_more_than_there_is_begins_when_nobody_else_is_live() -> None:
-    controller = a_door()
+    controller = a_controller()
     first = passes(controller, "a", 5000)
     waits(controller, "b", 5000)
     assert called(controller) == []
-    controller.left(first, 1.0)
+    controller.on_leave(first, 1.0)
     assert called(controller, 1.0) == ["b"]
 
 
 def test_a_request_of_nobody_counts_while_it_runs() -> None:
-    controller = a_door()
+    controller = a_controller()
     turn = passes(controller, None, 900)
     waits(controller, "a", 200)
-    controller.answered(turn, 900, 950, 1.0)
+    controller.on_answer(turn, 900, 950, 1.0)
     assert contexts(controller, 1.0) == 0
     assert called(controller, 1.0) == ["a"]
     assert controller.state(1.0).known == 1
@@ -131,73 +133,73 @@ def test_parked_ones_go_first_then_new_ones_each_in_their_order() -> None:
     """a, b and c of 300 are live. d and e come, then a turn of a and one of b whose contexts are gone (100 of 300 are
     held, less than half). Two have gone out of the count: 300 live. a and b need 300 each and pass, d would make 1200.
     """
-    controller = a_door()
+    controller = a_controller()
     for session in "abc":
         a_turn(controller, session, 300)
     waits(controller, "d", 300)
     waits(controller, "e", 300)
     assert contexts(controller) == 900
-    controller.behind(600)
+    controller.set_capacity(600)
     waits(controller, "a", 300, local=100)
     assert waits(controller, "b", 300, local=100).position == 2
-    assert [hold.turn.session.name for hold in controller.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
+    assert [hold.admission.session.name for hold in controller.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
     assert called(controller) == ["a"], "c and a are 600"
-    controller.behind(1000)
+    controller.set_capacity(1000)
     assert called(controller) == ["b"]
-    controller.behind(1200)
+    controller.set_capacity(1200)
     assert called(controller) == ["d"]
 
 
 def test_a_context_that_is_gone_waits_only_where_there_is_no_room() -> None:
-    controller = a_door()
+    controller = a_controller()
     a_turn(controller, "a", 300)
     a_turn(controller, "a", 300, local=0)
-    assert not controller.looks(b"a", 300), "so nobody needs to look"
+    assert not controller.needs_overlap(b"a", 300), "so nobody needs to look"
     a_turn(controller, "b", 300)
     a_turn(controller, "c", 300)
-    assert controller.looks(b"a", 300)
-    assert not controller.looks(b"d", 300), "a new one has nothing to lose"
+    assert controller.needs_overlap(b"a", 300)
+    assert not controller.needs_overlap(b"d", 300), "a new one has nothing to lose"
     a_turn(controller, "a", 300, local=149), "without it 600 are live"
-    controller.behind(899)
+    controller.set_capacity(899)
     waits(controller, "a", 300, local=149)
 
 
 def test_half_of_what_was_asked_last_is_not_gone_nor_is_a_prompt_that_was_cut_down() -> None:
     for now_asked, local, parked in [(400, 150, False), (400, 149, True), (80, 40, False), (80, 39, True)]:
-        controller = a_door()
+        controller = a_controller()
         a_turn(controller, "a", 300)
         passes(controller, "b", 500)
-        controller.behind(0)
+        controller.set_capacity(0)
         assert isinstance(asks(controller, "a", now_asked, local=local), Queued) == parked, (now_asked, local)
 
 
 def test_a_parked_session_does_not_count_and_takes_its_new_size_when_it_begins() -> None:
-    controller = a_door(600)
+    controller = a_controller(600)
     a_turn(controller, "a", 300)
     a_turn(controller, "b", 300)
     running = passes(controller, "b", 400, local=300)
     held = waits(controller, "a", 350, local=0)
     assert contexts(controller) == 400
-    controller.left(running, 1.0)
+    controller.on_leave(running, 1.0)
     assert contexts(controller, 1.0) == 300, "b is what it was"
-    assert controller.room(1.0).passed == (), "300 + 350 > 600"
-    controller.behind(650)
-    assert controller.room(1.0).passed == (held.turn,)
+    assert controller.release_waiting(1.0).admitted == (), "300 + 350 > 600"
+    controller.set_capacity(650)
+    assert controller.release_waiting(1.0).admitted == (held.admission,)
     assert contexts(controller, 1.0) == 650
 
 
 def test_two_requests_of_one_session_are_one_session() -> None:
-    controller = a_door(500)
+    controller = a_controller(500)
     first, second = passes(controller, "a", 300), passes(controller, "a", 400)
     assert contexts(controller) == 400
-    controller.answered(second, 400, 400, 1.0)
-    controller.answered(first, 300, 320, 1.0)
+    controller.on_answer(second, 400, 400, 1.0)
+    controller.on_answer(first, 300, 320, 1.0)
     assert controller.state(1.0).live.sessions == 1
-    full = a_door(0)
+    full = a_controller(0)
     passes(full, "x", 100)
     waits(full, "a", 300)
     waits(full, "a", 300)
-    full.behind(700)
+    full.set_capacity(700)
     assert called(full) == ["a", "a"], "the second one passes with the first"
 
 
@@ -206,35 +208,35 @@ def test_two_requests_of_one_session_are_one_session() -> None:
 
 def test_whoever_waited_too_long_is_told_where_it_stood() -> None:
     """Two are let in at 10 and 20 s, so a place takes 10 s; at 100 s the pause since 20 s counts, too: 45 s a place."""
-    controller = a_door(300)
-    turns = [passes(controller, "z", 300), *[waits(controller, session, 300).turn for session in "abcd"]]
+    controller = a_controller(300)
+    turns = [passes(controller, "z", 300), *[waits(controller, session, 300).admission for session in "abcd"]]
     for number, now in enumerate([10.0, 20.0]):
-        controller.left(turns[number], now)
+        controller.on_leave(turns[number], now)
         assert called(controller, now) == ["ab"[number]]
     assert controller.next_s == MAX_WAIT_S
-    refused = controller.room(MAX_WAIT_S).refused
-    assert [(hold.turn.session.name, hold.position, hold.expected_s) for hold in refused] == [
+    refused = controller.release_waiting(MAX_WAIT_S).refused
+    assert [(hold.admission.session.name, hold.position, hold.expected_s) for hold in refused] == [
         (b"c", 1, 90.0),
         (b"d", 2, 180.0),
     ]
     assert controller.next_s is None
-    controller.left(refused[0].turn, 101.0), "and has nothing to give back"
-    assert controller.room(101.0) == Released((), ())
+    controller.on_leave(refused[0].admission, 101.0), "and has nothing to give back"
+    assert controller.release_waiting(101.0) == Released((), ())
 
 
 def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> None:
-    controller = a_door(300)
+    controller = a_controller(300)
     passes(controller, "z", 300)
     waits(controller, "a", 300, 0.0)
     waits(controller, "b", 300, 50.0)
-    assert len(controller.room(100.0).refused) == 1
+    assert len(controller.release_waiting(100.0).refused) == 1
     assert waits(controller, "a", 300, 110.0).position == 1
-    assert [hold.turn.queue for hold in controller.state(110.0).waiting] == ["again", "new"]
+    assert [hold.admission.queue for hold in controller.state(110.0).waiting] == ["again", "new"]
 
 
 def accustomed(controller: AdmissionController, pause_s: float) -> None:
     """A hundred sessions have come back after that long; a thousand seconds later they are forgotten."""
-    controller.behind(None)
+    controller.set_capacity(None)
     for now in (0.0, pause_s):
         for number in range(100):
             a_turn(controller, f"before-{number}", 1, now)
@@ -242,9 +244,9 @@ def accustomed(controller: AdmissionController, pause_s: float) -> None:
 
 
 def test_a_silent_session_counts_as_long_as_it_may_come_back_and_then_is_forgotten() -> None:
-    controller = a_door(500)
+    controller = a_controller(500)
     accustomed(controller, 200.0)
-    controller.behind(500)
+    controller.set_capacity(500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1250.0)
     assert contexts(controller, 1299.0) > 250, "nearly all came back from a silence like this"
@@ -255,9 +257,9 @@ def test_a_silent_session_counts_as_long_as_it_may_come_back_and_then_is_forgott
 
 def test_a_session_silent_for_longer_than_anybody_was_makes_room_before_it_is_forgotten() -> None:
     """Everybody came back after 5 s, from the stage that ends at 9.4 s, and one has never been longer away."""
-    controller = a_door(500)
+    controller = a_controller(500)
     accustomed(controller, 5.0)
-    controller.behind(500)
+    controller.set_capacity(500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1001.0)
     assert called(controller, 1009.0) == []
@@ -265,9 +267,9 @@ def test_a_session_silent_for_longer_than_anybody_was_makes_room_before_it_is_fo
 
 
 def test_next_s_names_the_moment_at_which_somebody_may_go() -> None:
-    controller = a_door(500)
+    controller = a_controller(500)
     accustomed(controller, 200.0)
-    controller.behind(500)
+    controller.set_capacity(500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1250.0)
     now, looks = 1250.0, 0
@@ -281,14 +283,14 @@ def test_next_s_names_the_moment_at_which_somebody_may_go() -> None:
 
 def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
     """A new name every second, 100 tokens each, into 3,000: 30 at a time would fill it if each stayed for 300 s."""
-    controller, now = a_door(3000), 0.0
+    controller, now = a_controller(3000), 0.0
     held = 0
     for number in range(2000):
         now = float(number)
         verdict = asks(controller, f"once-{number}", 100, now)
         held += isinstance(verdict, Queued)
-        for turn in [verdict.turn] if isinstance(verdict, Admitted) else controller.room(now).passed:
-            controller.answered(turn, 100, 110, now)
+        for turn in [verdict.admission] if isinstance(verdict, Admitted) else controller.release_waiting(now).admitted:
+            controller.on_answer(turn, 100, 110, now)
     assert held <= 100
     assert contexts(controller, now) < 1000
     assert not controller.state(now).waiting
@@ -299,39 +301,39 @@ def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
 
 def crowded(controller: AdmissionController, redone: int) -> None:
     """b fills the fleet, and of 400 prompt tokens computed that many had been computed before."""
-    controller.behind(1000, busy=0.95, targets=2)
+    controller.set_capacity(1000, busy=0.95, targets=2)
     a_turn(controller, "b", 900)
     turn = passes(controller, "b", 900 + 400 - redone, local=0)
-    controller.answered(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
+    controller.on_answer(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
     passes(controller, "b", 1000)
 
 
 def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessions() -> None:
     for busy, redone, holds in [(0.95, 300, True), (0.95, 100, False), (0.8, 300, False), (None, 300, False)]:
-        controller = a_door(pooled=True)
+        controller = a_controller(pooled=True)
         crowded(controller, redone)
-        controller.behind(1000, busy=busy, targets=2)
+        controller.set_capacity(1000, busy=busy, targets=2)
         assert isinstance(asks(controller, "n", 300), Queued) == holds, (busy, redone)
 
 
 def test_with_a_pool_nobody_is_parked() -> None:
-    controller = a_door(pooled=True)
+    controller = a_controller(pooled=True)
     crowded(controller, 300)
     a_turn(controller, "b", 1000, local=0)
-    assert not controller.looks(b"b", 1000)
+    assert not controller.needs_overlap(b"b", 1000)
 
 
 def test_with_a_pool_those_who_waited_begin_one_per_target() -> None:
-    controller = a_door(pooled=True)
+    controller = a_controller(pooled=True)
     crowded(controller, 300)
     for session in "cdef":
         waits(controller, session, 300)
-    controller.behind(1000, busy=0.5, targets=2)
-    begun = controller.room(1.0).passed
+    controller.set_capacity(1000, busy=0.5, targets=2)
+    begun = controller.release_waiting(1.0).admitted
     assert [turn.session.name for turn in begun] == [b"c", b"d"]
-    controller.answered(begun[0], 300, 300, 2.0)
+    controller.on_answer(begun[0], 300, 300, 2.0)
     assert called(controller, 2.0) == ["e"]
-    controller.left(begun[1], 3.0)
+    controller.on_leave(begun[1], 3.0)
     assert called(controller, 3.0) == ["f"]
 
 
@@ -349,21 +351,21 @@ STEP = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(STEP, max_size=60))
 def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
-    controller, now, under_way, waiting = a_door(1000), 0.0, [], []
+    controller, now, under_way, waiting = a_controller(1000), 0.0, [], []
 
     def see() -> None:
         """Whoever has been called is inside, in the order of the lines; the rest stand as they came."""
         before = contexts(controller, now)
-        heard = controller.room(now)
-        for turn in heard.passed:
+        heard = controller.release_waiting(now)
+        for turn in heard.admitted:
             waiting.remove(turn)
             under_way.append(turn)
         for hold in heard.refused:
-            assert now - hold.turn.since_s >= MAX_WAIT_S
-            waiting.remove(hold.turn)
+            assert now - hold.admission.since_s >= MAX_WAIT_S
+            waiting.remove(hold.admission)
         after = contexts(controller, now)
-        assert after <= 1000 or after <= before or len(heard.passed) == 1, "one alone may be larger than all there is"
-        stand = [hold.turn for hold in controller.state(now).waiting]
+        assert after <= 1000 or after <= before or len(heard.admitted) == 1, "one alone may be larger than all there is"
+        stand = [hold.admission for hold in controller.state(now).waiting]
         assert sorted(map(id, stand)) == sorted(map(id, waiting))
         for line in ("parked", "again", "new"):
             times = [turn.since_s for turn in stand if turn.queue == line]
@@ -376,27 +378,27 @@ def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_bac
             before = controller.state(now)
             verdict = asks(controller, about, tokens, now, local)
             if isinstance(verdict, Admitted):
-                under_way.append(verdict.turn)
-                if verdict.turn.queue == "new" and verdict.turn.session.running == 1:
+                under_way.append(verdict.admission)
+                if verdict.admission.queue == "new" and verdict.admission.session.running == 1:
                     assert before.live.context_tokens < 1 or contexts(controller, now) <= 1000
                     assert not before.waiting, "no new one overtakes"
             else:
-                waiting.append(verdict.turn)
+                waiting.append(verdict.admission)
         elif what == "time":
             now += about
         elif (turns := under_way if what == "answered" else [*under_way, *waiting]) and about < len(turns):
             turn = turns[about]
             (under_way if turn in under_way else waiting).remove(turn)
             if what == "answered":
-                controller.answered(turn, tokens, tokens + 10, now)
+                controller.on_answer(turn, tokens, tokens + 10, now)
             else:
-                controller.left(turn, now)
-            controller.left(turn, now)  # a second time does nothing
+                controller.on_leave(turn, now)
+            controller.on_leave(turn, now)  # a second time does nothing
         see()
 
     for turn in [*under_way, *waiting]:
-        controller.left(turn, now)
-    assert not controller.room(now).passed
+        controller.on_leave(turn, now)
+    assert not controller.release_waiting(now).admitted
     now += 10_000
     assert controller.state(now).live == (0, 0)
     assert controller.state(now).known == 0

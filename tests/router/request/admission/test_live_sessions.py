@@ -13,18 +13,18 @@ from router.request.admission.live_sessions import LiveSessions
 
 def a_turn(live: LiveSessions, name: bytes, tokens: int, now: float) -> None:
     session = live.session(name)
-    live.comes(session)
-    live.begins(session, tokens)
-    live.answered(session, tokens, tokens + 10, now)
+    live.on_arrival(session)
+    live.on_start(session, tokens)
+    live.on_answer(session, tokens, tokens + 10, now)
 
 
 def test_a_session_counts_with_its_prompt_while_it_runs_and_with_its_answer_after_that() -> None:
     live = LiveSessions(300.0)
     session = live.session(b"a")
-    live.comes(session)
-    live.begins(session, 100)
+    live.on_arrival(session)
+    live.on_start(session, 100)
     assert live.expected() == (1, 100)
-    live.answered(session, 100, 130, 0.0)
+    live.on_answer(session, 100, 130, 0.0)
     assert live.expected() == (1, 130)
     assert live.expected().mean_tokens == 130
 
@@ -33,13 +33,13 @@ def test_a_turn_that_failed_leaves_what_was_before_it() -> None:
     live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
     session = live.session(b"a")
-    live.comes(session)
-    live.begins(session, 500)
-    live.failed(session, 110, 1.0)
+    live.on_arrival(session)
+    live.on_start(session, 500)
+    live.on_failure(session, 110, 1.0)
     assert live.expected() == (1, 110)
     other = live.session(b"b")
-    live.begins(other, 500)
-    live.failed(other, 0, 1.0)
+    live.on_start(other, 500)
+    live.on_failure(other, 0, 1.0)
     assert (live.expected(), len(live)) == ((1, 110), 1), "it never had an answer: nobody knows it"
 
 
@@ -47,17 +47,17 @@ def test_a_prompt_of_unknown_length_counts_with_what_was_known() -> None:
     live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
     session = live.session(b"a")
-    live.comes(session)
-    live.begins(session, 0)
+    live.on_arrival(session)
+    live.on_start(session, 0)
     assert live.expected() == (1, 110)
 
 
 def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
     live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
-    live.age(299.9)
+    live.advance(299.9)
     assert len(live) == 1
-    live.age(300.0)
+    live.advance(300.0)
     assert (len(live), live.expected()) == (0, (0, 0))
     assert live.expected().mean_tokens == 0
 
@@ -75,14 +75,14 @@ def test_sessions_that_end_without_a_word_cost_little_room(pause_s: float, turns
     names, counted = 60, []
     while now < 4000.0:
         now, number, ends = heappop(coming)
-        live.age(now)
+        live.advance(now)
         session = live.session(b"%d" % number)
         if not ends:
-            live.comes(session)
-            live.begins(session, 100)
+            live.on_arrival(session)
+            live.on_start(session, 100)
             heappush(coming, (now + 2.0, number, True))
         else:
-            live.answered(session, 100, 110, now)
+            live.on_answer(session, 100, 110, now)
             if dice.random() < 1 / turns:
                 number, names = names, names + 1
                 heappush(coming, (now, number, False))

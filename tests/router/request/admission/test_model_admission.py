@@ -1,14 +1,14 @@
-"""A gate over a real core: how much memory it sees, and what it finds of a prompt. Two instances of 400 tokens."""
+"""Model admission over a real scheduler of two instances with 400 tokens each."""
 
 from __future__ import annotations
 
 from router.config.sections import admission
 from router.request.admission.controller import AdmissionController, Admitted, Queued
-from router.request.admission.model_admission import MEASURED_EVERY_S, ModelAdmission
+from router.request.admission.model_admission import MEASURE_INTERVAL_S, ModelAdmission
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 
 
-def a_gate(house: House, share: float = 1.0) -> ModelAdmission:
+def a_model_admission(house: House, share: float = 1.0) -> ModelAdmission:
     return ModelAdmission(
         "m",
         AdmissionController(admission.AdmissionConfig(enabled=True, max_wait_s=60.0)),
@@ -20,27 +20,27 @@ def a_gate(house: House, share: float = 1.0) -> ModelAdmission:
 
 def test_the_memory_is_that_of_all_who_are_well_and_this_doors_share_of_it() -> None:
     house = House(count=2)
-    gate = a_gate(house)
-    gate.arrives(b"s", 10, None)
-    assert (gate.capacity_tokens, gate.targets) == (800, 2)
+    admission_of_m = a_model_admission(house)
+    admission_of_m.arrive(b"s", 10, None)
+    assert (admission_of_m.capacity_tokens, admission_of_m.targets) == (800, 2)
     house.core.drain("a", True)
-    gate.look()
-    assert gate.capacity_tokens == 800, "measured a moment ago"
-    house.clock.advance(MEASURED_EVERY_S + 0.1)
-    gate.look()
-    assert (gate.capacity_tokens, gate.targets) == (400, 1)
-    fourth = a_gate(house, share=0.25)
-    fourth.look()
+    admission_of_m.release_waiting()
+    assert admission_of_m.capacity_tokens == 800, "measured a moment ago"
+    house.clock.advance(MEASURE_INTERVAL_S + 0.1)
+    admission_of_m.release_waiting()
+    assert (admission_of_m.capacity_tokens, admission_of_m.targets) == (400, 1)
+    fourth = a_model_admission(house, share=0.25)
+    fourth.release_waiting()
     assert fourth.capacity_tokens == 100
 
 
 def test_where_no_instance_has_told_its_size_everybody_passes() -> None:
     house = House(count=1)
     house.target("a/0").capacity_tokens = None
-    gate = a_gate(house)
-    assert gate.capacity_tokens is None
+    admission_of_m = a_model_admission(house)
+    assert admission_of_m.capacity_tokens is None
     for number in range(5):
-        assert isinstance(gate.arrives(b"%d" % number, 10**6, None), Admitted)
+        assert isinstance(admission_of_m.arrive(b"%d" % number, 10**6, None), Admitted)
 
 
 def test_a_turn_is_parked_where_no_instance_holds_its_context_and_passes_where_one_does() -> None:
@@ -49,21 +49,21 @@ def test_a_turn_is_parked_where_no_instance_holds_its_context_and_passes_where_o
         house = House(count=1)
         if held:
             house.stored("a/0")
-        gate = a_gate(house)
-        first = gate.arrives(b"s", len(IDS), KNOWN)
-        gate.answered(first.turn, len(IDS), len(IDS))
-        assert isinstance(gate.arrives(b"big", 360, None), Admitted)
-        big = gate.arrives(b"big", 390, None)
+        admission_of_m = a_model_admission(house)
+        first = admission_of_m.arrive(b"s", len(IDS), KNOWN)
+        admission_of_m.on_answer(first.admission, len(IDS), len(IDS))
+        assert isinstance(admission_of_m.arrive(b"big", 360, None), Admitted)
+        big = admission_of_m.arrive(b"big", 390, None)
         assert isinstance(big, Admitted)
-        assert isinstance(gate.arrives(b"s", len(IDS), KNOWN), Queued) == parked
-        gate.left(big.turn)
+        assert isinstance(admission_of_m.arrive(b"s", len(IDS), KNOWN), Queued) == parked
+        admission_of_m.on_leave(big.admission)
 
 
 def test_what_some_instance_does_not_tell_is_unknown_and_passes() -> None:
     house = House(count=1)
-    gate = a_gate(house)
-    first = gate.arrives(b"s", len(IDS), KNOWN)
-    gate.answered(first.turn, len(IDS), len(IDS))
-    assert isinstance(gate.arrives(b"big", 360, None), Admitted)
-    assert isinstance(gate.arrives(b"new", 1, None), Queued), "it is full"
-    assert isinstance(gate.arrives(b"s", len(IDS), None), Admitted)
+    admission_of_m = a_model_admission(house)
+    first = admission_of_m.arrive(b"s", len(IDS), KNOWN)
+    admission_of_m.on_answer(first.admission, len(IDS), len(IDS))
+    assert isinstance(admission_of_m.arrive(b"big", 360, None), Admitted)
+    assert isinstance(admission_of_m.arrive(b"new", 1, None), Queued), "it is full"
+    assert isinstance(admission_of_m.arrive(b"s", len(IDS), None), Admitted)

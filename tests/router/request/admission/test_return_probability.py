@@ -7,16 +7,16 @@ from random import Random
 
 import pytest
 
-from router.request.admission.return_probability import REMEMBERED, STAGES, ReturnProbability
+from router.request.admission.return_probability import SAMPLE_LIMIT, STAGES, ReturnProbability
 
 
 def leaves(silence: ReturnProbability, silent_s: float, back: bool) -> None:
     """A silence of that length passes through the stages, to its end or to being given up."""
     for stage, length_s in enumerate(silence.lengths_s):
         if back and silent_s < length_s:
-            silence.came_back(stage)
+            silence.add_return(stage)
             return
-        silence.went_on(stage)
+        silence.add_survival(stage)
         silent_s -= length_s
 
 
@@ -37,7 +37,7 @@ def test_three_of_four_in_the_first_stage_and_one_of_the_rest_never() -> None:
     """
     silence = ReturnProbability(300.0)
     for _ in range(3):
-        silence.came_back(0)
+        silence.add_return(0)
     leaves(silence, 0.0, back=False)
     assert silence.chances[-1] == pytest.approx(13 / 14 * (10 / 11) ** 9)
     gone = 1 / 14
@@ -59,7 +59,7 @@ def test_those_who_never_come_back_are_soon_not_expected_any_more() -> None:
     silence = ReturnProbability(300.0)
     for stage in range(4):
         for _ in range(100):
-            silence.went_on(stage)
+            silence.add_survival(stage)
     assert silence.chances[0] < 0.12
 
 
@@ -79,8 +79,8 @@ def test_it_finds_the_truth_of_agents_that_think_and_end() -> None:
 
 def test_it_follows_when_people_change() -> None:
     silence = ReturnProbability(300.0)
-    for _ in range(20 * REMEMBERED):
-        silence.came_back(0)
-    for _ in range(3 * REMEMBERED):
+    for _ in range(20 * SAMPLE_LIMIT):
+        silence.add_return(0)
+    for _ in range(3 * SAMPLE_LIMIT):
         leaves(silence, 0.0, back=False)
     assert silence.chances[0] < 0.35

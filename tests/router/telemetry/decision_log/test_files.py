@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.files import OpenLogFile, packed_files, plain_files
+from router.telemetry.decision_log.files import OpenLogFile, list_compressed, list_plain
 
 AT_S = 1_700_000_000.9  # 2023-11-14 22:13:20 UTC
 NAME = "decisions-20231114T221320Z-{}.jsonl"
@@ -26,8 +26,8 @@ def test_files_of_the_same_second_have_numbers_also_after_compression(tmp_path: 
     (tmp_path / f"{NAME.format('0001')}.gz").touch()
     files = [OpenLogFile(tmp_path, AT_S) for _ in range(2)]
     assert [file.path.name for file in files] == [NAME.format("0002"), NAME.format("0003")]
-    assert [path.name for path in plain_files(tmp_path)] == [NAME.format("0002"), NAME.format("0003")]
-    assert [path.name for path in packed_files(tmp_path)] == [f"{NAME.format('0001')}.gz"]
+    assert [path.name for path in list_plain(tmp_path)] == [NAME.format("0002"), NAME.format("0003")]
+    assert [path.name for path in list_compressed(tmp_path)] == [f"{NAME.format('0001')}.gz"]
     for file in files:
         file.close()
 
@@ -38,7 +38,7 @@ def test_names_sort_by_time(tmp_path: Path) -> None:
         file = OpenLogFile(tmp_path, at_s)
         file.close()
         made.append(file.path)
-    assert plain_files(tmp_path) == made
+    assert list_plain(tmp_path) == made
 
 
 def test_a_file_that_others_removed_or_replaced_is_noticed(tmp_path: Path) -> None:

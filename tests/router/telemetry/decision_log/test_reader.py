@@ -10,7 +10,7 @@ import pytest
 
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
-from router.telemetry.decision_log.reader import DecisionLogError, UnreadableLine, files_of, read
+from router.telemetry.decision_log.reader import DecisionLogError, UnreadableLine, find_files, read
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 
@@ -181,4 +181,4 @@ def test_nothing_to_read_is_an_error_at_once(tmp_path: Path) -> None:
     ):
         read([tmp_path])
     with pytest.raises(DecisionLogError, match="nowhere: there is no such file or folder"):
-        files_of([tmp_path / "nowhere"])
+        find_files([tmp_path / "nowhere"])

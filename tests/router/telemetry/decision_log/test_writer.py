@@ -18,7 +18,7 @@ import pytest
 from router.clock import ManualClock, SystemClock
 from router.config import schema
 from router.scheduling.policy.policy import build_policy
-from router.telemetry.decision_log.files import OpenLogFile, packed_files, plain_files
+from router.telemetry.decision_log.files import OpenLogFile, list_compressed, list_plain
 from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
 from router.telemetry.decision_log.reader import Entry, UnreadableLine, read
 from router.telemetry.decision_log.writer import DecisionLogWriter
@@ -81,7 +81,7 @@ def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> N
 def test_a_record_is_in_the_file_before_anything_is_closed(make: Make, folder: Path) -> None:
     decision_log = make()
     put(decision_log, 1, 2)
-    (path,) = plain_files(folder)
+    (path,) = list_plain(folder)
     assert path.name == "decisions-20231114T221320Z-0001.jsonl"
     assert numbers(folder) == [1, 2]
     stats = decision_log.stats
@@ -102,7 +102,7 @@ def test_closing_writes_compresses_and_leaves_no_thread(make: Make, folder: Path
         decision_log.add(a_record(number))
     decision_log.close()
     assert numbers(folder) == list(range(500))
-    assert [plain_files(folder), len(packed_files(folder))] == [[], 1]
+    assert [list_plain(folder), len(list_compressed(folder))] == [[], 1]
     assert "warmroute-ledger" not in {thread.name for thread in threading.enumerate()}
     decision_log.add(a_record(501))
     assert (decision_log.stats.written, decision_log.stats.dropped, decision_log.stats.waiting) == (500, 1, 0)
@@ -133,7 +133,7 @@ def test_a_file_that_is_large_enough_is_compressed_and_the_next_stands_alone(mak
     for number in range(6):
         put(decision_log, number)
     decision_log.close()
-    files = packed_files(folder)
+    files = list_compressed(folder)
     assert len(files) > 1
     assert decision_log.stats.files == len(files)
     assert numbers(folder) == list(range(6))
@@ -148,9 +148,9 @@ def test_a_file_that_is_old_enough_is_compressed_though_nothing_comes(
     put(decision_log, 1)
     pass_time(clock, 59.0, lambda: True)
     put(decision_log, 2)
-    assert packed_files(folder) == []
-    pass_time(clock, 1.0, lambda: len(packed_files(folder)) == 1)
-    until(lambda: plain_files(folder) == [])
+    assert list_compressed(folder) == []
+    pass_time(clock, 1.0, lambda: len(list_compressed(folder)) == 1)
+    until(lambda: list_plain(folder) == [])
     put(decision_log, 3)
     assert numbers(folder) == [1, 2, 3]
     assert decision_log.stats.files == 2
@@ -246,14 +246,14 @@ def test_a_folder_that_was_moved_away_is_made_again(make: Make, folder: Path, cl
 def test_what_an_earlier_run_left_is_compressed(make: Make, folder: Path) -> None:
     first = make()
     put(first, 1)
-    (path,) = plain_files(folder)
+    (path,) = list_plain(folder)
     content = path.read_bytes()
     first.close()
-    (packed,) = packed_files(folder)
+    (packed,) = list_compressed(folder)
     packed.unlink()
     path.write_bytes(content + b'{"record": {"id": "tor')  # as a crash leaves it
     make()
-    until(lambda: packed_files(folder) != [] and plain_files(folder) == [])
+    until(lambda: list_compressed(folder) != [] and list_plain(folder) == [])
     record, torn = [entry for entry in entries(folder) if not isinstance(entry, LoggedPolicy)]
     assert isinstance(record, LoggedRecord)
     assert isinstance(torn, UnreadableLine)
@@ -265,7 +265,7 @@ def test_the_file_of_another_process_that_runs_is_left_alone(make: Make, folder:
     decision_log = make()
     put(decision_log, 1)
     decision_log.close()
-    assert plain_files(folder) == [theirs.path]
+    assert list_plain(folder) == [theirs.path]
     assert numbers(folder) == [1]
     theirs.close()
 
@@ -349,7 +349,7 @@ while True:
 def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path) -> None:
     """Amid writing and compressing: at most the last line of a plain file may be lost, and the next start tidies up."""
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
-    until(lambda: len(packed_files(folder)) >= 2 and plain_files(folder) != [])
+    until(lambda: len(list_compressed(folder)) >= 2 and list_plain(folder) != [])
     time.sleep(0.05)  # somewhere amid a line
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
@@ -360,7 +360,7 @@ def test_a_process_that_is_killed_leaves_readable_files(make: Make, folder: Path
     assert all(entry.torn for entry in entries(folder) if isinstance(entry, UnreadableLine))
 
     make().close(within_s=20.0)
-    assert plain_files(folder) == []
+    assert list_plain(folder) == []
     assert not list(folder.glob("*.tmp"))
     assert numbers(folder) == kept
 

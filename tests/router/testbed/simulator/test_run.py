@@ -184,21 +184,21 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
 
 def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
     came, ended = dict[Place, ModelAdmission](), dict[Place, ModelAdmission]()
-    arrives, answered = ModelAdmission.arrives, ModelAdmission.answered
+    arrive, on_answer = ModelAdmission.arrive, ModelAdmission.on_answer
 
     def noted(
         gate: ModelAdmission, session: bytes | None, tokens: int | None, known: TokenizedPrompt | None
     ) -> Admitted | Queued:
-        verdict = arrives(gate, session, tokens, known)
-        came[verdict.turn] = gate
+        verdict = arrive(gate, session, tokens, known)
+        came[verdict.admission] = gate
         return verdict
 
     def noted_end(gate: ModelAdmission, turn: Place, prompt: int, context: int, local: int | None = None) -> None:
         ended[turn] = gate
-        answered(gate, turn, prompt, context, local)
+        on_answer(gate, turn, prompt, context, local)
 
-    monkeypatch.setattr(ModelAdmission, "arrives", noted)
-    monkeypatch.setattr(ModelAdmission, "answered", noted_end)
+    monkeypatch.setattr(ModelAdmission, "arrive", noted)
+    monkeypatch.setattr(ModelAdmission, "on_answer", noted_end)
     # A prompt of 5 s and an answer of 4: it is under way when the router starts, at 6 s. The other comes after that.
     asked = alone((1.0, 1, 50_000), (7.0, 2, 8000), answer=300)
     late = replace(FLEET, admission=AdmissionConfig(enabled=True), trouble=Trouble(router_starts_s=6.0))
