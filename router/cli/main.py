@@ -174,7 +174,7 @@ def load(
     from router.cli.load.command import LoadRequest, run_load
     from router.testbed.loadgen.sharding import bounded, paced
     from router.testbed.workloads import PRESETS, AgentsWorkload
-    from router.testbed.workloads.source import load as load_workload
+    from router.testbed.workloads.source import load_workload
 
     if (agents and rate) or (preset and workload):
         raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")

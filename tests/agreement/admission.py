@@ -45,7 +45,7 @@ def served(profile: str, per_instance: int, window: Window, *, admission: bool) 
         admission=OPEN if admission else None,
     )
     at_once = INSTANCES * per_instance
-    agents = source.load("codex", seed=1, sessions=6 * at_once)
+    agents = source.load_workload("codex", seed=1, sessions=6 * at_once)
     return figures_of(scenario, "warm", agents, at_once, window)
 
 

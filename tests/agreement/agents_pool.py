@@ -68,7 +68,7 @@ def few_agents(pooled: bool) -> Scenario:
 
 
 def figures(served_by: Scenario, preset: str, at_once: int, window: Window) -> SimulationFigures:
-    agents = source.load(preset, seed=1, sessions=4 * at_once)
+    agents = source.load_workload(preset, seed=1, sessions=4 * at_once)
     return figures_of(served_by, "round_robin", agents, at_once, window)
 
 

@@ -31,7 +31,7 @@ from router.testbed.bench.environment import Environment
 from router.testbed.bench.stack_environment import stage
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.sweep.profiles import load
-from router.testbed.workloads import Span, token_ids
+from router.testbed.workloads import Span, make_token_ids
 
 ROOT = Path(__file__).parents[2]
 REPETITIONS = 3
@@ -120,7 +120,7 @@ class Bench:
 
     def new(self, tokens: int) -> list[int]:
         self._source += 1
-        return token_ids(Span(self._source, tokens), 7, self._site.vocabulary)
+        return make_token_ids(Span(self._source, tokens), 7, self._site.vocabulary)
 
     async def ask(self, client: LoadClient, prompt: Sequence[int], tokens: int = 1) -> ClientAnswer:
         answer = await client.complete(prompt, tokens)

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
-from router.testbed.simulator.outcome import figures
+from router.testbed.simulator.outcome import compute_figures
 from router.testbed.simulator.run import simulate
 from tests.agreement import measured, regret
 from tests.agreement.cells import FIRST_PASS, Cell
@@ -67,7 +67,7 @@ def measure(task: Task) -> Measured:
                            staggered=True, until_s=served.window.until_s)  # fmt: skip
     except (WarmrouteError, ValueError) as why:
         return Measured(key, code, time.process_time() - began, failed=f"{type(why).__name__}: {why}")
-    found = figures(outcome, since_s=served.window.since_s, until_s=served.window.until_s)
+    found = compute_figures(outcome, since_s=served.window.since_s, until_s=served.window.until_s)
     return Measured(key, code, time.process_time() - began, found, outcome.preemptions)
 
 

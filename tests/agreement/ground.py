@@ -101,13 +101,13 @@ def _trouble(kind: str, window: Window) -> tuple[EventLags, Trouble]:
 @lru_cache(maxsize=2)
 def _source(name: str, seed: int, requests: int) -> Workload:
     if name == "conversation":
-        return workload.load(str(trace.conversation()), seed=0)
-    return workload.load(name, seed=seed, rate=1.0, requests=requests)
+        return workload.load_workload(str(trace.conversation()), seed=0)
+    return workload.load_workload(name, seed=seed, rate=1.0, requests=requests)
 
 
 @lru_cache(maxsize=4)
 def _demand(name: str, seed: int) -> offered_load.OfferedLoad:
-    return offered_load.demand(_source(name, seed, 5000))
+    return offered_load.measure_demand(_source(name, seed, 5000))
 
 
 @lru_cache(maxsize=1)
@@ -119,7 +119,7 @@ def _stream(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
     warm, measured = fill * cell.instances, math.ceil(per_s * effort.lasts_s(cell.instances, per_s))
     source = _source(cell.workload, own_seed, warm + measured)
     first, spread_s = (1009 * seed, trace.ROUNDED_S) if cell.workload == "conversation" else (0, 0.0)
-    faster = offered_load.speed_up(asked, profile(), cell.instances, cell.load)
+    faster = offered_load.speed_factor(asked, profile(), cell.instances, cell.load)
     served = stretch(source, first, warm + measured, faster, spread_s, seed)
     return served, Window(served.sessions[warm].start_s, served.sessions[-1].start_s)
 
@@ -130,4 +130,4 @@ def _agents(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
     since_s = 120.0 + cell.load * profile().prefill_s(CONTEXT_TOKENS, 0)
     until_s = since_s + effort.lasts_s(cell.instances, at_once / CYCLE_S)
     sessions = at_once * (1 + math.ceil(until_s / 600))
-    return workload.load(cell.workload, seed=seed, sessions=sessions), Window(since_s, until_s)
+    return workload.load_workload(cell.workload, seed=seed, sessions=sessions), Window(since_s, until_s)

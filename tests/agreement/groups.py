@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import figures
+from router.testbed.simulator.outcome import compute_figures
 from router.testbed.simulator.scenario import EventLags, Scenario
 from router.testbed.sweep import profiles
 from router.testbed.workloads import Workload
@@ -74,7 +74,7 @@ def scenario(arm: Arm) -> Scenario:
 
 
 def stage(arm: Arm, served: Workload) -> Stage:
-    seen = figures(outcome_of(scenario(arm), arm.policy, served), since_s=first_asked_s(served))
+    seen = compute_figures(outcome_of(scenario(arm), arm.policy, served), since_s=first_asked_s(served))
     return Stage(seen.output_tokens_per_s, seen.ttft_p90_s)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from router.testbed.rng import Rng
 from router.testbed.workloads import OpenArrivals, Span, Workload
-from router.testbed.workloads.distributions import gap_s
+from router.testbed.workloads.distributions import draw_gap_s
 
 GROUPS, PER_GROUP = 150, 5
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 6000, 1200, 1000
@@ -26,7 +26,7 @@ def questions(per_s: float, lasts_s: float, seed: int) -> Workload:
         if number == len(order):
             at_s += PAUSE_S
         made.add(at_s, (shared, own), ANSWER_TOKENS)
-        at_s += gap_s(dice, FIRST_PER_S if number < len(order) else per_s)
+        at_s += draw_gap_s(dice, FIRST_PER_S if number < len(order) else per_s)
     return Workload("questions", seed, made, is_closed=False)
 
 

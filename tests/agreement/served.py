@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, figures
+from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import policies
-from router.testbed.workloads import Workload, first, source
+from router.testbed.workloads import Workload, source, take_first
 from tests.agreement import trace
 from tests.agreement.windows import Window
 
@@ -24,12 +24,12 @@ def policy(name: str) -> PolicyConfig:
 @cache
 def conversation() -> Workload:
     """The public trace, as it is. Raises NoTrace."""
-    return source.load(str(trace.conversation()))
+    return source.load_workload(str(trace.conversation()))
 
 
 def part_of_it(reduced: bool, requests: int) -> Workload:
     """The trace, or its first `requests`."""
-    return first(conversation(), requests) if reduced else conversation()
+    return take_first(conversation(), requests) if reduced else conversation()
 
 
 def outcome_of(scenario: Scenario, arm: str | PolicyConfig, served: Workload, at_once: int | None = None,
@@ -43,6 +43,6 @@ def figures_of(scenario: Scenario, arm: str | PolicyConfig, served: Workload, at
                window: Window | None = None) -> SimulationFigures:  # fmt: skip
     """Within the window; None: of everything."""
     if window is None:
-        return figures(outcome_of(scenario, arm, served, at_once))
+        return compute_figures(outcome_of(scenario, arm, served, at_once))
     outcome = outcome_of(scenario, arm, served, at_once, window.until_s)
-    return figures(outcome, since_s=window.since_s, until_s=window.until_s)
+    return compute_figures(outcome, since_s=window.since_s, until_s=window.until_s)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, figures
+from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from tests.agreement.admission import lines
 
-NOBODY = figures(SimulationOutcome(1))
+NOBODY = compute_figures(SimulationOutcome(1))
 
 
 def at(requests_per_s: float, prompt_tokens: float = 50_000) -> SimulationFigures:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, figures
-from router.testbed.workloads import OpenArrivals, Span, Workload, first, source
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
+from router.testbed.workloads import OpenArrivals, Span, Workload, source, take_first
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
@@ -36,7 +36,7 @@ def test_a_pool_behind_prefill_and_decode_multiplies_what_agents_get_done() -> N
 def conversation() -> Workload:
     """The trace's first four minutes; left out where it is not."""
     try:
-        return first(part_of_it(reduced=False, requests=0), 800)
+        return take_first(part_of_it(reduced=False, requests=0), 800)
     except trace.NoTrace as why:
         pytest.skip(str(why))
 
@@ -91,7 +91,7 @@ def test_an_arm_that_hears_nothing_falls_back_on_what_it_sent() -> None:
     served = questions(per_s=10.0, lasts_s=10.0, seed=1)
     deaf = groups.Arm(groups.weighted(prefix_overlap=3, kv_usage=2, queue_depth=2), hears=False)
     outcome = outcome_of(groups.scenario(deaf), deaf.policy, served)
-    hit = figures(outcome, since_s=first_asked_s(served)).hit_share
+    hit = compute_figures(outcome, since_s=first_asked_s(served)).hit_share
     assert hit is not None
     assert hit > 0.6
 
@@ -101,7 +101,7 @@ def test_agents_scale_with_the_gpus_where_everything_is_in_the_pool() -> None:
     window = Window(60.0, 120.0)
     one, two = (
         figures_of(agents_pool.scenario(units, pooled=True), "round_robin",
-                   source.load("scaling", seed=1, sessions=60 * units), 20 * units, window)
+                   source.load_workload("scaling", seed=1, sessions=60 * units), 20 * units, window)
         for units in (1, 2)
     )  # fmt: skip
     assert min(one.hit_share or 0, two.hit_share or 0) > 0.92
@@ -135,9 +135,9 @@ def test_without_reuse_no_two_prompts_begin_alike() -> None:
     for at_s in (0.0, 1.0):
         made.add(at_s, (Span(7, 100), Span(8, 50)), 10)
     found = capacity.strangers(Workload("x", 0, made, is_closed=False))
-    first, second = (session.turns[0] for session in found.sessions)
-    assert first.prompt_tokens == second.prompt_tokens == 150
-    assert {span.source for span in first.fresh}.isdisjoint(span.source for span in second.fresh)
+    one, other = (session.turns[0] for session in found.sessions)
+    assert one.prompt_tokens == other.prompt_tokens == 150
+    assert {span.source for span in one.fresh}.isdisjoint(span.source for span in other.fresh)
 
 
 def test_a_request_is_effective_within_both_limits() -> None:

@@ -11,7 +11,7 @@ from router.config.lookup import list_files
 from router.config.reader import read_trouble_file
 from router.config.sections.faults import TroubleFile
 from router.config.yaml_source import load as document
-from router.testbed.sweep.faults import FOLDER, demand_possible, load
+from router.testbed.sweep.faults import FOLDER, check_possible, load_troubles
 from tests.paths import CONFIGS
 
 TROUBLES = list_files(FOLDER)
@@ -28,7 +28,7 @@ def test_each_is_what_its_schema_says_and_a_fleet_of_eight_can_suffer_it(name: s
     jsonschema.validate(data, schema)
     with pytest.raises(jsonschema.ValidationError, match="at_s"):
         jsonschema.validate(data | {"pool_away": [{"at_s": 1}]}, schema)
-    demand_possible(name, load(name)[name], instances=8, prefills=0, pooled=True)
+    check_possible(name, load_troubles(name)[name], instances=8, prefills=0, pooled=True)
 
 
 def test_the_one_to_copy_from_has_every_key() -> None:

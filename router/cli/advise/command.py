@@ -49,19 +49,21 @@ def advise(
     from router.testbed.simulator.scenario import LinkSpeed
     from router.testbed.simulator.sizing import advise as advise_on
     from router.testbed.sweep import option_values, profiles
-    from router.testbed.workloads.timeline import ClosedLoopPace, laid_out
+    from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
     if out is not None and chart:
         require()
-    fleets = [option_values.whole("--instances", part) for part in option_values.parts("--instances", instances)]
-    link = LinkSpeed(option_values.number("--pool-rate", str(pool_rate)))
+    fleets = [
+        option_values.parse_whole("--instances", part) for part in option_values.parse_list("--instances", instances)
+    ]
+    link = LinkSpeed(option_values.parse_number("--pool-rate", str(pool_rate)))
     chosen = profiles.load(profile)
     sizes = report.sizes_gb(pool_gb)
     pools = [round(gb * 1e9 / chosen.kv_bytes_per_token) for gb in sizes]
     workload = read(given, seed, requests=requests, sessions=sessions, tokens=scale)
     console = readable_console()
     with report.progress(console, workload.turns) as counted:
-        found = advise_on(counted(laid_out(workload, ClosedLoopPace(at_once))), chosen, fleets, pools, link, seed)
+        found = advise_on(counted(lay_out(workload, ClosedLoopPace(at_once))), chosen, fleets, pools, link, seed)
     told = report.AdviceReport(given, chosen, link, found, whole_ladder=pool_gb is not None)
     console.print(told.title(), markup=False, soft_wrap=True)
     for table in told.tables():

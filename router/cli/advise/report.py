@@ -34,8 +34,8 @@ def sizes_gb(given: str | None) -> list[float]:
     if given is None:
         return [0.0, *LADDER_GB]
     sizes = {0.0}
-    for part in option_values.parts("--pool-gb", given):
-        sizes.add(0.0 if part == "0" else option_values.number("--pool-gb", part))
+    for part in option_values.parse_list("--pool-gb", given):
+        sizes.add(0.0 if part == "0" else option_values.parse_number("--pool-gb", part))
     return sorted(sizes)
 
 

@@ -10,7 +10,7 @@ from router.cli.terminal.drawing import FAINT, INK, bare, canvas, plain_numbers,
 from router.testbed.bench.agents import AgentsReport
 from router.testbed.bench.cache_tiers import KINDS, WHERE, TierReport
 from router.testbed.bench.summary import ArmSummary, figures
-from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.statistics import compute_statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def agents_chart(report: AgentsReport, when: str, file: Path) -> None:
     colours = [ARMS[number % len(ARMS)] for number in range(len(names))]
     all_figures = [figures(outcome) for outcome in report.outcomes]
 
-    _sources(hits, names, all_figures, statistics(report.workload, report.block_tokens).ideal_share)
+    _sources(hits, names, all_figures, compute_statistics(report.workload, report.block_tokens).ideal_share)
     for outcome, colour in zip(report.outcomes, colours, strict=True):
         ordered = sorted(answer.ttft_ms / 1e3 for answer in outcome.answers)
         share = [(rank + 1) / len(ordered) for rank in range(len(ordered))]

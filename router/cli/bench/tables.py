@@ -12,7 +12,7 @@ from router.testbed.bench.agents import AgentsReport
 from router.testbed.bench.cache_tiers import EXPECTED, KINDS, WHERE, Kind, TierMeasurement, TierReport
 from router.testbed.bench.engine_counters import EngineCounts
 from router.testbed.bench.summary import figures
-from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.statistics import compute_statistics
 
 MISSING = "-"
 
@@ -137,7 +137,7 @@ def _against(mine: float | None, base: float | None, digits: int) -> str:
 
 def agents_remarks(report: AgentsReport) -> str:
     """What the workload is and what went wrong."""
-    real = statistics(report.workload, report.block_tokens)
+    real = compute_statistics(report.workload, report.block_tokens)
     lines = [
         f"Prompts of {real.mean_first_tokens:.0f} growing to {real.median_last_tokens:.0f} tokens, "
         f"{real.input_per_output:.0f} in per token out; an infinite shared cache would give {real.ideal_share:.1%}. "

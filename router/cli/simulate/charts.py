@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from router.cli.simulate.plots import Bars, Lines, PlotBar, PlotLine, bar_chart, line_chart
 from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.sweep.columns import FigureValue, over_seeds, percent
+from router.testbed.sweep.columns import FigureValue, average_over_seeds, percent
 from router.testbed.sweep.comparison import CapacityTable, ComparisonTable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _bars(tables: Iterable[ComparisonTable], panel: Panel, of: Of, digits: int) 
 
 
 def _of_table(table: ComparisonTable, of: Of, digits: int) -> list[PlotBar]:
-    values = [(row.policy, over_seeds([of(own) for own in row.seeds])) for row in table.rows]
+    values = [(row.policy, average_over_seeds([of(own) for own in row.seeds])) for row in table.rows]
     return [PlotBar(policy, value, "none" if value is None else value.shown(digits)) for policy, value in values]
 
 

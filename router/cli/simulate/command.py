@@ -24,9 +24,9 @@ from router.errors import ConfigError, WarmrouteError
 from router.testbed.sweep import results
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.comparison import capacities, compared
-from router.testbed.sweep.parallel import spread
-from router.testbed.sweep.spec import SweepSpec, cells
+from router.testbed.sweep.comparison import compare, summarize_capacities
+from router.testbed.sweep.parallel import run_parallel
+from router.testbed.sweep.spec import SweepSpec, make_cells
 
 NARROWEST = 150  # columns that a table of all figures needs; narrower terminals wrap it
 
@@ -67,10 +67,12 @@ def simulate(asked: SweepSpec, wanted: SweepOutput = TABLES, console: Console | 
     notes = Console(stderr=True, highlight=False) if wanted.json else console
     if wanted.out is not None and wanted.chart:
         drawing.require()
-    asked_for = cells(asked, partial(notes.print, markup=False, soft_wrap=True))
+    asked_for = make_cells(asked, partial(notes.print, markup=False, soft_wrap=True))
     tasks = asked_for if wanted.capacity_share is None else _searches(asked_for, wanted.capacity_share)
     done = _run(tasks, wanted.jobs or os.cpu_count() or 1, notes)
-    told = results.told(asked, asked_for, done.measured, done.found, done.failed, complete=not done.interrupted)
+    told = results.encode_results(
+        asked, asked_for, done.measured, done.found, done.failed, complete=not done.interrupted
+    )
     report = _report(wanted.said, asked, asked_for, done)
     if wanted.json:
         console.out(told.decode(), end="", highlight=False)
@@ -86,8 +88,8 @@ def simulate(asked: SweepSpec, wanted: SweepOutput = TABLES, console: Console | 
 def _report(said: str, asked: SweepSpec, asked_for: Sequence[SweepCell], done: SweepResult) -> page.ResultPage:
     return page.ResultPage(
         said,
-        tuple(grids.of_comparison(table) for table in compared(done.measured)),
-        tuple(grids.of_capacities(capacities(done.found))),
+        tuple(grids.of_comparison(table) for table in compare(done.measured)),
+        tuple(grids.of_capacities(summarize_capacities(done.found))),
         (
             *fault_remarks.remarks(asked_for, done.measured),
             *grids.remarks(done.failed, done.interrupted, asked.seeds),
@@ -112,7 +114,7 @@ def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Consol
             progress.update(bar, completed=done, description=f"{speed:,.0f} x real time")
             return interrupted()
 
-        ended = spread(tasks, jobs, look)
+        ended = run_parallel(tasks, jobs, look)
         return SweepResult(
             [one for one in ended if isinstance(one, CellResult)],
             [one for one in ended if isinstance(one, CapacityResult)],
@@ -143,7 +145,7 @@ def _write(out: Path, told: bytes, report: page.ResultPage, drawn: SweepResult |
     """`drawn`: what the charts show; None: no charts and no page."""
     files = {"simulate.json": told}
     if drawn is not None:
-        figures = charts.all_of(compared(drawn.measured), capacities(drawn.found))
+        figures = charts.all_of(compare(drawn.measured), summarize_capacities(drawn.found))
         files |= {f"{name}.png": plots.png(figure) for name, figure in figures.items()}
         files["simulate.html"] = page.html(report, [plots.svg(figure) for figure in figures.values()]).encode()
     try:

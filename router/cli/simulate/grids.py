@@ -7,7 +7,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from router.testbed.sweep.cells import CellFailure
-from router.testbed.sweep.columns import MISSING, FigureColumn, FigureValue, best_of, over_seeds, shown_columns
+from router.testbed.sweep.columns import (
+    MISSING,
+    FigureColumn,
+    FigureValue,
+    average_over_seeds,
+    find_best,
+    select_columns,
+)
 from router.testbed.sweep.comparison import CapacityTable, ComparisonTable
 
 LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
@@ -27,8 +34,8 @@ class Grid(NamedTuple):
 
 
 def of_comparison(table: ComparisonTable) -> Grid:
-    columns = shown_columns([own for row in table.rows for own in row.seeds])
-    values = [[over_seeds([column.of(own) for own in row.seeds]) for row in table.rows] for column in columns]
+    columns = select_columns([own for row in table.rows for own in row.seeds])
+    values = [[average_over_seeds([column.of(own) for own in row.seeds]) for row in table.rows] for column in columns]
     told = [_entries(column, own) for column, own in zip(columns, values, strict=True)]
     names = [GridEntry(row.policy) for row in table.rows]
     return _grid(str(table.situation), ["policy", *(column.head for column in columns)], [names, *told])
@@ -70,7 +77,7 @@ def _grid(title: str, heads: Sequence[str], columns: Sequence[Sequence[GridEntry
 
 
 def _entries(column: FigureColumn, values: Sequence[FigureValue | None]) -> list[GridEntry]:
-    best = best_of(column, values)
+    best = find_best(column, values)
     return [
         GridEntry(MISSING if value is None else value.shown(column.digits, column.spread), row in best)
         for row, value in enumerate(values)

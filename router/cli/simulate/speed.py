@@ -21,9 +21,9 @@ from router.cli.simulate.tables import printed
 from router.errors import ConfigError
 from router.testbed.simulator.run import simulate
 from router.testbed.sweep.cells import SweepCell
-from router.testbed.sweep.spec import SweepSpec, cells
-from router.testbed.workloads import Workload, first, sped
-from router.testbed.workloads.offered_load import rate_for
+from router.testbed.sweep.spec import SweepSpec, make_cells
+from router.testbed.workloads import Workload, speed_up, take_first
+from router.testbed.workloads.offered_load import workload_speed_factor
 
 SIZES = "8,64,250,1000"
 RHO = 0.6  # loaded, but not so that queues grow
@@ -49,7 +49,7 @@ def measure(asked: SweepSpec, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if asked.instances == SweepSpec().instances:
         asked = replace(asked, instances=SIZES)
-    all_cells = cells(asked, console.print)
+    all_cells = make_cells(asked, console.print)
     workload = all_cells[0].source.workload(asked.first_seed, console.print)
     if workload.is_closed:
         raise ConfigError(f"--speed: {asked.workload} is a closed loop; give an open one, as --workload tools")
@@ -63,8 +63,8 @@ def measure(asked: SweepSpec, console: Console | None = None) -> None:
 def timed(cell: SweepCell, workload: Workload, stopwatch: Callable[[], float]) -> DecisionSpeed:
     """Over the first requests of an open workload, at a moderate load."""
     instances = cell.scenario.instances
-    workload = first(workload, max(LEAST, PER_INSTANCE * instances))
-    workload = sped(workload, rate_for(workload, cell.scenario.profile, instances, RHO))
+    workload = take_first(workload, max(LEAST, PER_INSTANCE * instances))
+    workload = speed_up(workload, workload_speed_factor(workload, cell.scenario.profile, instances, RHO))
     outcome = simulate(cell.scenario, cell.rules, workload, seed=cell.seed, stopwatch=stopwatch)
     return DecisionSpeed(cell.policy, instances, outcome.decisions, outcome.deciding_s)
 

@@ -78,22 +78,22 @@ def write(
     pauses, and the next begins when one ends. A replay of that no longer waits for anybody, and so says little of how
     agents fare on a fleet that is slower than assumed.
     """
-    from router.testbed.workloads.export import mooncake_lines
+    from router.testbed.workloads.export import encode_mooncake
     from router.testbed.workloads.timeline import ClosedLoopPace
     from router.testbed.workloads.trace_file import write_lines
 
     chosen = read(given, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
-    written = write_lines(out, mooncake_lines(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))
+    written = write_lines(out, encode_mooncake(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))
     err.print(f"written: {out}: {written:,} requests", markup=False, soft_wrap=True)
 
 
 def read(given: str, seed: int, **asked: Any) -> Workload:
-    """As `load`; lines that are no use are told, the first few of them by name."""
-    from router.testbed.workloads.source import NAMED_LINES, load
+    """As `load_workload`; lines that are no use are told, the first few of them by name."""
+    from router.testbed.workloads.source import NAMED_LINES, load_workload
 
     unusable: list[str] = []
     try:
-        return load(given, seed=seed, told=unusable.append, **asked)
+        return load_workload(given, seed=seed, told=unusable.append, **asked)
     finally:
         for line in unusable[:NAMED_LINES]:
             err.print(line, markup=False, soft_wrap=True)

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from router.testbed.workloads import PUBLISHED, Workload
-from router.testbed.workloads.reuse import BlockReuse, reuse
-from router.testbed.workloads.statistics import WorkloadStatistics, statistics
+from router.testbed.workloads.reuse import BlockReuse, count_reuse
+from router.testbed.workloads.statistics import WorkloadStatistics, compute_statistics
 
 REUSE_TOKENS = 512
 """Blocks are counted in this size, as traces name them: smaller ones say the same, and take minutes."""
@@ -17,7 +17,7 @@ UNTOLD = ""
 
 
 def statistics_of(workload: Workload, block_tokens: int) -> tuple[WorkloadStatistics, BlockReuse | None]:
-    return statistics(workload, block_tokens), reuse(workload, REUSE_TOKENS)
+    return compute_statistics(workload, block_tokens), count_reuse(workload, REUSE_TOKENS)
 
 
 def title(given: str, workload: Workload, block_tokens: int) -> str:

@@ -22,7 +22,7 @@ from router.testbed.bench.engine_counters import EngineCounts, added, difference
 from router.testbed.bench.environment import BenchFailed, EngineFacts, Environment, look, wipe
 from router.testbed.bench.router_process import router
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
-from router.testbed.workloads import Session, Workload, token_ids
+from router.testbed.workloads import Session, Workload, make_token_ids
 
 COUNTED_S = 5.0
 
@@ -174,7 +174,7 @@ async def converse(
     context: list[int] = []
     for number, turn in enumerate(session.turns):
         await asyncio.sleep(turn.think_s)
-        fresh = (token for span in turn.fresh for token in token_ids(span, text_seed, vocabulary))
+        fresh = (token for span in turn.fresh for token in make_token_ids(span, text_seed, vocabulary))
         prompt = [*context[: turn.kept_tokens], *fresh]
         answer = await client.complete(prompt, turn.output_tokens, session=name)
         done(BenchTurn(session.number, number, len(prompt), answer))

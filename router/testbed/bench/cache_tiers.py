@@ -24,7 +24,7 @@ from router.clock import Clock
 from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, difference, fetch, until
 from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
-from router.testbed.workloads import Span, token_ids
+from router.testbed.workloads import Span, make_token_ids
 
 Kind = Literal["cold", "local", "pool", "control"]
 Source = Literal["computed", "local", "pool"]
@@ -116,7 +116,7 @@ async def measure(
 
 
 def _prompt(site: Environment, seen: TierReport, number: int) -> list[int]:
-    return token_ids(Span(number, seen.tokens), seen.seed, site.vocabulary)
+    return make_token_ids(Span(number, seen.tokens), seen.seed, site.vocabulary)
 
 
 class _Bench:

@@ -8,7 +8,7 @@ from router.testbed.bench.agents import AgentsReport, ArmOutcome
 from router.testbed.bench.cache_tiers import EXPECTED, TierReport
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure
 from router.testbed.simulator.outcome import quantile
-from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.statistics import compute_statistics
 
 
 class TokenShares(NamedTuple):
@@ -83,7 +83,7 @@ def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
 
 
 def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
-    real = statistics(report.workload, report.block_tokens)
+    real = compute_statistics(report.workload, report.block_tokens)
     return {
         "when": when,
         "versions": report.versions,

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from router.testbed.loadgen.chat_messages import ChatMessage, asked
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.text import TextGenerator
-from router.testbed.workloads import Turn, token_ids
+from router.testbed.workloads import Turn, make_token_ids
 
 Prompts = Literal["text", "ids"]
 
@@ -53,7 +53,7 @@ class TokenConversation:
 
     def prepare(self, turn: Turn) -> None:
         self._turn = turn
-        fresh = (token for span in turn.fresh for token in token_ids(span, self._seed, VOCABULARY))
+        fresh = (token for span in turn.fresh for token in make_token_ids(span, self._seed, VOCABULARY))
         self._context = [*self._context[: turn.kept_tokens], *fresh]
 
     async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:

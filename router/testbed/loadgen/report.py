@@ -16,7 +16,7 @@ import msgspec
 
 from router.testbed.loadgen.conversations import Prompts
 from router.testbed.loadgen.job import SentRequest
-from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, figures, quantile
+from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, compute_figures, quantile
 from router.testbed.workloads import Workload
 
 NOBODY = "?"  # the target where no router names one
@@ -74,7 +74,7 @@ def figures_of(loaded: LoadReport) -> SimulationFigures:
     for one in loaded.sent:
         _add(outcome, one, places)
     outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.sent), default=0.0)
-    found = figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
+    found = compute_figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
     return found if len(places) > 1 else found._replace(imbalance=None)
 
 

@@ -86,8 +86,8 @@ class EngineSurroundings(NamedTuple):
     peer_wire: TransferLink | None
 
 
-ALONE = EngineSurroundings(None, None, None, None, None)
-NOBODY = StrideResult([], [])
+NO_SURROUNDINGS = EngineSurroundings(None, None, None, None, None)
+NOTHING_ENDED = StrideResult([], [])
 
 
 class FastEngine:
@@ -97,7 +97,7 @@ class FastEngine:
         self,
         profile: EngineProfile,
         block_tokens: int,
-        around: EngineSurroundings = ALONE,
+        around: EngineSurroundings = NO_SURROUNDINGS,
         max_queued: int | None = None,
     ) -> None:
         self.profile = profile
@@ -176,7 +176,7 @@ class FastEngine:
     def end(self, now: float) -> StrideResult:
         """The step or stride that is due has ended; the next one begins."""
         if self.until_s is None or now < self.until_s:
-            return NOBODY
+            return NOTHING_ENDED
         self.busy_s += self.until_s - self._began_s
         ended = StrideResult([], [])
         steps = self._stride or 1

@@ -91,11 +91,14 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-LIMITS = ServiceLimits()
+DEFAULT_LIMITS = ServiceLimits()
 
 
-def figures(
-    outcome: SimulationOutcome, limits: ServiceLimits = LIMITS, since_s: float = 0.0, until_s: float | None = None
+def compute_figures(
+    outcome: SimulationOutcome,
+    limits: ServiceLimits = DEFAULT_LIMITS,
+    since_s: float = 0.0,
+    until_s: float | None = None,
 ) -> SimulationFigures:
     """Requests are counted where they ended, latencies where they were sent: both within [since_s, until_s)."""
     until_s = outcome.took_s if until_s is None else until_s

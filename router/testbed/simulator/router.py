@@ -32,14 +32,14 @@ from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.workloads.block_names import GivenNames, NamedTokens
+from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens
 from scorers.contract import PoolHit
 
 MODEL = "simulated"
 SERVED = ServedModel(MODEL, None)
 CARDS = (ModelCard(MODEL, MODEL, None, None),)
 NO_SOURCE = UnknownIds("simulated")
-KEPT = 1  # stored responses: there are none
+STORED_RESPONSES = 1  # stored responses: there are none
 EngineFailure = Literal["connect", "busy", "died", "broken"]
 
 
@@ -63,13 +63,13 @@ class SimulatedRouter:
         self._probes = told.fleet.health.failures
         regime = PolicySet({"simulated": build_policy("simulated", policy)}, "simulated")
         knowledge = KvIndexer(
-            BlockIndex(GivenNames(0), told.index.orphan_blocks),
+            BlockIndex(BlockNameKeyring(0), told.index.orphan_blocks),
             SpeculativeBlocks(told.index.expected_ttl_s),
             ApproximateBlocks(told.index.approximate_blocks, told.index.approximate_ttl_s),
             clock,
         )
         self.core = Scheduler(
-            Fleet(told.fleet), knowledge, Selector(regime, seed=seed), clock, KEPT, shared_pool=shared_pool
+            Fleet(told.fleet), knowledge, Selector(regime, seed=seed), clock, STORED_RESPONSES, shared_pool=shared_pool
         )
         self.gate: ModelAdmission | None = None
         if scenario.admission is not None and scenario.admission.enabled:
@@ -80,7 +80,7 @@ class SimulatedRouter:
                 clock,
                 1 / scenario.routers,
             )
-        self._names = [name_of(number) for number in range(scenario.instances)]
+        self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
         for number in range(scenario.instances):
             self.core.fleet.join(_instance(number, scenario.role(number)))
@@ -236,16 +236,16 @@ class SimulatedRequest:
         core.settle(ticket)
 
 
-def name_of(number: int) -> str:
+def instance_name(number: int) -> str:
     return f"engine-{number}"
 
 
-def number_of(instance: str) -> int:
+def instance_number(instance: str) -> int:
     return int(instance.rpartition("-")[2])
 
 
 def _instance(number: int, role: str) -> schema.InstanceConfig:
     transfer = None if role == "both" else {"protocol": "nixl"}
     return schema.InstanceConfig.model_validate(
-        {"url": f"http://127.0.0.1:{number + 1}", "name": name_of(number), "role": role, "transfer": transfer}
+        {"url": f"http://127.0.0.1:{number + 1}", "name": instance_name(number), "role": role, "transfer": transfer}
     )

@@ -24,7 +24,13 @@ from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.simulator.fast_engine import EngineJob
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
-from router.testbed.simulator.router import EngineFailure, SimulatedRequest, SimulatedRouter, SimulatedTurn, number_of
+from router.testbed.simulator.router import (
+    EngineFailure,
+    SimulatedRequest,
+    SimulatedRouter,
+    SimulatedTurn,
+    instance_number,
+)
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads import Session, Workload
 
@@ -158,10 +164,10 @@ class _Run:
         while (ticket := self._admit(request.asked)) is not None:
             job, target = request.job, ticket.target
             if ticket.half is not None:
-                self._plant.poll_soon(number_of(target.instance.id))  # it is booked already
+                self._plant.poll_soon(instance_number(target.instance.id))  # it is booked already
                 job = request.prefill = EngineJob(self._prompt(request.said), job.prompt_tokens, 1, request)
                 target = ticket.half.target
-            if self._submit(request, job, number_of(target.instance.id)):
+            if self._submit(request, job, instance_number(target.instance.id)):
                 return
         self._end(request, RequestEnd.FAILED if request.asked.has_killed else RequestEnd.SHED, -1)
 
@@ -207,7 +213,7 @@ class _Run:
         """Its prompt is computed: the other half goes on with it."""
         job, target = request.job, request.asked.prefilled()
         job.external, job.local_tokens = job.prompt_tokens, 0
-        if not self._submit(request, job, number_of(target.instance.id)):
+        if not self._submit(request, job, instance_number(target.instance.id)):
             self._place(request)
 
     def died(self, job: EngineJob, number: int) -> None:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.rng import Rng
 from router.testbed.simulator.scenario import LinkSpeed
-from router.testbed.simulator.stack_distance import StackDistances, within
+from router.testbed.simulator.stack_distance import StackDistances, count_within
 from router.testbed.workloads.block_names import SessionContext
 from router.testbed.workloads.timeline import TimedRequest
 
@@ -64,7 +64,7 @@ def advise(
     for sent in requests:
         asked = _asked(sent, profile, link)
         runs = shared.runs(asked.path)
-        pooled = [min(asked.findable, within(runs, capacity)) for capacity in capacities]
+        pooled = [min(asked.findable, count_within(runs, capacity)) for capacity in capacities]
         shared.touch(asked.path, runs)
         for fleet in fleets:
             fleet.serve(asked, pooled)
@@ -131,7 +131,7 @@ class SizingFleet:
         chosen = self._choose(asked)
         ghost = self._ghosts[chosen]
         runs = ghost.runs(asked.context)
-        local = min(asked.findable, within(runs, self._capacity))
+        local = min(asked.findable, count_within(runs, self._capacity))
         ghost.touch(asked.context, runs)
         self._computed[chosen] += len(asked.path) - local
         self._requests += 1
@@ -150,7 +150,7 @@ class SizingFleet:
         least = min(range(len(computed)), key=computed.__getitem__)
         best, most = least, (0, 0)
         for at, ghost in enumerate(self._ghosts):
-            match = within(ghost.runs(asked.path), self._capacity)
+            match = count_within(ghost.runs(asked.path), self._capacity)
             if (match, -computed[at]) > most and (computed[at] <= share or at == least):
                 best, most = at, (match, -computed[at])
         return best

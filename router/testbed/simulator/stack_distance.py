@@ -26,7 +26,7 @@ class DistanceRun(NamedTuple):
     request: int  # that touched them last
 
 
-def within(runs: Iterable[DistanceRun], capacity: int) -> int:
+def count_within(runs: Iterable[DistanceRun], capacity: int) -> int:
     """Leading blocks that a cache of `capacity` blocks would still have: all at a distance up to it."""
     held = 0
     for run in runs:

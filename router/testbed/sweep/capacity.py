@@ -44,7 +44,7 @@ class CapacityResult(NamedTuple):
     tried: tuple[TriedLoad, ...]  # in the order of loads
 
 
-def served_well(outcome: SimulationOutcome, limits: ServiceLimits) -> float:
+def share_served_well(outcome: SimulationOutcome, limits: ServiceLimits) -> float:
     """Share of all requests. Raises ValueError of none."""
     if not len(outcome):
         raise ValueError("no request was sent: the workload is empty, or it begins after the end of the simulation")
@@ -58,14 +58,14 @@ def _well(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
     return tokens < 2 or outcome.duration_s[row] - outcome.ttft_s[row] <= limits.tpot_s * (tokens - 1)
 
 
-def searched(search: CapacitySearch, play: Callable[[SweepCell], SimulationOutcome]) -> CapacityResult:
+def search_capacity(search: CapacitySearch, play: Callable[[SweepCell], SimulationOutcome]) -> CapacityResult:
     tried: dict[float, TriedLoad] = {}
 
     def well(load: float) -> bool:
         cell = replace(search.cell, load=LoadLevel(search.cell.load.kind, load))
         outcome = play(cell)
         ended = outcome.end.count(RequestEnd.OK) / max(outcome.took_s, 1e-9)
-        tried[load] = TriedLoad(load, served_well(outcome, cell.limits), ended)
+        tried[load] = TriedLoad(load, share_served_well(outcome, cell.limits), ended)
         return tried[load].share >= search.share
 
     low, high = _bracket(search.cell.load.value, well)

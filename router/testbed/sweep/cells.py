@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, figures
+from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, compute_figures
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep.fleets import FleetOption
 from router.testbed.workloads import Workload
 from router.testbed.workloads.source import WorkloadSpec as Size
-from router.testbed.workloads.source import load
+from router.testbed.workloads.source import load_workload
 
 
 class WorkloadSource(NamedTuple):
@@ -27,7 +27,7 @@ class WorkloadSource(NamedTuple):
 
     def workload(self, seed: int, told: Callable[[str], None]) -> Workload:
         """`told` hears of lines that cannot be used."""
-        return load(self.name, seed=seed, told=told, **self.size._asdict())
+        return load_workload(self.name, seed=seed, told=told, **self.size._asdict())
 
 
 class LoadLevel(NamedTuple):
@@ -82,14 +82,14 @@ class CellFailure(NamedTuple):
     reason: str
 
 
-def measured(
+def measure_cell(
     cell: SweepCell, outcome: SimulationOutcome, requests_per_s: float | None, last_s: float | None
 ) -> CellResult:
     """`last_s`: when the last request of an open workload came. What ends after it would say how long the fleet takes
     to become empty, not how much it serves, so that is the end of the window if the cell says none.
     """
     until_s = last_s if cell.until_s is None else cell.until_s
-    counted = figures(outcome, cell.limits, cell.since_s, until_s)
+    counted = compute_figures(outcome, cell.limits, cell.since_s, until_s)
     return CellResult(
         cell,
         requests_per_s,

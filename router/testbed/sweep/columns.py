@@ -63,7 +63,7 @@ class FigureValue(NamedTuple):
         return middle if self.spread is None or not spread else f"{middle} ±{self.spread:,.{digits}f}"
 
 
-def over_seeds(values: Sequence[float | None]) -> FigureValue | None:
+def average_over_seeds(values: Sequence[float | None]) -> FigureValue | None:
     """None where a seed has none: a mean of the others would be of another thing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -71,11 +71,11 @@ def over_seeds(values: Sequence[float | None]) -> FigureValue | None:
     return FigureValue(sum(known) / len(known), (max(known) - min(known)) / 2 if len(known) > 1 else None)
 
 
-def shown_columns(figures: Sequence[SimulationFigures]) -> list[FigureColumn]:
+def select_columns(figures: Sequence[SimulationFigures]) -> list[FigureColumn]:
     return [column for column in COLUMNS if column.always or any(column.of(own) for own in figures)]
 
 
-def best_of(column: FigureColumn, values: Sequence[FigureValue | None]) -> set[int]:
+def find_best(column: FigureColumn, values: Sequence[FigureValue | None]) -> set[int]:
     """Rows that are the best as shown. Empty where nothing is better, or all are alike."""
     known = {row: round(value.mean, column.digits) for row, value in enumerate(values) if value is not None}
     if column.better is None or len(set(known.values())) < 2:

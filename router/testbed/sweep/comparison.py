@@ -11,7 +11,7 @@ from typing import NamedTuple
 from router.testbed.simulator.outcome import SimulationFigures
 from router.testbed.sweep.capacity import CapacityResult
 from router.testbed.sweep.cells import CellResult, LoadLevel
-from router.testbed.sweep.columns import FigureValue, over_seeds
+from router.testbed.sweep.columns import FigureValue, average_over_seeds
 from router.testbed.sweep.fleets import FleetOption
 
 
@@ -48,7 +48,7 @@ class CapacityTable(NamedTuple):
     bounded: bool  # False: more was not tried, it may do better
 
 
-def compared(cells: Iterable[CellResult]) -> list[ComparisonTable]:
+def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
     """Situations, and policies in each, in the order in which they first occur."""
     found: dict[tuple[FleetOption, LoadLevel], dict[str, list[CellResult]]] = {}
     for one in cells:
@@ -64,7 +64,7 @@ def compared(cells: Iterable[CellResult]) -> list[ComparisonTable]:
     ]
 
 
-def capacities(searches: Iterable[CapacityResult]) -> list[CapacityTable]:
+def summarize_capacities(searches: Iterable[CapacityResult]) -> list[CapacityTable]:
     found: dict[tuple[FleetOption, str], list[CapacityResult]] = {}
     for one in searches:
         cell = one.search.cell
@@ -78,13 +78,13 @@ def _capacity(fleet: FleetOption, policy: str, seeds: Sequence[CapacityResult]) 
         policy,
         fleet,
         seeds[0].search.cell.load.kind,
-        over_seeds([None if best is None else best.load for best in bests]),
-        over_seeds([None if best is None else best.requests_per_s for best in bests]),
-        over_seeds([None if best is None else best.share for best in bests]),
+        average_over_seeds([None if best is None else best.load for best in bests]),
+        average_over_seeds([None if best is None else best.requests_per_s for best in bests]),
+        average_over_seeds([None if best is None else best.share for best in bests]),
         all(one.bounded for one in seeds),
     )
 
 
 def _rate(cells: Sequence[CellResult]) -> float | None:
-    mean = over_seeds([one.requests_per_s for one in cells])
+    mean = average_over_seeds([one.requests_per_s for one in cells])
     return None if mean is None else mean.mean

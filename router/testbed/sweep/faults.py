@@ -16,13 +16,13 @@ from router.testbed.sweep.option_values import OFF
 FOLDER = SHIPPED / "troubles"
 
 
-def load(given: str, folder: Path | None = None) -> dict[str, Trouble]:
+def load_troubles(given: str, folder: Path | None = None) -> dict[str, Trouble]:
     """As `--trouble` has them, by name: `off` first, then the others in the order given.
 
     `folder`: where names are looked up; None: the one that comes with the project. Raises ConfigError with every
     problem, one a line.
     """
-    wanted = option_values.parts("--trouble", given)
+    wanted = option_values.parse_list("--trouble", given)
     troubles = [one for one in wanted if one != OFF]
     found = load_each("trouble", troubles, folder or FOLDER, lambda file: _made(read_trouble_file(file)))
     if OFF in found:
@@ -30,7 +30,7 @@ def load(given: str, folder: Path | None = None) -> dict[str, Trouble]:
     return found if OFF not in wanted else {OFF: Trouble(), **found}
 
 
-def demand_possible(name: str, trouble: Trouble, *, instances: int, prefills: int, pooled: bool) -> None:
+def check_possible(name: str, trouble: Trouble, *, instances: int, prefills: int, pooled: bool) -> None:
     """Raises ConfigError for what cannot happen to the smallest fleet, or would leave nobody in it to answer."""
     hit = max((failure.instance for failure in trouble.failures), default=0)
     if hit >= instances:

@@ -60,14 +60,14 @@ class FleetOption(NamedTuple):
 
 
 def _store(option: str, text: str, gpu_tokens: int) -> StoreScenario | None:
-    kept = option_values.kept(option, text)
+    kept = option_values.parse_memory(option, text)
     if kept is None:
         return None
     return StoreScenario(SHARE * gpu_tokens if kept.tokens is None else kept.tokens, LinkSpeed(kept.tokens_per_s))
 
 
 def _named(what: str, text: str) -> str:
-    kept = option_values.kept(what, text)
+    kept = option_values.parse_memory(what, text)
     if kept is None:
         return ""
     room = "" if kept.tokens is None else f" of {kept.tokens:,} tokens"

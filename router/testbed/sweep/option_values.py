@@ -20,7 +20,7 @@ class MemoryOption(NamedTuple):
     tokens: int | None  # room in it; None: not said
 
 
-def parts(option: str, text: str) -> list[str]:
+def parse_list(option: str, text: str) -> list[str]:
     """Of a list with commas, each once, in order."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
@@ -28,14 +28,14 @@ def parts(option: str, text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def whole(option: str, text: str, least: int = 1) -> int:
-    value = number(option, text)
+def parse_whole(option: str, text: str, least: int = 1) -> int:
+    value = parse_number(option, text)
     if value != int(value) or value < least:
         raise ConfigError(f"{option}: found {text!r}, wanted a whole number from {least} on")
     return int(value)
 
 
-def number(option: str, text: str) -> float:
+def parse_number(option: str, text: str) -> float:
     """Above 0. `2e6` and `150_000` are numbers."""
     try:
         value = float(text)
@@ -46,15 +46,15 @@ def number(option: str, text: str) -> float:
     return value
 
 
-def kept(option: str, text: str) -> MemoryOption | None:
+def parse_memory(option: str, text: str) -> MemoryOption | None:
     """`off`, or `TOKENS_PER_S`, or `TOKENS_PER_S:TOKENS`."""
     if text == OFF:
         return None
     rate, colon, room = text.partition(":")
-    return MemoryOption(number(option, rate), whole(option, room) if colon else None)
+    return MemoryOption(parse_number(option, rate), parse_whole(option, room) if colon else None)
 
 
-def lags(text: str) -> EventLags:
+def parse_lags(text: str) -> EventLags:
     """`EVENTS:POLLS`, in milliseconds; 0 is none."""
     events, colon, polls = text.partition(":")
     try:

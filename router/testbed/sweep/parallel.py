@@ -20,7 +20,7 @@ LOOK_S = 0.2  # between two looks at what is done
 Result = CellResult | CapacityResult | CellFailure
 
 
-def spread(
+def run_parallel(
     tasks: Sequence[SweepCell | CapacitySearch],
     jobs: int,
     look: Callable[[int, float], bool],
@@ -31,8 +31,8 @@ def spread(
     context = multiprocessing.get_context("spawn")
     moved, stop = context.Value("d", 0.0), context.Event()
     size = max(1, min(jobs, len(tasks)))
-    with ProcessPoolExecutor(size, context, initializer=worker.begin, initargs=(moved, stop)) as pool:
-        futures = [pool.submit(worker.done, task) for task in tasks]
+    with ProcessPoolExecutor(size, context, initializer=worker.start_worker, initargs=(moved, stop)) as pool:
+        futures = [pool.submit(worker.run_task, task) for task in tasks]
         pending = set(futures)
         while pending:
             _, pending = wait(pending, LOOK_S, FIRST_COMPLETED)

@@ -19,7 +19,7 @@ from router.testbed.sweep.option_values import OFF
 from router.testbed.sweep.spec import SweepSpec
 
 
-def told(
+def encode_results(
     asked: SweepSpec,
     cells: Sequence[SweepCell],
     measured: Sequence[CellResult],

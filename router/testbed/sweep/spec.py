@@ -66,7 +66,7 @@ class SweepSpec:
     tpot_limit_s: float = 0.1
 
 
-def cells(asked: SweepSpec, told: Callable[[str], None]) -> list[SweepCell]:
+def make_cells(asked: SweepSpec, told: Callable[[str], None]) -> list[SweepCell]:
     """Seeds outermost, policies innermost: a worker then keeps its workload for many cells.
 
     `told` hears of lines of a trace that cannot be used. Raises ConfigError with all that is wrong, one a line.
@@ -113,7 +113,10 @@ def cells(asked: SweepSpec, told: Callable[[str], None]) -> list[SweepCell]:
 
 
 def _fleets(asked: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
-    sizes = [option_values.whole("--instances", text) for text in option_values.parts("--instances", asked.instances)]
+    sizes = [
+        option_values.parse_whole("--instances", text)
+        for text in option_values.parse_list("--instances", asked.instances)
+    ]
     if asked.prefills and asked.prefills >= min(sizes):
         raise ConfigError(
             f"--prefills: {asked.prefills} of {min(sizes)} instances leave none to decode; "
@@ -121,14 +124,14 @@ def _fleets(asked: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
         )
     if asked.routers > min(sizes):
         raise ConfigError(f"--routers: {asked.routers} routers for {min(sizes)} instances; give at most {min(sizes)}")
-    pools = option_values.parts("--pool", asked.pool)
-    memories = option_values.parts("--host-memory", asked.host_memory)
-    suffered = faults.load(asked.trouble)
+    pools = option_values.parse_list("--pool", asked.pool)
+    memories = option_values.parse_list("--host-memory", asked.host_memory)
+    suffered = faults.load_troubles(asked.trouble)
     for name, trouble in suffered.items():
-        faults.demand_possible(
+        faults.check_possible(
             name, trouble, instances=min(sizes), prefills=asked.prefills, pooled=pools != [option_values.OFF]
         )
-    profile, lags = _profile(asked), option_values.lags(asked.lags)
+    profile, lags = _profile(asked), option_values.parse_lags(asked.lags)
     fleets = [
         FleetOption(size, asked.prefills, pool, memory, asked.admission, asked.routers, trouble)
         for size, pool, memory, trouble in product(sizes, pools, memories, suffered)
@@ -159,4 +162,6 @@ def _loads(asked: SweepSpec, closed: bool) -> list[LoadLevel]:
             f"{option}: {asked.workload} is an open workload, whose requests wait for nobody; "
             f"say how fast they come with {LOADS['rho']} or {LOADS['rate']}"
         )
-    return [LoadLevel(kind, option_values.number(option, part)) for part in option_values.parts(option, text)]
+    return [
+        LoadLevel(kind, option_values.parse_number(option, part)) for part in option_values.parse_list(option, text)
+    ]

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from router.errors import WarmrouteError
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
-from router.testbed.sweep.capacity import CapacityResult, CapacitySearch, searched
-from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource, measured
+from router.testbed.sweep.capacity import CapacityResult, CapacitySearch, search_capacity
+from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource, measure_cell
 from router.testbed.workloads import Workload
-from router.testbed.workloads.offered_load import OfferedLoad, at_rate, demand, speed_up
+from router.testbed.workloads.offered_load import OfferedLoad, measure_demand, set_rate, speed_factor
 
 
 class SweepStopped(WarmrouteError):
@@ -47,11 +47,11 @@ class SweepWorker:
     def done(self, task: SweepCell | CapacitySearch) -> CellResult | CapacityResult:
         if isinstance(task, SweepCell):
             rate = self.rate(task)
-            return measured(task, self.play(task), rate, self._last_s(task, rate))
+            return measure_cell(task, self.play(task), rate, self._last_s(task, rate))
         cell = task.cell
         if (rate := self.rate(cell)) is not None:
             cell = replace(cell, load=LoadLevel("rate", rate))
-        return searched(replace(task, cell=cell), self.play)
+        return search_capacity(replace(task, cell=cell), self.play)
 
     def rate(self, cell: SweepCell) -> float | None:
         """Requests per second that come. None: a closed loop, where it depends on the answers."""
@@ -62,7 +62,7 @@ class SweepWorker:
                 return cell.load.value
             case "rho":
                 asked, fleet = self._work(cell).demand, cell.scenario
-                return asked.requests_per_s * speed_up(asked, fleet.profile, fleet.instances, cell.load.value)
+                return asked.requests_per_s * speed_factor(asked, fleet.profile, fleet.instances, cell.load.value)
 
     def play(self, cell: SweepCell) -> SimulationOutcome:
         rate = self.rate(cell)
@@ -89,7 +89,7 @@ class SweepWorker:
 
     def _paced(self, cell: SweepCell, rate: float | None) -> Workload:
         workload = self._work(cell).workload
-        return workload if rate is None else at_rate(workload, rate)
+        return workload if rate is None else set_rate(workload, rate)
 
     def _last_s(self, cell: SweepCell, rate: float | None) -> float | None:
         """Just after the last request comes."""
@@ -99,14 +99,14 @@ class SweepWorker:
         if self._kept is None or (self._kept.source, self._kept.seed) != (cell.source, cell.seed):
             self._kept = None  # before the next one is built: two may not fit
             workload = cell.source.workload(cell.seed, lambda _: None)  # the command has told of unusable lines
-            self._kept = CachedWorkload(cell.source, cell.seed, workload, demand(workload))
+            self._kept = CachedWorkload(cell.source, cell.seed, workload, measure_demand(workload))
         return self._kept
 
 
 _here: list[SweepWorker] = []  # of this process, whose pool offers no other place for it
 
 
-def begin(moved: Synchronized[float], stop: Event) -> None:
+def start_worker(moved: Synchronized[float], stop: Event) -> None:
     """What a worker process does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(50_000, 20, 20)  # records and index entries live long and hold no circles: a tenth of the CPU
@@ -118,5 +118,5 @@ def begin(moved: Synchronized[float], stop: Event) -> None:
     _here.append(SweepWorker(passed, stop.is_set))
 
 
-def done(task: SweepCell | CapacitySearch) -> CellResult | CapacityResult:
+def run_task(task: SweepCell | CapacitySearch) -> CellResult | CapacityResult:
     return _here[0].done(task)

@@ -6,9 +6,9 @@ generates closed loops, `templates.py` open ones, each with presets of published
 """
 
 from router.testbed.workloads.agents import CODEX, SCALING, AgentsWorkload
-from router.testbed.workloads.arrivals import OpenArrivals, first, sped, window
+from router.testbed.workloads.arrivals import OpenArrivals, speed_up, take_first, take_window
 from router.testbed.workloads.distributions import LogNormal
-from router.testbed.workloads.model import Session, Span, Turn, Workload, token_ids
+from router.testbed.workloads.model import Session, Span, Turn, Workload, make_token_ids
 from router.testbed.workloads.presets import PRESETS, PUBLISHED, Preset
 from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, SharedPrefixWorkload
 
@@ -28,8 +28,8 @@ __all__ = [
     "Span",
     "Turn",
     "Workload",
-    "first",
-    "sped",
-    "token_ids",
-    "window",
+    "make_token_ids",
+    "speed_up",
+    "take_first",
+    "take_window",
 ]

@@ -84,22 +84,22 @@ class OpenArrivals(Sequence[Session]):
     __hash__ = None  # type: ignore[assignment]  # it grows
 
 
-def sped(workload: Workload, factor: float) -> Workload:
+def speed_up(workload: Workload, factor: float) -> Workload:
     """The same requests `factor` times as fast. Raises ValueError for a closed loop, whose pace its answers set."""
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
     return workload._replace(sessions=OpenArrivals.of(moved))
 
 
-def window(workload: Workload, from_s: float, until_s: float) -> Workload:
-    """The requests that come in [from_s, until_s), as if time began at `from_s`. Raises ValueError as `sped` does."""
+def take_window(workload: Workload, from_s: float, until_s: float) -> Workload:
+    """Return the requests of [from_s, until_s), times counted from `from_s`. Raises ValueError for a closed loop."""
     _demand_open(workload)
     inside = OpenArrivals.of(session for session in workload.sessions if from_s <= session.start_s < until_s)
     return workload._replace(sessions=inside.since(from_s))
 
 
-def first(workload: Workload, requests: int) -> Workload:
-    """The first so many requests. Raises ValueError as `sped` does."""
+def take_first(workload: Workload, requests: int) -> Workload:
+    """The first so many requests. Raises ValueError as `speed_up` does."""
     _demand_open(workload)
     return workload._replace(sessions=workload.sessions[:requests])
 

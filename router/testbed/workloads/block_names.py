@@ -2,8 +2,8 @@
 
 A context is a row of spans (`workloads.py`). Each of its full blocks gets a name: a hash over the name before it and
 the pieces of spans in the block, so that equal names mean equal prefixes, exactly where the tokens would be equal. A
-turn costs what is new in it. The router's index takes such names through its ordinary events: `GivenNames` is a keyring
-that finds the keys in the event's "tokens" instead of computing them.
+turn costs what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring`
+finds the keys in the event's "tokens" instead of computing them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class NamedTokens(Sequence[int]):
         raise TypeError("simulated tokens have no ids, and are cut at blocks only")
 
 
-class GivenNames(Keyring):
+class BlockNameKeyring(Keyring):
     """Takes the names of simulated blocks for their keys: they are chained hashes already."""
 
     def chain(

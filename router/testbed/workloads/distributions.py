@@ -15,14 +15,14 @@ from router.testbed.rng import Rng
 NORMAL = NormalDist()
 
 
-def uniform(dice: Rng) -> float:
+def draw_uniform(dice: Rng) -> float:
     """In (0, 1), exactly representable at both ends."""
     return ((dice.bits() >> 12) + 0.5) / (1 << 52)
 
 
-def gap_s(dice: Rng, per_s: float) -> float:
+def draw_gap_s(dice: Rng, per_s: float) -> float:
     """Seconds from one arrival to the next of a Poisson process: exponential, of mean 1 / `per_s`."""
-    return -math.log(uniform(dice)) / per_s
+    return -math.log(draw_uniform(dice)) / per_s
 
 
 class LogNormal(NamedTuple):
@@ -45,7 +45,7 @@ class LogNormal(NamedTuple):
         return LogNormal(self.median * factor, self.sigma)
 
     def draw(self, dice: Rng) -> float:
-        return self.median * math.exp(self.sigma * NORMAL.inv_cdf(uniform(dice)))
+        return self.median * math.exp(self.sigma * NORMAL.inv_cdf(draw_uniform(dice)))
 
     def tokens(self, dice: Rng) -> int:
         return max(1, round(self.draw(dice)))

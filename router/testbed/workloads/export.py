@@ -13,17 +13,17 @@ import msgspec
 
 from router.testbed.workloads import Span, Workload
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.timeline import USUAL, ClosedLoopPace, laid_out
+from router.testbed.workloads.timeline import DEFAULT_PACE, ClosedLoopPace, lay_out
 from router.testbed.workloads.traces import BLOCK_TOKENS
 
 FILLER = 1 << 63
 """The source that fills up a last block, so that it gets a name like any other."""
 
 
-def mooncake_lines(workload: Workload, pace: ClosedLoopPace = USUAL) -> Iterator[bytes]:
+def encode_mooncake(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator[bytes]:
     """In the order of time, each with its end. `pace` gives a closed loop its times."""
     numbers: dict[int, int] = {}
-    for sent in laid_out(workload, pace):
+    for sent in lay_out(workload, pace):
         line = {
             "timestamp": round(sent.at_s * 1e3),
             "input_length": sum(span.tokens for span in sent.prompt),

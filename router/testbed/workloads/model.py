@@ -1,9 +1,9 @@
 """What a workload is: sessions of turns, whose prompts are made of spans.
 
 A workload holds no text and no tokens, only names for them: a `Span` is so many tokens of a numbered source, and
-`token_ids` makes the same ids of it every time. Prompts share a prefix exactly where their spans do. So one workload
-can be counted (`ideal.py`), simulated, and sent to real engines (`router/testbed/loadgen`), closed loop (the next turn
-waits for the answer and a pause) or open loop (sessions of one turn, each at its `start_s`).
+`make_token_ids` makes the same ids of it every time. Prompts share a prefix exactly where their spans do. So one
+workload can be counted (`statistics.py`), simulated, and sent to real engines (`router/testbed/loadgen`), as a closed
+loop (the next turn waits for the answer and a pause) or an open one (sessions of one turn, each at its `start_s`).
 
     prompt of a turn = the first `kept_tokens` of the session's context + `fresh`
     context after it = prompt + answer
@@ -60,7 +60,7 @@ class Workload(NamedTuple):
         return sum(len(session.turns) for session in self.sessions) if self.is_closed else len(self.sessions)
 
 
-def token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
+def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
     """The span's ids within the vocabulary; another seed is another text of the same shape.
 
     A longer span of the same source begins with a shorter one's ids. SHAKE-128 is a stream of uniform bytes that a

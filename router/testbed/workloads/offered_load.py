@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.workloads import Workload, sped
+from router.testbed.workloads import Workload, speed_up
 
 ENOUGH = 20_000
 """Sessions of which the means are taken: a million would take long and say the same."""
@@ -45,14 +45,14 @@ class OfferedLoad(NamedTuple):
         return requests / profile.step_s(prompts, requests * self.pairs, decodes, requests * self.read_tokens)
 
 
-def demand(workload: Workload) -> OfferedLoad:
+def measure_demand(workload: Workload) -> OfferedLoad:
     """Raises ValueError for a workload without requests."""
     turns = [turn for session in islice(workload.sessions, ENOUGH) for turn in session.turns]
     if not turns:
         raise ValueError(f"workload {workload.name}: it has no requests")
     sizes = [(turn.prompt_tokens, turn.output_tokens) for turn in turns]
     return OfferedLoad(
-        requests_per_s(workload),
+        arrival_rate(workload),
         sum(prompt for prompt, _ in sizes) / len(sizes),
         sum(prompt * prompt / 2 for prompt, _ in sizes) / len(sizes),
         sum(output for _, output in sizes) / len(sizes),
@@ -60,7 +60,7 @@ def demand(workload: Workload) -> OfferedLoad:
     )
 
 
-def requests_per_s(workload: Workload) -> float:
+def arrival_rate(workload: Workload) -> float:
     """That come, from the first to the last. 0: a closed loop, whose requests come when others are answered."""
     if workload.is_closed or len(workload.sessions) < 2:
         return 0.0
@@ -68,23 +68,23 @@ def requests_per_s(workload: Workload) -> float:
     return (len(workload.sessions) - 1) / took_s if took_s > 0 else 0.0
 
 
-def at_rate(workload: Workload, per_s: float) -> Workload:
-    """Sped up or slowed down, so that so many requests come per second. ValueError as `rate_for`."""
-    if (own := requests_per_s(workload)) <= 0:
+def set_rate(workload: Workload, per_s: float) -> Workload:
+    """Sped up or slowed down, so that so many requests come per second. ValueError as `workload_speed_factor`."""
+    if (own := arrival_rate(workload)) <= 0:
         raise ValueError(f"{workload.name}: no rate to change: a closed loop, or requests that all come at once")
-    return sped(workload, per_s / own)
+    return speed_up(workload, per_s / own)
 
 
-def speed_up(asked: OfferedLoad, profile: EngineProfile, instances: int, rho: float) -> float:
-    """As `rate_for`, where the demand is known already."""
+def speed_factor(asked: OfferedLoad, profile: EngineProfile, instances: int, rho: float) -> float:
+    """As `workload_speed_factor`, where the demand is known already."""
     if asked.requests_per_s <= 0:
         raise ValueError("no rate to change: a closed loop, or requests that all come at once")
     return rho * instances * asked.capacity(profile) / asked.requests_per_s
 
 
-def rate_for(workload: Workload, profile: EngineProfile, instances: int, rho: float) -> float:
+def workload_speed_factor(workload: Workload, profile: EngineProfile, instances: int, rho: float) -> float:
     """The factor by which an open `workload` must be sped up (times divided by it) for the load `rho` on `instances`.
 
     ValueError for a closed loop, whose requests come when others are answered.
     """
-    return speed_up(demand(workload), profile, instances, rho)
+    return speed_factor(measure_demand(workload), profile, instances, rho)

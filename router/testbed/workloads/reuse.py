@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from router.testbed.workloads import Workload
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.timeline import ClosedLoopPace, laid_out
+from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
 
 class BlockReuse(NamedTuple):
@@ -20,10 +20,10 @@ class BlockReuse(NamedTuple):
     again_share: float  # of the blocks, those that more than one prompt has
 
 
-def reuse(workload: Workload, block_tokens: int) -> BlockReuse | None:
+def count_reuse(workload: Workload, block_tokens: int) -> BlockReuse | None:
     """None: no prompt fills a block."""
     uses: Counter[int] = Counter()
-    for sent in laid_out(workload, ClosedLoopPace(at_once=1)):
+    for sent in lay_out(workload, ClosedLoopPace(at_once=1)):
         prompt = SessionContext(block_tokens)
         for span in sent.prompt:
             prompt.add(span)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from router.testbed.rng import Rng
 from router.testbed.workloads.arrivals import OpenArrivals
-from router.testbed.workloads.distributions import LogNormal, gap_s, uniform
+from router.testbed.workloads.distributions import LogNormal, draw_gap_s, draw_uniform
 from router.testbed.workloads.model import Span, Workload
 
 
@@ -48,15 +48,15 @@ class SharedPrefixWorkload:
         popularity = list(accumulate((rank + 1) ** -self.zipf for rank in range(self.prefixes)))
         arrivals, at_s = OpenArrivals(), 0.0
         for _ in range(self.requests):
-            prefix = _one_of(prefixes, popularity, choices) if uniform(choices) < self.prefixed else ()
+            prefix = _one_of(prefixes, popularity, choices) if draw_uniform(choices) < self.prefixed else ()
             own = (self.own_tokens if prefix else self.alone_tokens).tokens(lengths)
             arrivals.add(at_s, (*prefix, Span(sources.bits(), own)), self.output_tokens.tokens(lengths))
-            at_s += gap_s(times, self.per_s)
+            at_s += draw_gap_s(times, self.per_s)
         return Workload(self.name, seed, arrivals, is_closed=False)
 
 
 def _one_of(prefixes: Sequence[Span], popularity: Sequence[float], dice: Rng) -> tuple[Span]:
-    return (prefixes[bisect(popularity, uniform(dice) * popularity[-1])],)
+    return (prefixes[bisect(popularity, draw_uniform(dice) * popularity[-1])],)
 
 
 GROUPS = SharedPrefixWorkload(

@@ -30,10 +30,10 @@ from router.testbed.workloads import (
     Preset,
     SharedPrefixWorkload,
     Workload,
-    first,
-    sped,
+    speed_up,
+    take_first,
+    take_window,
     traces,
-    window,
 )
 
 NAMED_LINES = 5
@@ -53,7 +53,7 @@ class WorkloadSpec(NamedTuple):
     within_s: tuple[float, float] | None = None  # only the requests that come from .. until then, before `rate`
 
 
-def load(
+def load_workload(
     given: str,
     *,
     seed: int = 1,
@@ -98,11 +98,11 @@ def read_trace(given: str) -> traces.Trace:
     name = path.name.removesuffix(".gz").rpartition(".")[0]
     with _opened(path) as lines:
         if ".csv" in path.suffixes:
-            return traces.azure(lines, name)
+            return traces.read_azure(lines, name)
         head = list(islice(lines, 1))
         if head and head[0].startswith(LEDGER_LINES):
             return _decision_log(path)
-        return traces.mooncake(chain(head, lines), name)
+        return traces.read_mooncake(chain(head, lines), name)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _decision_log(path: Path) -> traces.Trace:
             elif isinstance(entry, LoggedRecord):
                 yield entry
 
-    trace = traces.decision_log(records(), path.name.partition(".")[0])
+    trace = traces.read_decision_log(records(), path.name.partition(".")[0])
     return trace._replace(unusable=(*bad, *trace.unusable))
 
 
@@ -144,7 +144,7 @@ def _agents(preset: AgentsWorkload, asked: WorkloadSpec) -> AgentsWorkload:
 
 def _windowed(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
     if asked.within_s is not None:
-        workload = window(workload, *asked.within_s)
+        workload = take_window(workload, *asked.within_s)
     if not len(workload.sessions):
         raise ConfigError(f"{given}: there are no requests in it, or none in the time asked for")
     return workload
@@ -153,13 +153,13 @@ def _windowed(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
 def _paced(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
     """The first requests of a trace, sped up or slowed down to come at the rate asked for."""
     if asked.requests is not None:
-        workload = first(workload, asked.requests)
+        workload = take_first(workload, asked.requests)
     if asked.rate is None:
         return workload
     took_s = workload.sessions[-1].start_s - workload.sessions[0].start_s
     if took_s <= 0:
         raise ConfigError(f"{given}: all its requests come at once: there is no rate to change")
-    return sped(workload, asked.rate * took_s / (len(workload.sessions) - 1))
+    return speed_up(workload, asked.rate * took_s / (len(workload.sessions) - 1))
 
 
 def _demand_sane(asked: WorkloadSpec) -> None:

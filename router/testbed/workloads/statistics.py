@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from router.testbed.workloads import Session, Span, Workload
-from router.testbed.workloads.offered_load import requests_per_s
+from router.testbed.workloads.offered_load import arrival_rate
 
 
 class WorkloadStatistics(NamedTuple):
@@ -45,7 +45,7 @@ class WorkloadStatistics(NamedTuple):
         return self.input_tokens / self.output_tokens
 
 
-def statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
+def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
     """Turns are taken session by session, in the sessions' order of start. Raises ValueError for an empty workload."""
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
@@ -61,7 +61,7 @@ def statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
     return WorkloadStatistics(
         sessions=len(prompts),
         turns=len(inputs),
-        per_s=requests_per_s(workload) or None,
+        per_s=arrival_rate(workload) or None,
         median_turns=median(map(len, prompts)),
         mean_first_tokens=fmean(own[0] for own in prompts),
         mean_growth_tokens=fmean([b - a for own in prompts for a, b in pairwise(own)] or [0]),
@@ -86,7 +86,7 @@ def _found(workload: Workload, block_tokens: int) -> tuple[int, int]:
     cache, alone = InfiniteCache(), InfiniteCache()
     hit = common = 0
     for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
-        for prompt, answered in (seen := contexts(session)):
+        for prompt, answered in (seen := session_contexts(session)):
             hit += _whole(cache.matched(prompt), prompt, block_tokens)
             common += alone.matched(prompt)
             cache.add(answered)
@@ -103,7 +103,7 @@ def _p90(values: Sequence[int]) -> int:
     return sorted(values)[(9 * len(values) - 1) // 10]
 
 
-def contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
+def session_contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
     """Per turn the prompt as spans, and the prompt with its answer as the engine has cached it.
 
     The last token of an answer is never run through the model, so no engine has its KV.
@@ -111,14 +111,14 @@ def contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
     seen: list[tuple[list[Span], list[Span]]] = []
     context: list[Span] = []
     for number, turn in enumerate(session.turns):
-        prompt = cut(context, turn.kept_tokens) + list(turn.fresh)
+        prompt = take_tokens(context, turn.kept_tokens) + list(turn.fresh)
         answer = session.answer(number)
         context = [*prompt, answer]
         seen.append((prompt, [*prompt, Span(answer.source, answer.tokens - 1)]))
     return seen
 
 
-def cut(spans: Sequence[Span], tokens: int) -> list[Span]:
+def take_tokens(spans: Sequence[Span], tokens: int) -> list[Span]:
     """The leading spans that hold `tokens` tokens, the last one shortened."""
     kept: list[Span] = []
     for span in spans:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from router.testbed.workloads import Session, Span, Workload
-from router.testbed.workloads.statistics import contexts
+from router.testbed.workloads.statistics import session_contexts
 
 
 class TimedRequest(NamedTuple):
@@ -32,15 +32,15 @@ class ClosedLoopPace(NamedTuple):
     token_s: float = 0.02  # per token of an answer: 50 a second
 
 
-USUAL = ClosedLoopPace()
+DEFAULT_PACE = ClosedLoopPace()
 
 
-def laid_out(workload: Workload, pace: ClosedLoopPace = USUAL) -> Iterator[TimedRequest]:
+def lay_out(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator[TimedRequest]:
     """In the order of time."""
     if not workload.is_closed:
         for session in workload.sessions:
             (turn,) = session.turns
-            ((prompt, context),) = contexts(session)
+            ((prompt, context),) = session_contexts(session)
             yield TimedRequest(session.start_s, prompt, context, turn.output_tokens)
         return
     waiting = iter(workload.sessions)
@@ -67,7 +67,7 @@ def laid_out(workload: Workload, pace: ClosedLoopPace = USUAL) -> Iterator[Timed
 
 def _turns(session: Session, start_s: float, pace: ClosedLoopPace) -> Iterator[TimedRequest]:
     at_s = start_s
-    for turn, (prompt, context) in zip(session.turns, contexts(session), strict=True):
+    for turn, (prompt, context) in zip(session.turns, session_contexts(session), strict=True):
         at_s += turn.think_s
         yield TimedRequest(at_s, prompt, context, turn.output_tokens)
         at_s += pace.token_s * turn.output_tokens

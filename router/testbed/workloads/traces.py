@@ -107,7 +107,7 @@ class HashIdTree:
         return place - 1 if place & (1 << CHAIN_BITS) - 1 else self._after[place >> CHAIN_BITS]
 
 
-def mooncake(lines: Iterable[bytes], name: str) -> Trace:
+def read_mooncake(lines: Iterable[bytes], name: str) -> Trace:
     decode = msgspec.json.Decoder(TraceLine).decode
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     for number, line in enumerate(lines, 1):
@@ -126,7 +126,7 @@ def mooncake(lines: Iterable[bytes], name: str) -> Trace:
     return _trace(name, arrivals, unusable)
 
 
-def azure(lines: Iterable[bytes], name: str) -> Trace:
+def read_azure(lines: Iterable[bytes], name: str) -> Trace:
     """Azure's LLM inference traces (https://github.com/Azure/AzurePublicDataset): nothing in them says who shares what,
     so nobody shares anything.
     """
@@ -150,7 +150,7 @@ def azure(lines: Iterable[bytes], name: str) -> Trace:
     return _trace(name, arrivals, unusable)
 
 
-def decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
+def read_decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
     """What clients asked of a router. Lengths are the engines' own where they said them; a prompt whose blocks nobody
     knew shares nothing. A request without an answer has no length and is left out. Requests of one session have one
     number, and still come when they came.

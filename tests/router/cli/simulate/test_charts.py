@@ -11,14 +11,14 @@ from router.cli.simulate.plots import COLOURS, OTHER, TITLE, PlotLine, line_char
 from router.testbed.simulator.scenario import Trouble
 from router.testbed.sweep.cells import LoadLevel
 from router.testbed.sweep.columns import FigureValue
-from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, compared
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, compare
 from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 
 def tables(loads: tuple[float, ...] = (0.6, 0.9), sizes: tuple[int, ...] = (4, 8)) -> list[ComparisonTable]:
     """TTFT is the load times ten for `warm`, twice that for `random`; hits are a percent per instance."""
-    return compared(
+    return compare(
         a_result(
             a_cell(policy, instances=size, load=LoadLevel("rho", load)),
             ttft_p90_s=load * 10 * factor,
@@ -61,7 +61,7 @@ def test_hits_over_fleet_sizes_a_panel_per_load() -> None:
 
 def test_what_a_panel_is_of_stays_above_it() -> None:
     cell = a_cell(pool="40000", trouble=("a-trouble-with-quite-a-long-name", Trouble()))
-    (panel,) = shown(all_of(compared([a_result(cell)]), [])["hits"])
+    (panel,) = shown(all_of(compare([a_result(cell)]), [])["hits"])
     lines = panel.get_title(loc="left").split("\n")
     assert " ".join(lines) == f"{cell.fleet}, rho 0.9 (4 requests/s)"
     assert max(map(len, lines)) <= TITLE

@@ -12,14 +12,14 @@ from router.cli.simulate.grids import Grid, GridEntry
 from router.cli.simulate.tables import printed
 from router.testbed.sweep.cells import CellFailure, LoadLevel
 from router.testbed.sweep.columns import FigureValue
-from router.testbed.sweep.comparison import CapacityTable, compared
+from router.testbed.sweep.comparison import CapacityTable, compare
 from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 
 def a_grid() -> Grid:
     slow, fast = a_result(a_cell("slow"), ttft_p90_s=2.0, ttft_mean_s=None), a_result(a_cell("<fast>"), ttft_p90_s=1.25)
-    (table,) = compared([slow, fast])
+    (table,) = compare([slow, fast])
     return grids.of_comparison(table)
 
 
@@ -34,7 +34,7 @@ def test_a_row_per_policy_the_best_known_and_the_missing_shown() -> None:
 
 
 def test_seeds_bring_their_spread_to_the_headline_figures_only() -> None:
-    (table,) = compared([a_result(a_cell(seed=1), ttft_p90_s=1.0), a_result(a_cell(seed=2), ttft_p90_s=3.0)])
+    (table,) = compare([a_result(a_cell(seed=1), ttft_p90_s=1.0), a_result(a_cell(seed=2), ttft_p90_s=3.0)])
     grid = grids.of_comparison(table)
     told = dict(zip(grid.heads, grid.rows[0], strict=True))
     assert told["p90"].text == "2.00 ±1.00"

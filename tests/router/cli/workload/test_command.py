@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from router.cli.workload.command import workload as commands
-from router.testbed.workloads.source import load
+from router.testbed.workloads.source import load_workload
 
 
 def run(*words: str) -> str:
@@ -47,7 +47,7 @@ def test_stats_as_json() -> None:
 def test_written_it_reads_back(tmp_path: Path) -> None:
     out = tmp_path / "small.jsonl.gz"
     run("write", "codex", "--sessions", "3", "--scale", "0.1", "--at-once", "2", "--out", str(out))
-    assert load(str(out)).turns == load("codex", sessions=3).turns
+    assert load_workload(str(out)).turns == load_workload("codex", sessions=3).turns
     told = run("stats", str(out))
     assert "open loop" in told
     assert "published" not in told

@@ -6,19 +6,19 @@ import pytest
 
 from router.cli.workload.table import as_json, hits, lengths, statistics_of
 from router.testbed.workloads import PRESETS, PUBLISHED
-from router.testbed.workloads.source import load
+from router.testbed.workloads.source import load_workload
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_everything_published_stands_in_the_table(name: str) -> None:
-    small = load(name, tokens=0.01, **({"sessions": 2} if load(name).is_closed else {"requests": 20}))
+    small = load_workload(name, tokens=0.01, **({"sessions": 2} if load_workload(name).is_closed else {"requests": 20}))
     real, blocks = statistics_of(small, 16)
     names = {label for label, _ in [*lengths(small, real), *hits(real, blocks)]}
     assert PUBLISHED[name].keys() <= names
 
 
 def test_a_prompt_without_a_full_block_has_no_reuse() -> None:
-    small = load("groups", tokens=0.001, requests=3)
+    small = load_workload("groups", tokens=0.001, requests=3)
     real, blocks = statistics_of(small, 16)
     assert blocks is None
     assert [name for name, _ in hits(real, blocks)] == ["ideal hits", "shared by sessions"]

@@ -14,7 +14,7 @@ from router.testbed.simulator.engine_types import EngineShape, RequestId, Sequen
 from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
 from router.testbed.simulator.kv_tier import KvTier, TransferLink
 from router.testbed.simulator.scenario import LinkSpeed
-from router.testbed.workloads import Span, token_ids
+from router.testbed.workloads import Span, make_token_ids
 from router.testbed.workloads.block_names import SessionContext
 
 BLOCK = 16
@@ -68,8 +68,8 @@ def by_steps(profile: EngineProfile, sent: Sequence[Sent]) -> list[Story]:
         if waiting and (wake is None or waiting[0][1].at_s < wake):
             number, one = waiting.pop(0)
             now = one.at_s
-            ids = [id for span in one.spans for id in token_ids(span, 0, range(1000, 2000))]
-            answer = token_ids(Span(10_000 + number, one.output_tokens), 0, range(1000, 2000))
+            ids = [id for span in one.spans for id in make_token_ids(span, 0, range(1000, 2000))]
+            answer = make_token_ids(Span(10_000 + number, one.output_tokens), 0, range(1000, 2000))
             id = engine.submit(SequenceRequest(ids, one.output_tokens, script=answer), now)
             assert not isinstance(id, str)
             who[id] = number

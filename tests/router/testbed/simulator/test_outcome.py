@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome, figures, quantile
+from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome, compute_figures, quantile
 
 
 def ended(outcome: SimulationOutcome, at_s: float, ttft_s: float, duration_s: float, *, instance: int = 0, local: int =
@@ -30,7 +30,7 @@ def test_figures_of_a_window() -> None:
     ended(outcome, 19.0, 0.5, 4.0)  # ends after the window
     ended(outcome, 15.0, math.nan, 0.0, instance=-1, end=RequestEnd.SHED)
     ended(outcome, 16.0, math.nan, 0.0, instance=-1, end=RequestEnd.FAILED)
-    found = figures(outcome, ServiceLimits(ttft_s=2.0, tpot_s=0.15), since_s=10.0, until_s=20.0)
+    found = compute_figures(outcome, ServiceLimits(ttft_s=2.0, tpot_s=0.15), since_s=10.0, until_s=20.0)
     assert (found.requests, found.shed, found.failed) == (3, 1, 1)
     assert found.requests_per_s == pytest.approx(0.3)  # three ended in ten seconds
     assert found.output_tokens_per_s == pytest.approx(3.3)
@@ -46,7 +46,7 @@ def test_figures_of_a_window() -> None:
 
 
 def test_of_nobody_nothing_is_known() -> None:
-    found = figures(SimulationOutcome(1))
+    found = compute_figures(SimulationOutcome(1))
     assert found.requests == 0
     assert found.ttft_p90_s is None
     assert found.hit_share is None

@@ -13,7 +13,7 @@ from router.request.admission.controller import Admission as Place
 from router.request.admission.controller import Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, figures
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
@@ -80,7 +80,8 @@ def test_a_lone_request_is_served_as_fast_as_the_profile_says() -> None:
 def test_what_was_asked_before_is_found_again_by_cache_aware_policies_and_by_chance_otherwise() -> None:
     asked = alone(*((float(at), 1 + at % 3, 8000) for at in range(30)))
     hits = {
-        name: figures(simulate(FLEET, policy, asked)).local_share for name, policy in (("warm", WARM), ("turns", TURNS))
+        name: compute_figures(simulate(FLEET, policy, asked)).local_share
+        for name, policy in (("warm", WARM), ("turns", TURNS))
     }
     assert hits["warm"] == pytest.approx(27 / 30 * 7680 / 8000)  # whole blocks of 512, and three are cold
     assert hits["turns"] is not None
@@ -175,8 +176,8 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
     outcome = simulate(late, WARM, workload, at_once=8)
     assert len(outcome) == workload.turns
     assert outcome.double_bookings == 0  # at those that only took turns, too
-    after = figures(outcome, since_s=45.0).local_share
-    before = figures(outcome, until_s=30.0).local_share
+    after = compute_figures(outcome, since_s=45.0).local_share
+    before = compute_figures(outcome, until_s=30.0).local_share
     assert after is not None
     assert before is not None
     assert after > before + 0.1
@@ -289,7 +290,8 @@ def through(admission: AdmissionConfig | None, policy: schema.PolicyConfig = WAR
 def test_a_door_makes_caches_useful_that_are_too_small_for_everybody() -> None:
     """Measured: no hits and 84 answers without it, four fifths hit and 276 answers with it."""
     without, behind = (
-        figures(through(admission), since_s=60.0, until_s=300.0) for admission in (None, AdmissionConfig(enabled=True))
+        compute_figures(through(admission), since_s=60.0, until_s=300.0)
+        for admission in (None, AdmissionConfig(enabled=True))
     )
     assert without.local_share is not None
     assert without.local_share < 0.2

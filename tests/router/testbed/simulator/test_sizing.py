@@ -10,8 +10,8 @@ from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.simulator.sizing import SizingCell, advise
 from router.testbed.workloads import TOOLS, Span
-from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.timeline import TimedRequest, laid_out
+from router.testbed.workloads.statistics import compute_statistics
+from router.testbed.workloads.timeline import TimedRequest, lay_out
 
 PLAIN = EngineProfile(
     name="plain",
@@ -78,8 +78,8 @@ def test_more_memory_never_finds_less_and_nobody_beats_the_ideal() -> None:
     workload = replace(TOOLS, requests=400).workload(1)
     small = replace(PLAIN, kv_tokens=60 * 512)
     pools = [0, 20_000, 200_000, 2_000_000, 20_000_000]
-    found = advise(laid_out(workload), small, [1, 4], pools, LINK)
-    ideal = statistics(workload, 512).ideal_share
+    found = advise(lay_out(workload), small, [1, 4], pools, LINK)
+    ideal = compute_statistics(workload, 512).ideal_share
     assert found.working_set_tokens <= pools[-1]
     for at in range(0, len(found.cells), len(pools)):
         shares = [cell.hit_share for cell in found.cells[at : at + len(pools)]]
@@ -88,7 +88,7 @@ def test_more_memory_never_finds_less_and_nobody_beats_the_ideal() -> None:
 
 
 def test_the_same_seed_says_the_same() -> None:
-    requests = list(laid_out(replace(TOOLS, requests=200).workload(1)))
+    requests = list(lay_out(replace(TOOLS, requests=200).workload(1)))
     one, other, third = (advise(requests, PLAIN, [4], [0], LINK, seed) for seed in (1, 1, 2))
     assert one == other
     assert one != third

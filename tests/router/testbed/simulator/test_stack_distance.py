@@ -7,7 +7,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.simulator.stack_distance import DistanceRun, PrefixCounts, StackDistances, within
+from router.testbed.simulator.stack_distance import DistanceRun, PrefixCounts, StackDistances, count_within
 
 
 def test_distances_by_hand() -> None:
@@ -22,8 +22,8 @@ def test_distances_by_hand() -> None:
 
 def test_within_counts_leading_blocks() -> None:
     runs = [DistanceRun(1, 1, 1), DistanceRun(2, 3, 0)]
-    assert [within(runs, capacity) for capacity in range(6)] == [0, 1, 1, 2, 3, 3]
-    assert within([], 9) == 0
+    assert [count_within(runs, capacity) for capacity in range(6)] == [0, 1, 1, 2, 3, 3]
+    assert count_within([], 9) == 0
 
 
 @st.composite
@@ -42,7 +42,7 @@ def test_it_equals_a_plain_lru_of_every_capacity(history: list[list[int]]) -> No
         ghost.touch(path, seen[-1])
     assert ghost.blocks == len({block for path in history for block in path})
     for capacity in range(ghost.blocks + 2):
-        assert [within(runs, capacity) for runs in seen] == plain(history, capacity)
+        assert [count_within(runs, capacity) for runs in seen] == plain(history, capacity)
 
 
 def plain(history: list[list[int]], capacity: int) -> list[int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome
-from router.testbed.sweep.capacity import DOUBLINGS, STEP, CapacitySearch, searched, served_well
+from router.testbed.sweep.capacity import DOUBLINGS, STEP, CapacitySearch, search_capacity, share_served_well
 from router.testbed.sweep.cells import LoadLevel, SweepCell
 from tests.router.testbed.sweep.cells import a_cell
 
@@ -43,20 +43,20 @@ def test_both_limits_count_and_whoever_was_refused_met_none() -> None:
         (2.1, 2.2, 11, RequestEnd.OK),
         (0.0, 0.0, 0, RequestEnd.SHED),
     ]
-    assert served_well(outcome(*ends), ServiceLimits(2.0, 0.1)) == 0.25
+    assert share_served_well(outcome(*ends), ServiceLimits(2.0, 0.1)) == 0.25
     assert (
-        served_well(outcome((1.0, 50.0, 1, RequestEnd.OK)), ServiceLimits(2.0, 0.1)) == 1.0
+        share_served_well(outcome((1.0, 50.0, 1, RequestEnd.OK)), ServiceLimits(2.0, 0.1)) == 1.0
     )  # one token: no time per token
 
 
 def test_no_requests_is_an_error() -> None:
     with pytest.raises(ValueError, match="no request was sent"):
-        served_well(outcome(), ServiceLimits())
+        share_served_well(outcome(), ServiceLimits())
 
 
 @given(st.floats(0.01, 200.0))
 def test_the_answer_is_served_well_and_a_step_more_is_not(capacity: float) -> None:
-    found = searched(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(capacity))  # type: ignore[arg-type]
+    found = search_capacity(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(capacity))  # type: ignore[arg-type]
     assert found.best is not None
     assert found.bounded
     assert found.best.load <= capacity < found.best.load * STEP * (1 + 1e-9)
@@ -65,19 +65,19 @@ def test_the_answer_is_served_well_and_a_step_more_is_not(capacity: float) -> No
 
 def test_few_runs_are_needed() -> None:
     seen: list[float] = []
-    searched(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(3.0, seen))  # type: ignore[arg-type]
+    search_capacity(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(3.0, seen))  # type: ignore[arg-type]
     assert seen[:3] == [1.0, 2.0, 4.0]
     assert len(seen) == 3 + 4  # 2 to 4 is a factor 2: halved 4 times in its logarithm, it is below 1.05
 
 
 def test_no_load_is_served_well() -> None:
-    found = searched(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(0.0))  # type: ignore[arg-type]
+    found = search_capacity(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(0.0))  # type: ignore[arg-type]
     assert found.best is None
     assert len(found.tried) == DOUBLINGS + 1
 
 
 def test_every_load_is_served_well() -> None:
-    found = searched(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(float("inf")))  # type: ignore[arg-type]
+    found = search_capacity(CapacitySearch(a_cell(load=LoadLevel("rate", 1.0))), up_to(float("inf")))  # type: ignore[arg-type]
     assert found.best is not None
     assert found.best.load == 2.0**DOUBLINGS
     assert not found.bounded

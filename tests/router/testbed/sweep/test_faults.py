@@ -9,7 +9,7 @@ import pytest
 
 from router.errors import ConfigError
 from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep.faults import demand_possible, load
+from router.testbed.sweep.faults import check_possible, load_troubles
 
 WHOLE = """
 down: [{instance: 3, from_s: 300, until_s: 420}]
@@ -26,7 +26,7 @@ def put(folder: Path, name: str, text: str) -> str:
 
 
 def test_a_file_becomes_what_a_simulation_suffers(tmp_path: Path) -> None:
-    assert load(put(tmp_path, "mine.yaml", WHOLE)) == {
+    assert load_troubles(put(tmp_path, "mine.yaml", WHOLE)) == {
         "mine": Trouble(
             failures=(
                 InstanceFailure("down", 3, 300.0, 420.0),
@@ -41,21 +41,21 @@ def test_a_file_becomes_what_a_simulation_suffers(tmp_path: Path) -> None:
 
 
 def test_several_in_their_order_and_first_of_all_none(tmp_path: Path) -> None:
-    found = load(f"slow,off,{put(tmp_path, 'mine.yaml', WHOLE)}")
+    found = load_troubles(f"slow,off,{put(tmp_path, 'mine.yaml', WHOLE)}")
     assert list(found) == ["off", "slow", "mine"]
     assert found["off"] == Trouble()
 
 
 def test_names_are_those_of_a_folder(tmp_path: Path) -> None:
     put(tmp_path, "mine.yaml", "events_lost: 0.5")
-    assert load("mine", tmp_path) == {"mine": Trouble(events_lost=0.5)}
+    assert load_troubles("mine", tmp_path) == {"mine": Trouble(events_lost=0.5)}
     with pytest.raises(ConfigError, match='--trouble: unknown trouble "slow": known here: mine'):
-        load("slow", tmp_path)
+        load_troubles("slow", tmp_path)
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        load(f"slow,diez,{put(tmp_path, 'slow.yaml', WHOLE)},{put(tmp_path, 'bad.yaml', 'dwon: []')}")
+        load_troubles(f"slow,diez,{put(tmp_path, 'slow.yaml', WHOLE)},{put(tmp_path, 'bad.yaml', 'dwon: []')}")
     unknown, twice, misspelt = str(refused.value).splitlines()
     assert unknown.startswith('--trouble: unknown trouble "diez": did you mean "dies"?')
     assert twice.startswith('--trouble: "slow" is given twice')
@@ -64,7 +64,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_file_called_off_would_be_taken_for_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='--trouble: "off" means that nothing goes wrong; rename the file'):
-        load(put(tmp_path, "off.yaml", WHOLE))
+        load_troubles(put(tmp_path, "off.yaml", WHOLE))
 
 
 def down(*numbers: int, until_s: float = inf) -> Trouble:
@@ -72,7 +72,7 @@ def down(*numbers: int, until_s: float = inf) -> Trouble:
 
 
 def possible(trouble: Trouble, *, prefills: int = 0, pooled: bool = False) -> None:
-    demand_possible("mine", trouble, instances=4, prefills=prefills, pooled=pooled)
+    check_possible("mine", trouble, instances=4, prefills=prefills, pooled=pooled)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell, WorkloadSource
-from router.testbed.sweep.parallel import spread
+from router.testbed.sweep.parallel import run_parallel
 from router.testbed.workloads.source import WorkloadSpec as Size
 from tests.router.testbed.sweep.cells import a_cell
 
@@ -24,7 +24,7 @@ def test_results_come_in_the_order_of_the_cells_and_one_that_fails_is_named() ->
         looks.append((done, virtual_s))
         return False
 
-    results = spread(cells, 2, look)
+    results = run_parallel(cells, 2, look)
     assert [type(result) for result in results] == [CellResult, CellFailure, CellResult, CellResult]
     assert [result.cell.seed for result in results if isinstance(result, CellResult)] == [0, 2, 3]
     (failed,) = [result for result in results if isinstance(result, CellFailure)]
@@ -34,6 +34,6 @@ def test_results_come_in_the_order_of_the_cells_and_one_that_fails_is_named() ->
 
 
 def test_no_more_is_begun_once_it_is_to_end() -> None:
-    results = spread(some(12, 400), 1, lambda done, _: done >= 1)
+    results = run_parallel(some(12, 400), 1, lambda done, _: done >= 1)
     assert 1 <= len(results) < 12
     assert all(isinstance(result, CellResult) for result in results)

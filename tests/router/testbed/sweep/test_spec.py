@@ -11,14 +11,14 @@ from router.errors import ConfigError
 from router.testbed.simulator.scenario import EventLags, Trouble
 from router.testbed.sweep.cells import LoadLevel, SweepCell
 from router.testbed.sweep.fleets import FleetOption
-from router.testbed.sweep.spec import SweepSpec, cells
+from router.testbed.sweep.spec import SweepSpec, make_cells
 
 HEARD: list[str] = []
 
 
 def asked(**more: Any) -> list[SweepCell]:
     plain: dict[str, Any] = {"policies": ["warm", "random"], "workload": "tools", "requests": 20}
-    return cells(SweepSpec(**plain | more), HEARD.append)
+    return make_cells(SweepSpec(**plain | more), HEARD.append)
 
 
 def refusal(**more: Any) -> str:
@@ -45,7 +45,7 @@ def test_what_a_fleet_has_beside_its_gpus_and_what_it_suffers_multiply() -> None
 
 
 def test_what_is_not_said_is_as_stated() -> None:
-    (cell,) = cells(SweepSpec(policies=["warm"], sessions=1), HEARD.append)
+    (cell,) = make_cells(SweepSpec(policies=["warm"], sessions=1), HEARD.append)
     assert cell.source.name == "codex"
     assert cell.load == LoadLevel("sessions", 8)
     assert cell.scenario.profile.name == "qwen3-32b-2xh100"

@@ -10,7 +10,7 @@ import pytest
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
 from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource
 from router.testbed.sweep.worker import SweepStopped, SweepWorker
-from router.testbed.workloads.offered_load import demand
+from router.testbed.workloads.offered_load import measure_demand
 from router.testbed.workloads.source import WorkloadSpec as Size
 from tests.router.testbed.sweep.cells import PROFILE, a_cell
 
@@ -26,7 +26,7 @@ def test_a_cell_is_played_at_its_load_and_virtual_time_is_told() -> None:
     passed: list[float] = []
     done = SweepWorker(passed.append, lambda: False).done(few())
     assert isinstance(done, CellResult)
-    asked = demand(FEW.workload(1, print))
+    asked = measure_demand(FEW.workload(1, print))
     assert done.requests_per_s == pytest.approx(0.5 * 2 * asked.capacity(PROFILE))
     assert done.figures.requests == 300
     assert 0 < sum(passed) <= done.took_s

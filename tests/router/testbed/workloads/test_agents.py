@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.testbed.workloads import CODEX, SCALING
-from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.statistics import compute_statistics
 
 SMALL = CODEX.scaled(sessions=5 / 610, tokens=0.1, turns=0.3)
 
@@ -46,6 +46,6 @@ def test_scaling_keeps_the_shape() -> None:
 
 def test_a_session_ends_before_the_cap() -> None:
     capped = replace(CODEX, sessions=50, cap_tokens=40_000)
-    real = statistics(capped.workload(1), 16)
+    real = compute_statistics(capped.workload(1), 16)
     assert 30_000 < real.longest_tokens <= 40_000
     assert real.median_turns < 20

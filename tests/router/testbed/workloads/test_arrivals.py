@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import CODEX, GROUPS, OpenArrivals, Session, Span, Turn, Workload, first, sped, window
+from router.testbed.workloads import (
+    CODEX,
+    GROUPS,
+    OpenArrivals,
+    Session,
+    Span,
+    Turn,
+    Workload,
+    speed_up,
+    take_first,
+    take_window,
+)
 
 spans = st.builds(Span, st.integers(0, (1 << 64) - 1), st.integers(1, 1 << 20))
 turns = st.builds(
@@ -64,24 +75,24 @@ def test_requests_are_numbered_as_they_come() -> None:
 
 
 def test_twice_as_fast() -> None:
-    assert starts(sped(at(0, 1, 5), 2)) == [0, 0.5, 2.5]
+    assert starts(speed_up(at(0, 1, 5), 2)) == [0, 0.5, 2.5]
 
 
 def test_a_window_begins_at_zero_and_leaves_out_its_end() -> None:
-    cut = window(at(0, 1, 5, 8), 1, 8)
+    cut = take_window(at(0, 1, 5, 8), 1, 8)
     assert starts(cut) == [0, 4]
     assert [session.number for session in cut.sessions] == [1, 2]
-    assert list(window(at(0, 1), 5, 8).sessions) == []
+    assert list(take_window(at(0, 1), 5, 8).sessions) == []
 
 
 def test_the_first_ones() -> None:
-    assert starts(first(at(0, 1, 5), 2)) == [0, 1]
-    assert starts(first(at(0, 1), 9)) == [0, 1]
+    assert starts(take_first(at(0, 1, 5), 2)) == [0, 1]
+    assert starts(take_first(at(0, 1), 9)) == [0, 1]
 
 
 def test_a_closed_loop_has_no_times() -> None:
     closed = CODEX.scaled(sessions=1 / 610, turns=0.1).workload(1)
-    for changed in (lambda: sped(closed, 2), lambda: window(closed, 0, 1), lambda: first(closed, 1)):
+    for changed in (lambda: speed_up(closed, 2), lambda: take_window(closed, 0, 1), lambda: take_first(closed, 1)):
         with pytest.raises(ValueError, match="codex is a closed loop"):
             changed()
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import Key
-from router.testbed.workloads import Span, token_ids
-from router.testbed.workloads.block_names import GivenNames, NamedTokens, SessionContext
+from router.testbed.workloads import Span, make_token_ids
+from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens, SessionContext
 
 BLOCK = 16
 spans = st.lists(st.builds(Span, st.sampled_from([1, 2, -3]), st.integers(1, 70)), max_size=6)
@@ -20,7 +20,7 @@ def said(spans: Sequence[Span]) -> SessionContext:
 
 
 def ids(spans: Sequence[Span]) -> list[int]:
-    return [id for span in spans for id in token_ids(Span(span.source & 0xFF, span.tokens), 0, range(1 << 30))]
+    return [id for span in spans for id in make_token_ids(Span(span.source & 0xFF, span.tokens), 0, range(1 << 30))]
 
 
 def same_blocks(one: Sequence[int], other: Sequence[int]) -> int:
@@ -74,4 +74,4 @@ def test_tokens_that_nobody_spells_have_a_length_and_are_cut_at_blocks() -> None
 
 
 def test_the_keyring_takes_names_for_keys() -> None:
-    assert GivenNames(0).chain(Key(1), NamedTokens([7, 8], BLOCK), BLOCK) == [7, 8]
+    assert BlockNameKeyring(0).chain(Key(1), NamedTokens([7, 8], BLOCK), BLOCK) == [7, 8]

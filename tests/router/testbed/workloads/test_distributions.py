@@ -6,7 +6,7 @@ import pytest
 
 from router.testbed.rng import Rng
 from router.testbed.workloads import CODEX, LogNormal
-from router.testbed.workloads.distributions import gap_s, uniform
+from router.testbed.workloads.distributions import draw_gap_s, draw_uniform
 
 
 def test_think_time_is_fitted_by_median_and_p99() -> None:
@@ -30,7 +30,7 @@ def test_sigma_zero_is_always_the_median_and_tokens_are_at_least_one() -> None:
 
 def test_gaps_are_exponential() -> None:
     dice = Rng(3)
-    gaps = [gap_s(dice, 4.0) for _ in range(20_000)]
+    gaps = [draw_gap_s(dice, 4.0) for _ in range(20_000)]
     # mean 1 / 4, as is the standard deviation: sd of the mean 0.25 / sqrt(20,000) = 0.0018
     assert sum(gaps) / len(gaps) == pytest.approx(0.25, abs=0.007)
     # P(gap > 2 means) = e^-2 = 0.1353, sd sqrt(p (1 - p) / 20,000) = 0.0024
@@ -46,5 +46,5 @@ def test_uniform_is_never_an_end() -> None:
         def bits(self) -> int:
             return (1 << 64) - 1
 
-    assert 0 < uniform(Least(0)) < 1e-15
-    assert 1 - 1e-15 < uniform(Most(0)) < 1
+    assert 0 < draw_uniform(Least(0)) < 1e-15
+    assert 1 - 1e-15 < draw_uniform(Most(0)) < 1

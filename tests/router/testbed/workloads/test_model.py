@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, token_ids
+from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, make_token_ids
 
 
 def test_ids_of_a_span_begin_any_longer_one() -> None:
     words = range(100, 4000)
-    long = token_ids(Span(9, 500), 1, words)
-    assert token_ids(Span(9, 200), 1, words) == long[:200]
+    long = make_token_ids(Span(9, 500), 1, words)
+    assert make_token_ids(Span(9, 200), 1, words) == long[:200]
     assert all(token in words for token in long)
-    assert token_ids(Span(10, 500), 1, words) != long
-    assert token_ids(Span(9, 500), 2, words) != long
+    assert make_token_ids(Span(10, 500), 1, words) != long
+    assert make_token_ids(Span(9, 500), 2, words) != long
     assert len(set(long)) > 400  # of 3,900 words: about 470 different ones in 500 draws
 
 

@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.workloads import CODEX, TOOLS, Session, Span, Turn, Workload, sped
-from router.testbed.workloads.offered_load import OfferedLoad, at_rate, demand, rate_for, requests_per_s, speed_up
+from router.testbed.workloads import CODEX, TOOLS, Session, Span, Turn, Workload, speed_up
+from router.testbed.workloads.offered_load import (
+    OfferedLoad,
+    arrival_rate,
+    measure_demand,
+    set_rate,
+    speed_factor,
+    workload_speed_factor,
+)
 
 PROFILE = EngineProfile(
     name="round",
@@ -32,7 +39,7 @@ def asked_at(*at: tuple[float, int, int]) -> Workload:
 
 
 def test_the_demand_is_the_mean_request_with_nothing_cached() -> None:
-    seen = demand(asked_at((0.0, 1, 1100), (2.0, 1, 1100), (4.0, 2, 800)))
+    seen = measure_demand(asked_at((0.0, 1, 1100), (2.0, 1, 1100), (4.0, 2, 800)))
     assert seen.prompt_tokens == 1000
     assert seen.pairs == pytest.approx((2 * 1100**2 + 800**2) / 6)
     assert seen.output_tokens == 10
@@ -60,34 +67,34 @@ def test_memory_bounds_the_requests_per_step() -> None:
 
 def test_sped_up_by_the_factor_the_workload_comes_at_that_load() -> None:
     workload = replace(TOOLS, requests=300).workload(1)
-    factor = rate_for(workload, PROFILE, 4, 0.8)
-    faster = sped(workload, factor)
-    asked = demand(faster)
+    factor = workload_speed_factor(workload, PROFILE, 4, 0.8)
+    faster = speed_up(workload, factor)
+    asked = measure_demand(faster)
     assert asked.requests_per_s == pytest.approx(0.8 * 4 * asked.capacity(PROFILE))
-    assert rate_for(faster, PROFILE, 4, 0.8) == pytest.approx(1.0)
+    assert workload_speed_factor(faster, PROFILE, 4, 0.8) == pytest.approx(1.0)
 
 
 def test_load_and_fleet_scale_the_rate() -> None:
     asked = OfferedLoad(2.0, prompt_tokens=990, pairs=0, output_tokens=10, read_tokens=10_000)
-    assert speed_up(asked, PROFILE, 8, 1.2) == pytest.approx(2 * speed_up(asked, PROFILE, 4, 1.2))
-    assert speed_up(asked, PROFILE, 8, 1.2) == pytest.approx(1.5 * speed_up(asked, PROFILE, 8, 0.8))
+    assert speed_factor(asked, PROFILE, 8, 1.2) == pytest.approx(2 * speed_factor(asked, PROFILE, 4, 1.2))
+    assert speed_factor(asked, PROFILE, 8, 1.2) == pytest.approx(1.5 * speed_factor(asked, PROFILE, 8, 0.8))
 
 
 def test_a_closed_loop_has_no_rate() -> None:
     workload = CODEX.scaled(sessions=0.005, tokens=0.1, turns=0.1).workload(1)
-    assert requests_per_s(workload) == 0.0
+    assert arrival_rate(workload) == 0.0
     with pytest.raises(ValueError, match="closed loop"):
-        rate_for(workload, PROFILE, 8, 0.9)
+        workload_speed_factor(workload, PROFILE, 8, 0.9)
 
 
 def test_requests_come_at_the_rate_that_is_wanted() -> None:
     workload = asked_at((3.0, 1, 100), (5.0, 2, 100), (11.0, 3, 100))  # 2 gaps in 8 s
-    assert requests_per_s(workload) == 0.25
-    assert requests_per_s(at_rate(workload, 4.0)) == pytest.approx(4.0)
+    assert arrival_rate(workload) == 0.25
+    assert arrival_rate(set_rate(workload, 4.0)) == pytest.approx(4.0)
     with pytest.raises(ValueError, match="no rate to change"):
-        at_rate(asked_at((3.0, 1, 100)), 4.0)
+        set_rate(asked_at((3.0, 1, 100)), 4.0)
 
 
 def test_an_empty_workload_is_refused() -> None:
     with pytest.raises(ValueError, match="no requests"):
-        demand(Workload("nothing", 0, (), is_closed=False))
+        measure_demand(Workload("nothing", 0, (), is_closed=False))

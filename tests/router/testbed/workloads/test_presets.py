@@ -8,7 +8,7 @@ from statistics import quantiles
 import pytest
 
 from router.testbed.workloads import CODEX, PRESETS, PUBLISHED, SCALING
-from router.testbed.workloads.statistics import statistics
+from router.testbed.workloads.statistics import compute_statistics
 
 SEEDS = pytest.mark.parametrize("seed", [1, 2])
 
@@ -17,7 +17,7 @@ SEEDS = pytest.mark.parametrize("seed", [1, 2])
 def test_codex_has_its_published_statistics(seed: int) -> None:
     """Tolerances are what 610 sessions leave to chance, and the word "about" in the source."""
     workload = PRESETS["codex"].workload(seed)
-    real = statistics(workload, block_tokens=16)
+    real = compute_statistics(workload, block_tokens=16)
     assert workload.is_closed
     assert real.sessions == 610
     assert real.median_turns == pytest.approx(33, abs=1)
@@ -35,13 +35,13 @@ def test_codex_has_its_published_statistics(seed: int) -> None:
 
 def test_without_the_rendered_tail_the_ideal_is_96() -> None:
     whole = replace(CODEX, sessions=100, rendered_tokens=0).workload(1)
-    assert statistics(whole, 16).ideal_share == pytest.approx(0.96, abs=0.006)
+    assert compute_statistics(whole, 16).ideal_share == pytest.approx(0.96, abs=0.006)
 
 
 @SEEDS
 def test_scaling_has_its_published_statistics(seed: int) -> None:
     workload = PRESETS["scaling"].workload(seed)
-    real = statistics(workload, block_tokens=16)
+    real = compute_statistics(workload, block_tokens=16)
     assert workload.is_closed
     assert (real.sessions, real.median_turns, real.turns) == (75, 30, 75 * 30)
     assert (real.mean_first_tokens, real.mean_growth_tokens, real.mean_output_tokens) == (30_000, 2_948, 900)
@@ -52,13 +52,13 @@ def test_scaling_has_its_published_statistics(seed: int) -> None:
 
 
 def test_scaling_to_sixty_gpus_finds_as_much() -> None:
-    assert statistics(replace(SCALING, sessions=375).workload(1), 16).ideal_share > 0.968
+    assert compute_statistics(replace(SCALING, sessions=375).workload(1), 16).ideal_share > 0.968
 
 
 @SEEDS
 def test_groups_has_its_published_statistics(seed: int) -> None:
     workload = PRESETS["groups"].workload(seed)
-    real = statistics(workload, block_tokens=16)
+    real = compute_statistics(workload, block_tokens=16)
     assert not workload.is_closed
     assert (real.mean_input_tokens, real.p90_input_tokens, real.mean_output_tokens) == (7_200, 7_200, 1_000)
     assert real.per_s == pytest.approx(20, rel=0.04)  # sd of 6,000 gaps: 1.3 %
@@ -69,7 +69,7 @@ def test_groups_has_its_published_statistics(seed: int) -> None:
 @SEEDS
 def test_tools_has_its_published_statistics(seed: int) -> None:
     workload = PRESETS["tools"].workload(seed)
-    real = statistics(workload, block_tokens=512)
+    real = compute_statistics(workload, block_tokens=512)
     assert not workload.is_closed
     assert real.turns == 23_608
     assert real.per_s == pytest.approx(6.56, rel=0.02)

@@ -12,7 +12,7 @@ import pytest
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.testbed.workloads import CODEX, GROUPS, PRESETS
-from router.testbed.workloads.source import load
+from router.testbed.workloads.source import load_workload
 from tests.router.telemetry.records import a_record
 
 GOOD = b"".join(
@@ -40,12 +40,12 @@ def decision_log(*numbers: int) -> bytes:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_by_name(name: str) -> None:
-    workload = load(name, seed=3, tokens=0.1)
+    workload = load_workload(name, seed=3, tokens=0.1)
     assert workload == PRESETS[name].scaled(tokens=0.1).workload(3)
 
 
 def test_a_closed_loop_made_smaller() -> None:
-    workload = load("codex", sessions=4, turns=0.2, tokens=0.1, think=0.5)
+    workload = load_workload("codex", sessions=4, turns=0.2, tokens=0.1, think=0.5)
     assert workload.is_closed
     assert len(workload.sessions) == 4
     same = CODEX.scaled(sessions=4 / 610, turns=0.2, tokens=0.1, think=0.5).workload(1)
@@ -53,24 +53,24 @@ def test_a_closed_loop_made_smaller() -> None:
 
 
 def test_an_open_loop_made_faster_and_longer() -> None:
-    workload = load("groups", rate=50.0, requests=1_000, seed=2)
+    workload = load_workload("groups", rate=50.0, requests=1_000, seed=2)
     assert not workload.is_closed
     assert len(workload.sessions) == 1_000
     assert workload.sessions[-1].start_s == pytest.approx(1_000 / 50, rel=0.15)
-    within = load("groups", within_s=(1.0, 2.0))
+    within = load_workload("groups", within_s=(1.0, 2.0))
     whole = [session for session in GROUPS.workload(1).sessions if 1.0 <= session.start_s < 2.0]
     assert [session.turns for session in within.sessions] == [session.turns for session in whole]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_mooncake_trace(file: Callable[[str, bytes], str], name: str) -> None:
-    workload = load(file(name, GOOD))
+    workload = load_workload(file(name, GOOD))
     assert (workload.name, len(workload.sessions), workload.is_closed) == ("a", 5, False)
 
 
 def test_a_trace_at_another_rate(file: Callable[[str, bytes], str]) -> None:
     """Window first, then the first requests, then the rate of those."""
-    workload = load(file("a.jsonl", GOOD), rate=4.0, requests=3, within_s=(1.0, 5.0))
+    workload = load_workload(file("a.jsonl", GOOD), rate=4.0, requests=3, within_s=(1.0, 5.0))
     assert [session.start_s for session in workload.sessions] == [0.0, 0.25, 0.5]
     assert [session.number for session in workload.sessions] == [1, 2, 3]
 
@@ -78,32 +78,32 @@ def test_a_trace_at_another_rate(file: Callable[[str, bytes], str]) -> None:
 def test_a_trace_of_azures(file: Callable[[str, bytes], str]) -> None:
     lines = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,480,10\n2023-11-16 18:17:05,48,1\n"
     for name in ("code.csv", "code.csv.gz"):
-        assert [session.start_s for session in load(file(name, lines)).sessions] == [0.0, 2.0]
+        assert [session.start_s for session in load_workload(file(name, lines)).sessions] == [0.0, 2.0]
 
 
 def test_a_ledger_by_file_and_folder(file: Callable[[str, bytes], str], tmp_path: Path) -> None:
     one = file("decisions-1.jsonl", decision_log(0, 1))
     packed = file("decisions-2.jsonl.gz", decision_log(2))
-    assert [load(given).turns for given in (one, packed, str(tmp_path))] == [2, 1, 3]
-    assert [session.start_s for session in load(str(tmp_path)).sessions] == [0.0, 1.0, 2.0]
+    assert [load_workload(given).turns for given in (one, packed, str(tmp_path))] == [2, 1, 3]
+    assert [session.start_s for session in load_workload(str(tmp_path)).sessions] == [0.0, 1.0, 2.0]
 
 
 def test_what_a_ledger_could_not_say_is_told(file: Callable[[str, bytes], str]) -> None:
     told: list[str] = []
     given = file("decisions-1.jsonl", decision_log(0, 1) + b'{"record":')
-    assert load(given, told=told.append).turns == 2
+    assert load_workload(given, told=told.append).turns == 2
     assert told == [f"{given}: decisions-1.jsonl, line 5: the last line is not finished"]
 
 
 def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> None:
     given = file("a.jsonl", GOOD + BAD * 7)
     with pytest.raises(ConfigError) as refused:
-        load(given)
+        load_workload(given)
     assert "line 6: 1 hash_ids for 600 tokens" in str(refused.value)
     assert "and 2 more like that" in str(refused.value)
     assert "5 requests could be used" in str(refused.value)
     told: list[str] = []
-    assert len(load(given, told=told.append).sessions) == 5
+    assert len(load_workload(given, told=told.append).sessions) == 5
     assert [line.split(": ")[1] for line in told] == [f"line {number}" for number in range(6, 13)]
 
 
@@ -125,7 +125,7 @@ def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> Non
 )
 def test_what_is_refused(given: str, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load(given, **asked)
+        load_workload(given, **asked)
     assert why in str(refused.value)
 
 
@@ -143,14 +143,14 @@ def test_what_is_refused_of_files(file: Callable[[str, bytes], str]) -> None:
         ("d.jsonl", GOOD, {"rate": 2.0, "requests": 1}, "all its requests come at once"),
     ):
         with pytest.raises(ConfigError) as refused:
-            load(file(name, content), **asked)
+            load_workload(file(name, content), **asked)
         assert why in str(refused.value)
 
 
 def test_a_file_that_breaks_off_is_no_workload(tmp_path: Path) -> None:
     (broken := tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 50)[:-20])
     with pytest.raises(WarmrouteError, match="cannot be read"):
-        load(str(broken))
+        load_workload(str(broken))
     (plain := tmp_path / "b.jsonl.gz").write_bytes(GOOD)
     with pytest.raises(WarmrouteError, match="cannot be read"):
-        load(str(plain))
+        load_workload(str(plain))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, token_ids
-from router.testbed.workloads.statistics import InfiniteCache, contexts, cut, statistics
+from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, make_token_ids
+from router.testbed.workloads.statistics import InfiniteCache, compute_statistics, session_contexts, take_tokens
 
 A, B = 1, 2
 SESSION = Session(
@@ -21,7 +21,7 @@ SESSION = Session(
 
 
 def test_contexts_are_prompt_and_answer() -> None:
-    (first, after_first), (second, after_second) = contexts(SESSION)
+    (first, after_first), (second, after_second) = session_contexts(SESSION)
     assert first == [Span(A, 4), Span(B, 6)]
     answer = after_first[-1]
     assert answer.tokens == 4  # of 5: the last one's KV is never computed
@@ -31,15 +31,15 @@ def test_contexts_are_prompt_and_answer() -> None:
 
 def test_cut() -> None:
     spans = [Span(A, 4), Span(B, 6)]
-    assert cut(spans, 0) == []
-    assert cut(spans, 4) == [Span(A, 4)]
-    assert cut(spans, 5) == [Span(A, 4), Span(B, 1)]
-    assert cut(spans, 99) == spans
+    assert take_tokens(spans, 0) == []
+    assert take_tokens(spans, 4) == [Span(A, 4)]
+    assert take_tokens(spans, 5) == [Span(A, 4), Span(B, 1)]
+    assert take_tokens(spans, 99) == spans
 
 
 def test_statistics_by_hand() -> None:
     other = Session(1, 0.0, (Turn(0, (Span(A, 4), Span(9, 6)), 4, 2.0),))
-    real = statistics(Workload("by hand", 0, (SESSION, other)), block_tokens=4)
+    real = compute_statistics(Workload("by hand", 0, (SESSION, other)), block_tokens=4)
     # prompts of 10, 20 and 10 tokens: nothing is known of the first; 13 tokens of the second, 3 whole blocks of 4;
     # of the third the 4 that it shares
     assert real.input_tokens == 40
@@ -58,7 +58,7 @@ def test_statistics_by_hand() -> None:
 
 def test_statistics_of_an_open_loop() -> None:
     sessions = (Session(at, 0.25 * at, (Turn(0, (Span(A, 8),), at + 1, 0.0),)) for at in range(11))
-    real = statistics(Workload("open", 0, OpenArrivals.of(sessions), is_closed=False), block_tokens=4)
+    real = compute_statistics(Workload("open", 0, OpenArrivals.of(sessions), is_closed=False), block_tokens=4)
     assert real.per_s == 4.0
     assert (real.mean_output_tokens, real.median_output_tokens, real.p90_output_tokens) == (6, 6, 10)
     assert real.ideal_share == 10 * 4 / 88
@@ -67,18 +67,18 @@ def test_statistics_of_an_open_loop() -> None:
 
 def test_requests_that_all_come_at_once_have_no_rate() -> None:
     at_once = OpenArrivals.of(Session(at, 5.0, (Turn(0, (Span(A, 8),), 1, 0.0),)) for at in range(2))
-    assert statistics(Workload("open", 0, at_once, is_closed=False), 4).per_s is None
+    assert compute_statistics(Workload("open", 0, at_once, is_closed=False), 4).per_s is None
 
 
 def test_an_empty_workload_has_no_statistics() -> None:
     with pytest.raises(ValueError, match="nothing: it has no requests"):
-        statistics(Workload("nothing", 0, ()), 4)
+        compute_statistics(Workload("nothing", 0, ()), 4)
 
 
 def test_a_prompt_that_is_all_there_still_computes_its_last_token() -> None:
     turn = Turn(0, (Span(A, 8),), 1, 0.0)
     twice = Workload("twice", 0, (Session(0, 0.0, (turn,)), Session(1, 1.0, (turn,))))
-    assert statistics(twice, block_tokens=4).ideal_share == 4 / 16  # 7 of 8 tokens are one whole block
+    assert compute_statistics(twice, block_tokens=4).ideal_share == 4 / 16  # 7 of 8 tokens are one whole block
 
 
 spans = st.lists(st.builds(Span, st.integers(1, 3), st.integers(1, 5)), min_size=1, max_size=5)
@@ -98,7 +98,7 @@ def test_matching_spans_is_matching_tokens(added: list[list[Span]], asked: list[
 
 
 def _text(some: list[Span]) -> list[int]:
-    return [token for span in some for token in token_ids(span, 0, range(1 << 30))]
+    return [token for span in some for token in make_token_ids(span, 0, range(1 << 30))]
 
 
 def _common(a: list[int], b: list[int]) -> int:

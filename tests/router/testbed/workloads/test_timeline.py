@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.testbed.workloads import CODEX, OpenArrivals, Session, Span, Turn, Workload
-from router.testbed.workloads.statistics import contexts
-from router.testbed.workloads.timeline import ClosedLoopPace, laid_out
+from router.testbed.workloads.statistics import session_contexts
+from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
 
 def a_session(number: int, *thinks: float) -> Session:
@@ -19,7 +19,7 @@ def test_an_open_loop_has_its_own_times() -> None:
     workload = Workload(
         "open", 0, OpenArrivals.of([Session(0, 1.5, (turn,)), Session(1, 2.0, (turn,))]), is_closed=False
     )
-    first, second = laid_out(workload)
+    first, second = lay_out(workload)
     assert (first.at_s, second.at_s) == (1.5, 2.0)
     assert first.prompt == [Span(3, 40), Span(4, 2)]
     assert first.context[:2] == first.prompt
@@ -28,14 +28,14 @@ def test_an_open_loop_has_its_own_times() -> None:
 
 
 def test_a_turn_waits_for_the_answer_and_the_pause() -> None:
-    sent = list(laid_out(Workload("closed", 0, (a_session(0, 1.0, 2.0),)), ClosedLoopPace(token_s=0.1)))
+    sent = list(lay_out(Workload("closed", 0, (a_session(0, 1.0, 2.0),)), ClosedLoopPace(token_s=0.1)))
     assert [one.at_s for one in sent] == [1.0, 4.0]  # 1 + 10 x 0.1 + 2
-    assert [one.prompt for one in sent] == [prompt for prompt, _ in contexts(a_session(0, 1.0, 2.0))]
+    assert [one.prompt for one in sent] == [prompt for prompt, _ in session_contexts(a_session(0, 1.0, 2.0))]
 
 
 def test_the_next_session_begins_when_one_ends() -> None:
     sessions = (a_session(0, 1.0, 2.0), a_session(1, 0.5), a_session(2, 0.25), a_session(3, 9.0))
-    sent = list(laid_out(Workload("closed", 0, sessions), ClosedLoopPace(at_once=2, token_s=0.1)))
+    sent = list(lay_out(Workload("closed", 0, sessions), ClosedLoopPace(at_once=2, token_s=0.1)))
     # 1 is asked at 0.5 and answered at 1.5, so 2 is asked at 1.75 and answered at 2.75, so 3 at 11.75; 0 at 1 and 4
     assert [(one.at_s, one.prompt[0].source) for one in sent] == [(0.5, 1), (1.0, 0), (1.75, 2), (4.0, 0), (11.75, 3)]
 
@@ -43,8 +43,8 @@ def test_the_next_session_begins_when_one_ends() -> None:
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_every_turn_comes_once_and_in_order(at_once: int) -> None:
     workload = CODEX.scaled(sessions=10 / 610, turns=0.2, tokens=0.1).workload(1)
-    sent = list(laid_out(workload, ClosedLoopPace(at_once)))
+    sent = list(lay_out(workload, ClosedLoopPace(at_once)))
     assert len(sent) == workload.turns
     assert sorted(sent, key=lambda one: one.at_s) == sent
-    wanted = [prompt for session in workload.sessions for prompt, _ in contexts(session)]
+    wanted = [prompt for session in workload.sessions for prompt, _ in session_contexts(session)]
     assert sorted(one.prompt for one in sent) == sorted(wanted)

@@ -14,8 +14,8 @@ from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedRecord, decode
 from router.testbed.workloads import Span, Workload
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.statistics import statistics
-from router.testbed.workloads.traces import HashIdTree, azure, decision_log, mooncake
+from router.testbed.workloads.statistics import compute_statistics
+from router.testbed.workloads.traces import HashIdTree, read_azure, read_decision_log, read_mooncake
 from tests.router.telemetry.records import a_record
 
 LINES = [
@@ -43,7 +43,7 @@ def a_logged(number: int, blocks: tuple[int, ...] = (), **known: object) -> Logg
 
 
 def test_a_mooncake_trace_is_an_open_loop_that_begins_at_zero() -> None:
-    workload, unusable = mooncake(LINES, "some")
+    workload, unusable = read_mooncake(LINES, "some")
     assert unusable == ()
     assert (workload.name, workload.is_closed, len(workload.sessions)) == ("some", False, 3)
     assert [session.start_s for session in workload.sessions] == [0.0, 0.0, 3.5]
@@ -52,15 +52,15 @@ def test_a_mooncake_trace_is_an_open_loop_that_begins_at_zero() -> None:
 
 
 def test_ids_become_few_spans_that_share_as_much() -> None:
-    first, second, third = prompts(mooncake(LINES, "some").workload)
+    first, second, third = prompts(read_mooncake(LINES, "some").workload)
     assert first == third == (Span(0, 1100),)
     assert second == (Span(0, 512), Span(1, 988))
     # infinite cache: 512 of the second; of the third its 2 whole blocks
-    assert statistics(mooncake(LINES, "some").workload, 512).ideal_share == (512 + 1024) / 3700
+    assert compute_statistics(read_mooncake(LINES, "some").workload, 512).ideal_share == (512 + 1024) / 3700
 
 
 def test_requests_are_put_in_order() -> None:
-    workload, _ = mooncake(LINES[::-1], "some")
+    workload, _ = read_mooncake(LINES[::-1], "some")
     assert [session.start_s for session in workload.sessions] == [0.0, 0.0, 3.5]
     assert [session.turns[0].prompt_tokens for session in workload.sessions] == [1500, 1100, 1100]
 
@@ -79,7 +79,7 @@ def test_requests_are_put_in_order() -> None:
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_is_taken(line: bytes, why: str) -> None:
-    workload, (bad,) = mooncake([*LINES, line, LINES[0]], "some")
+    workload, (bad,) = read_mooncake([*LINES, line, LINES[0]], "some")
     assert bad.where == "line 4"
     assert why in bad.why
     assert str(bad) == f"line 4: {bad.why}"
@@ -87,8 +87,8 @@ def test_a_bad_line_is_named_and_the_rest_is_taken(line: bytes, why: str) -> Non
 
 
 def test_an_empty_trace_is_empty() -> None:
-    assert mooncake([], "none").workload.turns == 0
-    assert azure([b"TIMESTAMP,ContextTokens,GeneratedTokens\n"], "none").workload.turns == 0
+    assert read_mooncake([], "none").workload.turns == 0
+    assert read_azure([b"TIMESTAMP,ContextTokens,GeneratedTokens\n"], "none").workload.turns == 0
 
 
 tree = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=25)
@@ -116,7 +116,7 @@ def test_azure_knows_no_prefixes_and_two_ways_to_write_a_time() -> None:
         b"2024-05-10 00:00:00.009930+00:00,100,0\n",
         b"2023-11-16 18:17:04.4799600,4808,8\n",
     ]
-    workload, unusable = azure(lines, "code")
+    workload, unusable = read_azure(lines, "code")
     assert unusable == ()
     assert [session.start_s for session in workload.sessions[:2]] == pytest.approx([0.0, 0.5], abs=1e-6)
     assert [session.turns[0].prompt_tokens for session in workload.sessions] == [4808, 4808, 100]
@@ -131,7 +131,7 @@ def test_azures_bad_lines_are_named() -> None:
         b"2023-11-16 18:17:03,1\n",
         b"\xff,1,1\n",
     ]
-    workload, unusable = azure(lines, "code")
+    workload, unusable = read_azure(lines, "code")
     assert workload.turns == 0
     assert [bad.where for bad in unusable] == [f"line {number}" for number in range(1, 6)]
     assert "TIMESTAMP" in unusable[0].why
@@ -144,7 +144,7 @@ def test_a_ledger_shares_what_its_digests_share() -> None:
         a_logged(1, (11, 13), input_length=1030, timestamp=5_250),
         a_logged(2, (), input_length=600, timestamp=5_500),
     ]
-    workload, unusable = decision_log(records, "mine")
+    workload, unusable = read_decision_log(records, "mine")
     assert unusable == ()
     assert [session.start_s for session in workload.sessions] == [0.0, 0.25, 0.5]
     first, second, third = prompts(workload)
@@ -155,7 +155,7 @@ def test_a_ledger_shares_what_its_digests_share() -> None:
 
 
 def test_an_engines_count_may_be_shorter_than_ours() -> None:
-    (spans,) = prompts(decision_log([a_logged(0, (11, 12), input_length=1000)], "mine").workload)
+    (spans,) = prompts(read_decision_log([a_logged(0, (11, 12), input_length=1000)], "mine").workload)
     assert [span.tokens for span in spans] == [512, 488]
 
 
@@ -165,7 +165,7 @@ def test_requests_of_a_session_have_its_number_and_their_own_times() -> None:
     records[1] = msgspec.structs.replace(
         records[1], attempts=[msgspec.structs.replace(other, view=other.view._replace(session=None))]
     )
-    workload, _ = decision_log(records, "mine")
+    workload, _ = read_decision_log(records, "mine")
     assert [session.number for session in workload.sessions] == [0, 1, 0]
     assert [session.start_s for session in workload.sessions] == [0.0, 1.0, 2.0]
 
@@ -176,7 +176,7 @@ def test_a_request_without_an_answer_or_a_count_is_named() -> None:
         a_logged(1, input_length=None),
         a_logged(2, stages=Stages()),
     ]
-    workload, unusable = decision_log(records, "mine")
+    workload, unusable = read_decision_log(records, "mine")
     assert workload.turns == 1
     assert [str(bad) for bad in unusable] == [
         "record run-0: it has no answer (status 503, unplaced)",
