@@ -132,7 +132,7 @@ def stack(config: ConfigOption, policy: PolicyOption = None) -> None:
     import uvloop
 
     from router.testbed.local_stack import ports
-    from router.testbed.local_stack.progress import shown
+    from router.testbed.local_stack.progress import show_progress
     from router.testbed.local_stack.supervisor import RunningStack
 
     settings = _settings(config, policy)
@@ -140,10 +140,10 @@ def stack(config: ConfigOption, policy: PolicyOption = None) -> None:
         raise ConfigError(f"{config}: stack: is needed for `warmroute stack`")
     _log(settings.log.level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the router runs, it ends a start as Ctrl-C does
-    ports.demand({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
+    ports.check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
     with ExitStack() as opened:
-        with shown(err) as (line, waiting):
-            running = opened.enter_context(RunningStack(settings.stack, say=line, waiting=waiting))
+        with show_progress(err) as (line, waiting):
+            running = opened.enter_context(RunningStack(settings.stack, report=line, report_wait=waiting))
         uvloop.run(_behind_a_router(settings, running, config))
 
 
@@ -172,7 +172,7 @@ def load(
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and show what came of it."""
     from router.cli.load.command import LoadRequest, run_load
-    from router.testbed.loadgen.sharding import bounded, paced
+    from router.testbed.loadgen.sharding import limit_requests, pace_sessions
     from router.testbed.workloads import PRESETS, AgentsWorkload
     from router.testbed.workloads.source import load_workload
 
@@ -186,8 +186,8 @@ def load(
         sizes |= {"rate": rate, "requests": requests}
     chosen = load_workload(given, seed=seed, told=partial(err.print, markup=False), **sizes)
     if chosen.is_closed:
-        chosen = chosen if requests is None else bounded(chosen, requests)
-        chosen = chosen if rate is None else paced(chosen, rate)
+        chosen = chosen if requests is None else limit_requests(chosen, requests)
+        chosen = chosen if rate is None else pace_sessions(chosen, rate)
     at_once = agents or (16 if chosen.is_closed and rate is None else None)
     how = LoadRequest(url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart)
     _exit(asyncio.run(run_load(how, chosen)))
@@ -205,9 +205,9 @@ def layers(
     """The same prompt computed, from an engine's own cache and from the pool: what each layer is worth."""
     from router.cli.bench.command import bench_layers
     from router.config.reader import read_config
-    from router.testbed.bench.stack_environment import stage
+    from router.testbed.bench.stack_environment import environment_factory
 
-    engines = stage(read_config(config), out, partial(err.print, markup=False))
+    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_layers(engines, out, tokens, repetitions, seed, chart)))
 
 
@@ -226,12 +226,12 @@ def agents(
     """Agents in a closed loop through the router: round robin without a pool, with it, and by caches and pool."""
     from router.cli.bench.command import bench_agents
     from router.config.reader import read_config
-    from router.testbed.bench.stack_environment import stage
+    from router.testbed.bench.stack_environment import environment_factory
     from router.testbed.workloads import CODEX
 
     shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
     scaled = CODEX.scaled(tokens=scale, think=think, **shares)
-    engines = stage(read_config(config), out, partial(err.print, markup=False))
+    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
 
 
@@ -322,17 +322,17 @@ async def _behind_a_router(settings: Config, running: RunningStack, file: Path) 
     """Until the router is told to stop, or one of the stack's processes ends by itself: StackFailed."""
     from router.app import App
     from router.app import serve as serve_router
-    from router.testbed.local_stack.router_config import in_front
+    from router.testbed.local_stack.router_config import build_router_config
 
     def invite(router: App) -> None:
-        model = running.asked.served_name
+        model = running.config.served_name
         sys.stdout.write(INVITATION.format(port=router.port, admin=router.admin_port, model=model))
         sys.stdout.flush()
 
     try:
         async with asyncio.TaskGroup() as together:
-            watch = together.create_task(running.until_dead(), name="stack:watch")
-            await serve_router(in_front(settings, running), invite, file)
+            watch = together.create_task(running.wait_for_failure(), name="stack:watch")
+            await serve_router(build_router_config(settings, running), invite, file)
             watch.cancel()
     except* WarmrouteError as failed:
         raise failed.exceptions[0] from None

@@ -26,9 +26,9 @@ import numpy as np
 
 from router.clock import SystemClock
 from router.config.reader import read_config
-from router.testbed.bench.engine_counters import MasterCounts, fetch
+from router.testbed.bench.engine_counters import MasterCounts, fetch_counters
 from router.testbed.bench.environment import Environment
-from router.testbed.bench.stack_environment import stage
+from router.testbed.bench.stack_environment import environment_factory
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.sweep.profiles import load
 from router.testbed.workloads import Span, make_token_ids
@@ -131,7 +131,7 @@ class Bench:
         """Until the store has what was computed: saving takes the time of whoever computes."""
         assert self._site.master is not None
         before = None
-        while before != (now := MasterCounts.read(await fetch(self._http, self._site.master)).stored_keys):
+        while before != (now := MasterCounts.read(await fetch_counters(self._http, self._site.master)).stored_keys):
             before = now
             await asyncio.sleep(0.15)
 
@@ -185,7 +185,7 @@ async def run(folder: Path) -> None:
     config = read_config(ROOT / "configs" / "stack-cpu.yaml")
     clock = SystemClock()
     async with (
-        stage(config, folder, print)(True) as site,
+        environment_factory(config, folder, print)(True) as site,
         httpx.AsyncClient(trust_env=False) as http,
         LoadClient(site.engines[0], site.model, clock) as a,
         LoadClient(site.engines[1], site.model, clock) as b,

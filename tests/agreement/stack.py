@@ -30,8 +30,8 @@ from typing import NamedTuple
 from router.clock import SystemClock
 from router.config.reader import load_policies, read_config
 from router.config.schema import Config, PolicyConfig
-from router.testbed.bench.agents import AgentsReport, BenchArm, arms, compare
-from router.testbed.bench.stack_environment import stage
+from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
+from router.testbed.bench.stack_environment import environment_factory
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario
@@ -105,12 +105,14 @@ class Row(NamedTuple):
 async def real(workload: Workload, chosen: Sequence[BenchArm], folder: Path, clock: SystemClock) -> dict[str, Shares]:
     """By arm. Starts the stack, without a pool and with one, for the time of it; logs go to the folder."""
     report = AgentsReport(workload, "")
-    await compare(report, chosen, stage(_settings(), folder, _say), folder, clock, lambda arm, turns: None)
+    await compare_arms(
+        report, chosen, environment_factory(_settings(), folder, _say), folder, clock, lambda arm, turns: None
+    )
     found: dict[str, Shares] = {}
     for outcome in report.outcomes:
-        assert outcome.whole, (outcome.arm.name, outcome.failures, outcome.notes)
+        assert outcome.complete, (outcome.arm.name, outcome.failures, outcome.notes)
         assert not outcome.failures, (outcome.arm.name, outcome.failures)
-        _say(f"{outcome.arm.name}: {len(outcome.asked)} turns in {outcome.took_s:.0f} s")
+        _say(f"{outcome.arm.name}: {len(outcome.turns)} turns in {outcome.took_s:.0f} s")
         counted = outcome.engines
         assert counted is not None
         assert counted.prompt_tokens
@@ -143,7 +145,7 @@ def simulated(workload: Workload, arm: BenchArm, policies: Mapping[str, PolicyCo
 
 def compared(size: Size, seeds: Sequence[int], folder: Path) -> list[Row]:
     """The means over the seeds. Takes some minutes for each."""
-    policies, clock, chosen = load_policies(_settings()), SystemClock(), arms(POLICY)
+    policies, clock, chosen = load_policies(_settings()), SystemClock(), default_arms(POLICY)
     theirs: dict[str, list[Shares]] = {arm.name: [] for arm in chosen}
     ours: dict[str, list[list[Shares]]] = {arm.name: [] for arm in chosen}
     for seed in seeds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.config.reader import load_policies
-from router.testbed.bench.agents import arms
+from router.testbed.bench.agents import default_arms
 from tests.agreement.stack import FULL, POLICY, REDUCED, SPEEDS, Row, Shares, Size, _settings, simulated, table
 
 
@@ -27,14 +27,14 @@ def test_a_row_shows_both_sides_and_how_far_they_are_apart() -> None:
 @pytest.mark.parametrize("size", [FULL, REDUCED])
 def test_simulated_arms_differ_as_the_real_ones_must(size: Size) -> None:
     workload, policies = size.workload(1), load_policies(_settings())
-    alone, pooled, aware = (Shares.mean(simulated(workload, arm, policies)) for arm in arms(POLICY))
+    alone, pooled, aware = (Shares.mean(simulated(workload, arm, policies)) for arm in default_arms(POLICY))
     assert alone.pool == 0.0
     assert pooled.computed < alone.computed  # the pool has what the other engine computed
     assert aware.local > pooled.local  # and seeing caches, less of it must be fetched
 
 
 def test_simulated_runs_differ_by_speed_and_by_nothing_else() -> None:
-    workload, policies, arm = REDUCED.workload(1), load_policies(_settings()), arms(POLICY)[0]
+    workload, policies, arm = REDUCED.workload(1), load_policies(_settings()), default_arms(POLICY)[0]
     runs = simulated(workload, arm, policies)
     assert len(runs) == len(SPEEDS)
     assert runs == simulated(workload, arm, policies)

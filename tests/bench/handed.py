@@ -45,7 +45,7 @@ def measure(repetitions: int, say: Callable[[str], None] = lambda _: None) -> li
             engines=1, first_port=0, model=str(model), served_name=MODEL, kv_cache_bytes=KV_BYTES, store=False,
             max_model_len=CONTEXT_TOKENS, logs_dir=folder,
         )  # fmt: skip
-        with RunningStack(asked, waiting=say) as running:
+        with RunningStack(asked, report_wait=say) as running:
             engine = running.engines[0]
             running.wait(engine.name)
             port = int(engine.url.rpartition(":")[2])

@@ -40,7 +40,7 @@ def measure(room: Room) -> list[Line]:
         max_model_len=CONTEXT_TOKENS, engine_args=["--enable-scale-out"], logs_dir=str(room.folder),
     )  # fmt: skip
     with ExitStack() as stack:
-        engine = stack.enter_context(RunningStack(asked, waiting=room.say)).engines[0]
+        engine = stack.enter_context(RunningStack(asked, report_wait=room.say)).engines[0]
         port = int(engine.url.rpartition(":")[2])
         backends = stack.enter_context(routers.engines(2, events=True, render_at=port))
         ours = stack.enter_context(routers.warmroute(backends, room.folder, knowing(model)))

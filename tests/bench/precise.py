@@ -15,7 +15,7 @@ import uvloop
 from tokenizers import Tokenizer
 
 from router.kvcache.events import BlocksStored, EngineHash, Tier
-from router.testbed.emulator.kv_event_encoding import payload
+from router.testbed.emulator.kv_event_encoding import encode_batch
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import load, routers
 from tests.bench.agent_turns import check_local, knowing
@@ -60,7 +60,7 @@ def announce(router: Running, backend: int, chat: Chat) -> None:
     blocks = len(ids) // BLOCK_TOKENS
     hashes = [EngineHash(0x5EED_0000 + i) for i in range(blocks)]
     stored = BlocksStored(hashes, None, ids[: blocks * BLOCK_TOKENS], BLOCK_TOKENS, Tier.GPU, 0, None, None, None)
-    told = payload([stored], time.time(), 0, form="map", adapter_ids={})
+    told = encode_batch([stored], time.time(), 0, form="map", adapter_ids={})
     until = time.monotonic() + HEARD_S
     while time.monotonic() < until:  # a subscription takes effect in its own time: say it again
         with urllib.request.urlopen(f"http://127.0.0.1:{backend}/publish", told, timeout=5):

@@ -28,7 +28,7 @@ from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet
 from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.load import load as drive
-from router.testbed.loadgen.report import hit_share
+from router.testbed.loadgen.report import compute_hit_share
 from router.testbed.workloads import CODEX, Workload
 from tests.bench import load, routers
 from tests.bench.answers import MODEL
@@ -52,7 +52,7 @@ class Workers:
     """By number of workers: microseconds of CPU per small request, a value per repetition; and hit shares."""
 
     small_us: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
-    hit_share: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
+    compute_hit_share: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
 
     @property
     def ratios(self) -> list[float]:
@@ -110,13 +110,15 @@ async def _hit_share(workers: int, seed: int, folder: Path) -> float:
             url = f"http://127.0.0.1:{running.port}"
             clock, sent = SystemClock(), list[SentRequest]()
             sessions = tuple(_agents(seed).sessions)
-            job = LoadJob(url=url, model="warm-tiny", prompts="ids", text_seed=seed, at_once=AGENTS, sessions=sessions)
+            job = LoadJob(
+                url=url, model="warm-tiny", prompts="ids", text_seed=seed, concurrency=AGENTS, sessions=sessions
+            )
             await drive(job, clock, clock.now(), sent.append)
             await asyncio.to_thread(stack.close)
     failures = [one.failure for one in sent if one.failure is not None]
     if failures:
         raise WorkersFailed(f"{len(failures)} turns failed: {failures[0]}")
-    return hit_share(sent) or 0.0
+    return compute_hit_share(sent) or 0.0
 
 
 def _engine(number: int) -> EngineOptions:

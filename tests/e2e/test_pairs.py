@@ -73,7 +73,7 @@ def instance_of(fake: FakeEngine, protocol: str) -> Json:
     options = fake.server.options
     transfer = {"protocol": protocol}
     if options.role == "prefill" and protocol == "mooncake":
-        transfer["bootstrap_url"] = str(fake.server.outside.door_url)
+        transfer["bootstrap_url"] = str(fake.server.connectors.bootstrap_url)
     return {"url": fake.url, "name": options.name, "role": options.role, "transfer": transfer}
 
 
@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_ends_both_halves(router: Any, protocol: str)
 async def test_a_restarted_prefill_engine_is_asked_its_new_name(router: Any) -> None:
     async with fleet(router, "mooncake", roles={"p": "prefill", "d": "decode"}) as pair:
         body = {"model": MODEL, "max_tokens": 5}
-        pair.fakes["p"].server.outside.restart()
+        pair.fakes["p"].server.connectors.restart()
         stale = await pair.router.post("/v1/completions", {**body, "prompt": "one " + LONG})
         assert stale.status_code == 500, "it fetched from an engine that is no more, and its policy is to fail"
         await eventually(lambda: pair.router.core.peers.nameless() == [])

@@ -43,7 +43,7 @@ class FakeEngine:
     @property
     def bootstrap_url(self) -> str | None:
         """Of a prefill engine with a transfer: where decode engines find it."""
-        return self.server.outside.door_url
+        return self.server.connectors.bootstrap_url
 
     def faults(self, **changes: Any) -> None:
         """Set the named faults, keep the others."""
@@ -53,7 +53,7 @@ class FakeEngine:
     def restart(self) -> None:
         """The engine core crashes and comes back empty; the HTTP server stays."""
         self.server.cores.restart()
-        self.server.outside.restart()
+        self.server.connectors.restart()
 
     def seen(self, path: str) -> list[HttpExchange]:
         """Requests to this path, oldest first, as they arrived."""

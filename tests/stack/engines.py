@@ -83,7 +83,7 @@ class Engine:
         self._ear.subscribe(b"")
         self._ear.connect(self.get("/kv_event_sources")["0"]["endpoint"])
         while self._hear(self._mark(), SUBSCRIBED_MS) is None:  # a subscription takes effect in its own time
-            assert self.stack.dead() is None
+            assert self.stack.describe_failure() is None
 
     def said_all(self) -> int:
         """The number of an event batch that comes after all events of all requests so far.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, plain_numbers, save
 from router.testbed.bench.agents import AgentsReport
-from router.testbed.bench.cache_tiers import KINDS, WHERE, TierReport
-from router.testbed.bench.summary import ArmSummary, figures
+from router.testbed.bench.cache_tiers import ENGINE_LABELS, KINDS, TierReport
+from router.testbed.bench.summary import ArmSummary, summarize_arm
 from router.testbed.workloads.statistics import compute_statistics
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ ARMS = ("#9aa3af", "#e8963a", "#2f6f9f")
 def layers_chart(seen: TierReport, when: str, file: Path) -> None:
     figure = canvas(8.4, 3.9)
     axes = figure.add_subplot()
-    kinds = [kind for kind in KINDS if seen.of(kind)]
-    middles = {kind: median(one.answer.ttft_ms for one in seen.of(kind)) for kind in kinds}
-    longest = max(one.answer.ttft_ms for one in seen.seen)
+    kinds = [kind for kind in KINDS if seen.of_kind(kind)]
+    middles = {kind: median(one.answer.ttft_ms for one in seen.of_kind(kind)) for kind in kinds}
+    longest = max(one.answer.ttft_ms for one in seen.measurements)
     for row, kind in enumerate(kinds):
-        some = seen.of(kind)
+        some = seen.of_kind(kind)
         axes.barh(row, middles[kind], height=0.58, color=COLOURS[mode(one.source for one in some)])
         axes.plot([one.answer.ttft_ms for one in some], [row] * len(some), "o", ms=3.5, color=INK, alpha=0.55)
         end = max(one.answer.ttft_ms for one in some)
         faster = "" if kind == "cold" or "cold" not in middles else f"   {middles['cold'] / middles[kind]:.1f}x"
         axes.text(end + longest * 0.02, row, f"{middles[kind]:.0f} ms{faster}", va="center", color=INK)
-    axes.set_yticks(range(len(kinds)), [f"{kind}\n{WHERE[kind]}" for kind in kinds])
+    axes.set_yticks(range(len(kinds)), [f"{kind}\n{ENGINE_LABELS[kind]}" for kind in kinds])
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.25)
     axes.set_xlabel("time to first token, ms (bar: median; dots: each repetition; x: cold / this)", color=FAINT)
@@ -47,7 +47,7 @@ def agents_chart(report: AgentsReport, when: str, file: Path) -> None:
     hits, times, throughput = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 0.9))
     names = [outcome.arm.name.replace(", ", "\n").replace(" +", "\n+") for outcome in report.outcomes]
     colours = [ARMS[number % len(ARMS)] for number in range(len(names))]
-    all_figures = [figures(outcome) for outcome in report.outcomes]
+    all_figures = [summarize_arm(outcome) for outcome in report.outcomes]
 
     _sources(hits, names, all_figures, compute_statistics(report.workload, report.block_tokens).ideal_share)
     for outcome, colour in zip(report.outcomes, colours, strict=True):

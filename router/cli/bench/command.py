@@ -12,14 +12,14 @@ from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
-from router.testbed.bench.agents import AgentsReport, BenchArm, Stage, arms, compare
-from router.testbed.bench.cache_tiers import KINDS, TierReport, measure
-from router.testbed.bench.environment import BenchFailed, look
+from router.testbed.bench.agents import AgentsReport, BenchArm, EnvironmentFactory, compare_arms, default_arms
+from router.testbed.bench.cache_tiers import KINDS, TierReport, measure_tiers
+from router.testbed.bench.environment import BenchFailed, read_engine_facts
 from router.testbed.workloads import Workload
 
 
 async def bench_layers(
-    stage: Stage,
+    stage: EnvironmentFactory,
     out: Path,
     tokens: int,
     repetitions: int,
@@ -39,7 +39,7 @@ async def bench_layers(
         if len(site.engines) < 2:
             raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
         chosen = int(clock.wall()) if seed is None else seed
-        facts = await look(site)
+        facts = await read_engine_facts(site)
         seen = TierReport(tokens, chosen, f"{versions()}, {facts.version}", facts.block_tokens)
         with progress_bar(console) as progress, cancellable(seen):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
@@ -47,21 +47,21 @@ async def bench_layers(
             def step(kind: str) -> None:
                 progress.update(bar, description=f"asking: {kind}", completed=progress.tasks[bar].completed + 1)
 
-            await measure(site, seen, repetitions, clock, step)
+            await measure_tiers(site, seen, repetitions, clock, step)
     console.print(tables.layers_table(seen))
     if (store := tables.store_table(seen)) is not None:
         console.print(store)
     console.print(tables.layers_remarks(seen), soft_wrap=True)
     when = when_of(clock)
     write_json(console, out / "layers.json", summary.layers_json(seen, when))
-    if chart and seen.seen:
+    if chart and seen.measurements:
         charts.layers_chart(seen, when, out / "layers.png")
         console.print(f"written: {out / 'layers.png'}", soft_wrap=True)
     return not seen.interrupted
 
 
 async def bench_agents(
-    stage: Stage,
+    stage: EnvironmentFactory,
     out: Path,
     workload: Workload,
     policy: str,
@@ -76,14 +76,14 @@ async def bench_agents(
     clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
-    report, chosen = AgentsReport(workload, versions()), arms(policy)
+    report, chosen = AgentsReport(workload, versions()), default_arms(policy)
     with progress_bar(console) as progress, cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
 
         def done(arm: BenchArm, turns: int) -> None:
             progress.update(bars[arm], completed=turns)
 
-        await compare(report, chosen, stage, out, clock, done)
+        await compare_arms(report, chosen, stage, out, clock, done)
     console.print(tables.agents_table(report))
     console.print(tables.agents_remarks(report), soft_wrap=True)
     when = when_of(clock)

@@ -9,9 +9,9 @@ from rich import box
 from rich.table import Table
 
 from router.testbed.bench.agents import AgentsReport
-from router.testbed.bench.cache_tiers import EXPECTED, KINDS, WHERE, Kind, TierMeasurement, TierReport
+from router.testbed.bench.cache_tiers import ENGINE_LABELS, EXPECTED, KINDS, Kind, TierMeasurement, TierReport
 from router.testbed.bench.engine_counters import EngineCounts
-from router.testbed.bench.summary import figures
+from router.testbed.bench.summary import summarize_arm
 from router.testbed.workloads.statistics import compute_statistics
 
 MISSING = "-"
@@ -24,19 +24,19 @@ def layers_table(seen: TierReport) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("TTFT ms median (min-max)", "cold / this", "local", "pool", "computed", "KV as expected"):
         table.add_column(name, justify="right")
-    cold = _median_ttft(seen.of("cold"))
+    cold = _median_ttft(seen.of_kind("cold"))
     for kind in KINDS:
-        some = seen.of(kind)
+        some = seen.of_kind(kind)
         if not some:
             continue
         times = [one.answer.ttft_ms for one in some]
         middle = median(times)
         tokens = (_usual(value) for value in zip(*(_tokens(one) for one in some), strict=True))
-        right = seen.as_expected(kind)
+        right = seen.count_expected(kind)
         said = f"{right}/{len(some)} {EXPECTED[kind]}"
         table.add_row(
             kind,
-            WHERE[kind],
+            ENGINE_LABELS[kind],
             f"{middle:.0f} ({min(times):.0f}-{max(times):.0f})",
             MISSING if cold is None else f"{cold / middle:.2f}x",
             *tokens,
@@ -47,7 +47,7 @@ def layers_table(seen: TierReport) -> Table:
 
 def store_table(seen: TierReport) -> Table | None:
     """What Mooncake and vLLM's connector counted, per request; None without a pool."""
-    if not any(one.master for one in seen.seen):
+    if not any(one.master for one in seen.measurements):
         return None
     table = Table(title="Mooncake, per request (median)", box=box.SIMPLE)
     table.add_column("prompt", no_wrap=True)
@@ -55,7 +55,7 @@ def store_table(seen: TierReport) -> Table | None:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for kind in KINDS:
-        if not (some := seen.of(kind)):
+        if not (some := seen.of_kind(kind)):
             continue
         columns = (
             [one.master and one.master.stored_keys for one in some],
@@ -70,13 +70,13 @@ def store_table(seen: TierReport) -> Table | None:
 
 def layers_remarks(seen: TierReport) -> str:
     """What the table proves, and what it does not."""
-    same, whole = seen.identical()
+    same, whole = seen.count_identical()
     lines = [f"Greedy answers the same tokens in all four: {same} of {whole} repetitions."]
-    wrong = [kind for kind in KINDS if seen.as_expected(kind) < len(seen.of(kind))]
+    wrong = [kind for kind in KINDS if seen.count_expected(kind) < len(seen.of_kind(kind))]
     lines += [f"{kind}: not as expected; by vLLM's counters the KV was {_origins(seen, kind)}." for kind in wrong]
-    if not wrong and seen.seen:
+    if not wrong and seen.measurements:
         lines.append("vLLM's counters: every prompt's KV came from where its row says.")
-    lines += _failed_loads(one.engine for one in seen.seen)
+    lines += _failed_loads(one.engine for one in seen.measurements)
     if seen.unsaved:
         lines.append(f"After {seen.unsaved} requests the master did not show the saved blocks in time.")
     if seen.interrupted:
@@ -90,7 +90,7 @@ def _failed_loads(engines: Iterable[EngineCounts]) -> list[str]:
 
 
 def _origins(seen: TierReport, kind: Kind) -> str:
-    sources = [one.source for one in seen.of(kind)]
+    sources = [one.source for one in seen.of_kind(kind)]
     return ", ".join(f"{sources.count(source)} {source}" for source in dict.fromkeys(sources))
 
 
@@ -113,13 +113,13 @@ def agents_table(report: AgentsReport) -> Table:
     table.add_column("arm", no_wrap=True)
     for name in ("local %", "pool %", "computed %", "TTFT p50 ms", "p90 ms", "requests/s", "prompt tokens/s"):
         table.add_column(name, justify="right")
-    base = figures(report.outcomes[0]) if report.outcomes else None
+    base = summarize_arm(report.outcomes[0]) if report.outcomes else None
     for outcome in report.outcomes:
-        mine = figures(outcome)
+        mine = summarize_arm(outcome)
         assert base is not None
         parts = (f"{100 * part:.1f}" for part in mine.shares) if mine.shares else [MISSING] * 3
         table.add_row(
-            outcome.arm.name if outcome.whole else f"{outcome.arm.name} [red](partial)[/]",
+            outcome.arm.name if outcome.complete else f"{outcome.arm.name} [red](partial)[/]",
             *parts,
             _against(mine.ttft_p50_ms, base.ttft_p50_ms, 0),
             _against(mine.ttft_p90_ms, base.ttft_p90_ms, 0),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.cli.terminal.drawing import FAINT, INK, bare, canvas, plain_numbers, save
-from router.testbed.loadgen.report import NOBODY, LoadReport, by_target, hit_share, target_of
+from router.testbed.loadgen.report import UNKNOWN_TARGET, LoadReport, compute_hit_share, group_by_target, target_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,8 @@ def loaded_chart(loaded: LoadReport, versions: str, when: str, file: Path) -> No
     _distribution(distribution, loaded)
     for axes in (over_time, distribution):
         bare(axes, 9, "both")
-    hit = hit_share(loaded.answered)
-    title = f"{loaded.workload.name}, {loaded.loop}: {len(loaded.answered):,} answers"
+    hit = compute_hit_share(loaded.answers)
+    title = f"{loaded.workload.name}, {loaded.loop}: {len(loaded.answers):,} answers"
     title += "" if hit is None else f", {hit:.1%} of prompt tokens from a cache"
     figure.suptitle(f"{title}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     figure.text(0.01, 0.905, f"{loaded.url}, {versions}, {when}", color=FAINT, fontsize=8.5)
@@ -39,18 +39,18 @@ def loaded_chart(loaded: LoadReport, versions: str, when: str, file: Path) -> No
 
 
 def _over_time(axes: Axes, loaded: LoadReport) -> None:
-    busiest = sorted(by_target(loaded).items(), key=lambda item: -item[1].requests)
+    busiest = sorted(group_by_target(loaded).items(), key=lambda item: -item[1].requests)
     named = [target for target, _ in busiest[: len(COLOURS) - 1]]
-    groups = {target: [one for one in loaded.answered if target_of(one) == target] for target in sorted(named)}
-    groups["others"] = [one for one in loaded.answered if target_of(one) not in named]
+    groups = {target: [one for one in loaded.answers if target_name(one) == target] for target in sorted(named)}
+    groups["others"] = [one for one in loaded.answers if target_name(one) not in named]
     for colour, (target, rows) in zip(COLOURS, groups.items(), strict=False):
         if rows:
-            label = "answers" if target == NOBODY else target
+            label = "answers" if target == UNKNOWN_TARGET else target
             sent, waited = [one.sent_s for one in rows], [one.ttft_s or 0.0 for one in rows]
             axes.plot(sent, waited, "o", ms=3.5, alpha=0.6, mew=0, color=colour, label=label)
-    failed = [one.sent_s for one in loaded.sent if one.failure is not None]
+    failed = [one.sent_s for one in loaded.requests if one.failure is not None]
     if failed:
-        lowest = min(one.ttft_s or 0.0 for one in loaded.answered)
+        lowest = min(one.ttft_s or 0.0 for one in loaded.answers)
         axes.plot(failed, [lowest] * len(failed), "x", ms=4, color=FAILED, label="failed")
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
@@ -60,7 +60,7 @@ def _over_time(axes: Axes, loaded: LoadReport) -> None:
 
 
 def _distribution(axes: Axes, loaded: LoadReport) -> None:
-    ordered = sorted(one.ttft_s or 0.0 for one in loaded.answered)
+    ordered = sorted(one.ttft_s or 0.0 for one in loaded.answers)
     share = [(rank + 1) / len(ordered) for rank in range(len(ordered))]
     axes.step(ordered, share, where="post", color=COLOURS[0], lw=2)
     axes.set_xscale("log")

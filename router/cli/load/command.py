@@ -17,13 +17,13 @@ from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
-from router.testbed.loadgen.calibration import first_model, tokens_per_word
+from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
 from router.testbed.loadgen.client import LoadClient
 from router.testbed.loadgen.conversations import Prompts
 from router.testbed.loadgen.job import LoadJob, SentRequest
-from router.testbed.loadgen.processes import together
-from router.testbed.loadgen.report import LoadReport, loaded_json
-from router.testbed.loadgen.sharding import shares
+from router.testbed.loadgen.processes import run_clients
+from router.testbed.loadgen.report import LoadReport, load_json
+from router.testbed.loadgen.sharding import split_sessions
 from router.testbed.workloads import Workload
 
 
@@ -62,31 +62,31 @@ async def run_load(
         bar = progress.add_task("requests", total=workload.turns)
 
         def tell(sent: SentRequest) -> None:
-            loaded.sent.append(sent)
+            loaded.requests.append(sent)
             failed = f" ({sum(loaded.failures.values())} failed)" if sent.failure is not None else None
-            progress.update(bar, completed=len(loaded.sent), description=failed and f"requests{failed}")
+            progress.update(bar, completed=len(loaded.requests), description=failed and f"requests{failed}")
 
-        loaded.troubles = await together(_jobs(asked, loaded), clock, tell)
+        loaded.process_failures = await run_clients(_jobs(asked, loaded), clock, tell)
     _report(asked, loaded, clock, console)
-    if loaded.sent and not loaded.answered:
+    if loaded.requests and not loaded.answers:
         raise NoAnswers("nothing was answered")
     return not loaded.interrupted
 
 
 async def _begun(asked: LoadRequest, workload: Workload, clock: Clock) -> LoadReport:
     """An empty report, once the endpoint is known."""
-    model = asked.model or await first_model(asked.url, asked.api_key)
+    model = asked.model or await find_first_model(asked.url, asked.api_key)
     per_word = None
     if asked.prompts == "text":
         async with LoadClient(asked.url, model, clock, asked.api_key) as client:
-            per_word = await tokens_per_word(client, asked.text_seed)
+            per_word = await measure_tokens_per_word(client, asked.text_seed)
     return LoadReport(
         url=asked.url,
         model=model,
         workload=workload,
         prompts=asked.prompts,
         text_seed=asked.text_seed,
-        at_once=asked.at_once,
+        concurrency=asked.at_once,
         processes=asked.processes,
         tokens_per_word=per_word,
     )
@@ -103,11 +103,11 @@ def _jobs(asked: LoadRequest, loaded: LoadReport) -> list[LoadJob]:
             text_seed=loaded.text_seed,
             prompts=asked.prompts,
             tokens_per_word=loaded.tokens_per_word or 1.0,
-            at_once=share.at_once,
+            concurrency=share.concurrency,
             until_s=asked.duration_s,
             sessions=share.sessions,
         )
-        for share in shares(workload.sessions, asked.at_once, asked.processes)
+        for share in split_sessions(workload.sessions, asked.at_once, asked.processes)
     ]
 
 
@@ -117,7 +117,7 @@ def _report(asked: LoadRequest, loaded: LoadReport, clock: Clock, console: Conso
         console.print(line, style="yellow", markup=False, soft_wrap=True)
     when = when_of(clock)
     if asked.json is not None:
-        write_json(console, asked.json, loaded_json(loaded, versions(), when))
-    if asked.chart is not None and loaded.answered:
+        write_json(console, asked.json, load_json(loaded, versions(), when))
+    if asked.chart is not None and loaded.answers:
         loaded_chart(loaded, versions(), when, asked.chart)
         console.print(f"written: {asked.chart}", soft_wrap=True)

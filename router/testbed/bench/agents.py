@@ -18,15 +18,15 @@ from typing import NamedTuple
 import httpx
 
 from router.clock import Clock
-from router.testbed.bench.engine_counters import EngineCounts, added, difference, fetch, until
-from router.testbed.bench.environment import BenchFailed, EngineFacts, Environment, look, wipe
-from router.testbed.bench.router_process import router
+from router.testbed.bench.engine_counters import EngineCounts, add_counts, fetch_counters, poll_until, subtract_counts
+from router.testbed.bench.environment import BenchFailed, EngineFacts, Environment, clear_caches, read_engine_facts
+from router.testbed.bench.router_process import run_router
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.workloads import Session, Workload, make_token_ids
 
-COUNTED_S = 5.0
+COUNTER_TIMEOUT_S = 5.0
 
-Stage = Callable[[bool], AbstractAsyncContextManager[Environment]]
+EnvironmentFactory = Callable[[bool], AbstractAsyncContextManager[Environment]]
 """Engines over a pool (True) or without one (False), for the time of a block."""
 
 
@@ -36,7 +36,7 @@ class BenchArm(NamedTuple):
     pool: bool
 
 
-def arms(cache_aware: str) -> tuple[BenchArm, ...]:
+def default_arms(cache_aware: str) -> tuple[BenchArm, ...]:
     """Those without a pool first: a stage is set once for neighbours that share it."""
     return (
         BenchArm("round robin, no pool", "round_robin", False),
@@ -58,16 +58,16 @@ class BenchTurn(NamedTuple):
 class BenchTurns:
     """What agents asked and got so far."""
 
-    asked: list[BenchTurn] = field(default_factory=list)
+    turns: list[BenchTurn] = field(default_factory=list)
     took_s: float = 0.0
 
     @property
     def answers(self) -> list[ClientAnswer]:
-        return [one.answer for one in self.asked if isinstance(one.answer, ClientAnswer)]
+        return [one.answer for one in self.turns if isinstance(one.answer, ClientAnswer)]
 
     @property
     def failures(self) -> list[ClientFailure]:
-        return [one.answer for one in self.asked if isinstance(one.answer, ClientFailure)]
+        return [one.answer for one in self.turns if isinstance(one.answer, ClientFailure)]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ArmOutcome(BenchTurns):
 
     arm: BenchArm = field(kw_only=True)
     engines: EngineCounts | None = None  # what they counted meanwhile, all together
-    whole: bool = False  # every session came to its end
+    complete: bool = False  # every session came to its end
     notes: list[str] = field(default_factory=list)
 
 
@@ -91,10 +91,10 @@ class AgentsReport:
     interrupted: bool = False
 
 
-async def compare(
+async def compare_arms(
     report: AgentsReport,
     chosen: Sequence[BenchArm],
-    stage: Stage,
+    stage: EnvironmentFactory,
     out: Path,
     clock: Clock,
     progress: Callable[[BenchArm, int], None],
@@ -106,7 +106,7 @@ async def compare(
     """
     for pool in dict.fromkeys(arm.pool for arm in chosen):
         async with stage(pool) as site:
-            facts = await look(site)
+            facts = await read_engine_facts(site)
             if report.block_tokens != facts.block_tokens:  # the first stage
                 report.versions += f", {facts.version}"
                 report.block_tokens = facts.block_tokens
@@ -114,10 +114,12 @@ async def compare(
             for arm in [arm for arm in chosen if arm.pool is pool]:
                 outcome = ArmOutcome(arm=arm)
                 report.outcomes.append(outcome)
-                if (trouble := await wipe(site, clock)) is not None:
+                if (trouble := await clear_caches(site, clock)) is not None:
                     outcome.notes.append(f"caches were not emptied: {trouble}")
                 text_seed = report.workload.seed * 100 + chosen.index(arm)
-                async with router(site.front, arm.policy, out / f"router-{len(report.outcomes)}.log", clock) as url:
+                async with run_router(
+                    site.router_config, arm.policy, out / f"router-{len(report.outcomes)}.log", clock
+                ) as url:
                     await _drive(outcome, site, url, report.workload, text_seed, clock, progress)
 
 
@@ -143,24 +145,24 @@ async def _drive(
         began_s = clock.now()
 
         def done(asked: BenchTurn) -> None:
-            outcome.asked.append(asked)
+            outcome.turns.append(asked)
             outcome.took_s = clock.now() - began_s
-            progress(outcome.arm, len(outcome.asked))
+            progress(outcome.arm, len(outcome.turns))
 
         try:
-            agents = (converse(client, session, text_seed, site.vocabulary, done) for session in workload.sessions)
+            agents = (run_session(client, session, text_seed, site.vocabulary, done) for session in workload.sessions)
             await asyncio.gather(*agents)
-            outcome.whole = True
+            outcome.complete = True
         finally:
             asked_tokens = sum(answer.prompt_tokens for answer in outcome.answers)
             wanted = (before.prompt_tokens or 0.0) + asked_tokens
-            counted = await until(
-                clock, COUNTED_S, lambda: _counts(http, site), lambda now: (now.prompt_tokens or 0.0) >= wanted
+            counted = await poll_until(
+                clock, COUNTER_TIMEOUT_S, lambda: _counts(http, site), lambda now: (now.prompt_tokens or 0.0) >= wanted
             )
-            outcome.engines = difference(counted, before)
+            outcome.engines = subtract_counts(counted, before)
 
 
-async def converse(
+async def run_session(
     client: LoadClient,
     session: Session,
     text_seed: int,
@@ -184,4 +186,4 @@ async def converse(
 
 
 async def _counts(http: httpx.AsyncClient, site: Environment) -> EngineCounts:
-    return added([EngineCounts.read(await fetch(http, engine)) for engine in site.engines])
+    return add_counts([EngineCounts.read(await fetch_counters(http, engine)) for engine in site.engines])

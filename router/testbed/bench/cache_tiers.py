@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, get_args
 import httpx
 
 from router.clock import Clock
-from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, difference, fetch, until
+from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, fetch_counters, poll_until, subtract_counts
 from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.workloads import Span, make_token_ids
@@ -30,7 +30,7 @@ Kind = Literal["cold", "local", "pool", "control"]
 Source = Literal["computed", "local", "pool"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EXPECTED: dict[Kind, Source] = {"cold": "computed", "local": "local", "pool": "pool", "control": "computed"}
-WHERE: dict[Kind, str] = {
+ENGINE_LABELS: dict[Kind, str] = {
     "cold": "A, first time",
     "local": "A, again",
     "pool": "B, after A",
@@ -68,26 +68,26 @@ class TierReport:
     seed: int
     versions: str
     block_tokens: int
-    seen: list[TierMeasurement] = field(default_factory=list)
+    measurements: list[TierMeasurement] = field(default_factory=list)
     unsaved: int = 0  # prompts whose blocks the master did not show in time
     interrupted: bool = False
 
-    def of(self, kind: Kind) -> list[TierMeasurement]:
-        return [one for one in self.seen if one.kind == kind]
+    def of_kind(self, kind: Kind) -> list[TierMeasurement]:
+        return [one for one in self.measurements if one.kind == kind]
 
-    def as_expected(self, kind: Kind) -> int:
-        return sum(one.source == EXPECTED[kind] for one in self.of(kind))
+    def count_expected(self, kind: Kind) -> int:
+        return sum(one.source == EXPECTED[kind] for one in self.of_kind(kind))
 
-    def identical(self) -> tuple[int, int]:
+    def count_identical(self) -> tuple[int, int]:
         """Repetitions in which all four answers are the same tokens, of those that have all four."""
         by_repetition: dict[int, list[tuple[int, ...]]] = {}
-        for one in self.seen:
+        for one in self.measurements:
             by_repetition.setdefault(one.repetition, []).append(one.answer.token_ids)
         whole = [answers for answers in by_repetition.values() if len(answers) == len(KINDS)]
         return sum(len(set(answers)) == 1 for answers in whole), len(whole)
 
 
-async def measure(
+async def measure_tiers(
     site: Environment, seen: TierReport, repetitions: int, clock: Clock, step: Callable[[str], None] = lambda kind: None
 ) -> None:
     """Fills `seen`; what is in it stays when this is cancelled. `step` is told each request as it begins.
@@ -111,7 +111,7 @@ async def measure(
                 step(kind)
                 bench = a if kind in ("cold", "local") else b
                 salt = f"control-{seen.seed}-{repetition}" if kind == "control" else None
-                seen.seen.append(TierMeasurement(kind, repetition, *await bench.ask(prompt, salt)))
+                seen.measurements.append(TierMeasurement(kind, repetition, *await bench.ask(prompt, salt)))
                 seen.unsaved = a.unsaved + b.unsaved
 
 
@@ -137,20 +137,22 @@ class _Bench:
         if not isinstance(answer, ClientAnswer):
             raise BenchFailed(f"{self._url}: {answer.status or 'no answer'}: {answer.reason}")
         target = (engine.prompt_tokens or 0.0) + len(prompt)
-        counted = await until(self._clock, COUNTED_S, self._engine, lambda now: (now.prompt_tokens or 0.0) >= target)
-        mine = difference(counted, engine)
+        counted = await poll_until(
+            self._clock, COUNTED_S, self._engine, lambda now: (now.prompt_tokens or 0.0) >= target
+        )
+        mine = subtract_counts(counted, engine)
         if master is None:
             return answer, mine, None
         new = self._blocks if 2 * (mine.computed_tokens or 0.0) > len(prompt) else 0
-        saved = await until(self._clock, SAVED_S, self._pool, lambda now: _stored(now) - _stored(master) >= new)
+        saved = await poll_until(self._clock, SAVED_S, self._pool, lambda now: _stored(now) - _stored(master) >= new)
         self.unsaved += _stored(saved) - _stored(master) < new
-        return answer, mine, saved and difference(saved, master)
+        return answer, mine, saved and subtract_counts(saved, master)
 
     async def _engine(self) -> EngineCounts:
-        return EngineCounts.read(await fetch(self._http, self._url))
+        return EngineCounts.read(await fetch_counters(self._http, self._url))
 
     async def _pool(self) -> MasterCounts | None:
-        return None if self._master is None else MasterCounts.read(await fetch(self._http, self._master))
+        return None if self._master is None else MasterCounts.read(await fetch_counters(self._http, self._master))
 
 
 def _stored(master: MasterCounts | None) -> float:

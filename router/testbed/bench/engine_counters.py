@@ -108,13 +108,13 @@ Counts = TypeVar("Counts", EngineCounts, MasterCounts)
 Seen = TypeVar("Seen")
 
 
-def difference(after: Counts, before: Counts) -> Counts:
+def subtract_counts(after: Counts, before: Counts) -> Counts:
     """Field by field. A counter that a server shows only once it has counted something began at 0."""
     pairs = zip(after, before, strict=True)
     return type(after)(*(None if now is None else now - (then or 0.0) for now, then in pairs))
 
 
-def added(counts: Iterable[EngineCounts]) -> EngineCounts:
+def add_counts(counts: Iterable[EngineCounts]) -> EngineCounts:
     """Of several engines; None only where no engine has such a counter."""
     return EngineCounts(
         *(
@@ -124,7 +124,7 @@ def added(counts: Iterable[EngineCounts]) -> EngineCounts:
     )
 
 
-async def fetch(http: httpx.AsyncClient, url: str) -> CounterPage:
+async def fetch_counters(http: httpx.AsyncClient, url: str) -> CounterPage:
     """The page at `url`/metrics. Raises NoCounters."""
     try:
         answer = await http.get(f"{url}/metrics")
@@ -134,7 +134,7 @@ async def fetch(http: httpx.AsyncClient, url: str) -> CounterPage:
         raise CountersUnavailable(f"{url}/metrics: {trouble or type(trouble).__name__}") from trouble
 
 
-async def until(
+async def poll_until(
     clock: Clock, deadline_s: float, look: Callable[[], Awaitable[Seen]], good: Callable[[Seen], bool]
 ) -> Seen:
     """Looks until what is seen is good or the time is up; the last seen, which the caller judges."""

@@ -14,7 +14,7 @@ from router.clock import Clock
 from router.config.schema import Config, InstanceConfig
 from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
-from router.testbed.bench.engine_counters import CountersUnavailable, MasterCounts, fetch, until
+from router.testbed.bench.engine_counters import CountersUnavailable, MasterCounts, fetch_counters, poll_until
 from router.testbed.loadgen.conversations import VOCABULARY
 
 HOST = "127.0.0.1"
@@ -25,7 +25,7 @@ class Environment(NamedTuple):
     engines: tuple[str, ...]  # base URLs
     master: str | None  # base URL of the Mooncake master's HTTP port; None: there is no pool
     model: str  # as the engines serve it
-    front: Config  # a router that has these engines as its fleet, and this pool
+    router_config: Config  # a router that has these engines as its fleet, and this pool
 
     @property
     def vocabulary(self) -> range:
@@ -43,7 +43,7 @@ class BenchFailed(WarmrouteError):
     """A benchmark cannot start or go on; one line."""
 
 
-async def running(settings: Config, stack: LocalStackConfig) -> Environment | None:
+async def find_running_stack(settings: Config, stack: LocalStackConfig) -> Environment | None:
     """The stack that `stack` describes, if all of it answers; `settings` are those of a router in front of it."""
     engines = tuple(f"http://{HOST}:{stack.first_port + number}" for number in range(stack.engines))
     master = f"http://{HOST}:{stack.master_http_port}" if stack.store else None
@@ -61,11 +61,11 @@ async def running(settings: Config, stack: LocalStackConfig) -> Environment | No
     return Environment(engines, master, stack.served_name, front)
 
 
-async def look(site: Environment) -> EngineFacts:
+async def read_engine_facts(site: Environment) -> EngineFacts:
     """What the first engine says of itself. Raises BenchFailed when it does not."""
     url = site.engines[0]
     async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
-        page = await fetch(http, url)
+        page = await fetch_counters(http, url)
         try:
             version = (await http.get(f"{url}/version")).json()["version"]
             models = (await http.get(f"{url}/v1/models")).json()["data"]
@@ -76,7 +76,7 @@ async def look(site: Environment) -> EngineFacts:
     return EngineFacts(f"vLLM {version}", block, context)
 
 
-async def wipe(site: Environment, clock: Clock) -> str | None:
+async def clear_caches(site: Environment, clock: Clock) -> str | None:
     """Empties every engine's cache and the pool; or says why it could not be shown to have happened."""
     async with httpx.AsyncClient(timeout=30.0, trust_env=False) as http:
         for engine in site.engines:
@@ -91,7 +91,7 @@ async def wipe(site: Environment, clock: Clock) -> str | None:
         if site.master is None:
             return None
         try:
-            left = await until(clock, WIPED_S, lambda: _held(http, site), lambda keys: not keys)
+            left = await poll_until(clock, WIPED_S, lambda: _held(http, site), lambda keys: not keys)
         except CountersUnavailable as trouble:
             return str(trouble)
         return f"the pool still holds {left:.0f} keys" if left else None
@@ -99,4 +99,4 @@ async def wipe(site: Environment, clock: Clock) -> str | None:
 
 async def _held(http: httpx.AsyncClient, site: Environment) -> float | None:
     assert site.master is not None
-    return MasterCounts.read(await fetch(http, site.master)).keys
+    return MasterCounts.read(await fetch_counters(http, site.master)).keys

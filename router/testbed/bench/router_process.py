@@ -19,7 +19,7 @@ from router.clock import Clock
 from router.config.reader import dump_yaml, load_policies
 from router.config.schema import Config
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.bench.engine_counters import until
+from router.testbed.bench.engine_counters import poll_until
 
 HOST = "127.0.0.1"
 READY_S = 30.0
@@ -31,7 +31,7 @@ class RouterNotStarted(WarmrouteError):
 
 
 @asynccontextmanager
-async def router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIterator[str]:
+async def run_router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIterator[str]:
     """Its base URL, once it can send to all its engines. Its configuration is left beside its log.
 
     Raises ConfigError for an unknown policy, NotStarted.
@@ -49,8 +49,8 @@ async def router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIt
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{admin}", timeout=2.0, trust_env=False) as http:
-            ready = await until(
-                clock, READY_S, lambda: sends(http), lambda ready: ready or process.returncode is not None
+            ready = await poll_until(
+                clock, READY_S, lambda: is_ready(http), lambda ready: ready or process.returncode is not None
             )
         if not ready:
             raise RouterNotStarted(
@@ -77,7 +77,7 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-async def sends(http: httpx.AsyncClient) -> bool:
+async def is_ready(http: httpx.AsyncClient) -> bool:
     """Whether the router whose admin port `http` asks can send to all engines it was given. It answers there before it
     has read whom it has.
     """

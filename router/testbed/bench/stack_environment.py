@@ -15,15 +15,15 @@ from pathlib import Path
 from router.config.schema import Config
 from router.config.sections.local_stack import LocalStackConfig
 from router.errors import ConfigError
-from router.testbed.bench.agents import Stage
-from router.testbed.bench.environment import Environment, running
-from router.testbed.local_stack.router_config import in_front
-from router.testbed.local_stack.supervisor import RunningStack, Say, StackFailed
+from router.testbed.bench.agents import EnvironmentFactory
+from router.testbed.bench.environment import Environment, find_running_stack
+from router.testbed.local_stack.router_config import build_router_config
+from router.testbed.local_stack.supervisor import ReportLine, RunningStack, StackFailed
 
 PORTS = ("first_port", "master_port", "master_http_port", "client_port")
 
 
-def stage(settings: Config, logs: Path, say: Say) -> Stage:
+def environment_factory(settings: Config, logs: Path, say: ReportLine) -> EnvironmentFactory:
     """Raises ConfigError without a `stack` section. What is started writes its logs to the folder `logs`."""
     asked = settings.stack
     if asked is None:
@@ -31,20 +31,20 @@ def stage(settings: Config, logs: Path, say: Say) -> Stage:
 
     @asynccontextmanager
     async def opened(pool: bool) -> AsyncIterator[Environment]:
-        if pool and (found := await running(settings, asked)) is not None:
+        if pool and (found := await find_running_stack(settings, asked)) is not None:
             say(f"measuring the stack that runs at {found.engines[0]}")
             yield found
             return
         own = {"store": pool, "logs_dir": str(logs / ("with-pool" if pool else "no-pool"))} | dict.fromkeys(PORTS, 0)
         async with _started(asked.model_copy(update=own), say) as stack:
             urls = tuple(engine.url for engine in stack.engines)
-            yield Environment(urls, stack.master_url, stack.asked.served_name, in_front(settings, stack))
+            yield Environment(urls, stack.master_url, stack.config.served_name, build_router_config(settings, stack))
 
     return opened
 
 
 @asynccontextmanager
-async def _started(asked: LocalStackConfig, say: Say) -> AsyncIterator[RunningStack]:
+async def _started(asked: LocalStackConfig, say: ReportLine) -> AsyncIterator[RunningStack]:
     """A thread starts and ends it, so that a Ctrl-C meanwhile is heard."""
     given_up = threading.Event()
 
@@ -52,7 +52,7 @@ async def _started(asked: LocalStackConfig, say: Say) -> AsyncIterator[RunningSt
         if given_up.is_set():
             raise StackFailed(f"interrupted while {for_whom}")
 
-    stack = RunningStack(asked, say=say, waiting=waiting)
+    stack = RunningStack(asked, report=say, report_wait=waiting)
     starting = asyncio.get_running_loop().run_in_executor(None, stack.__enter__)
     try:
         await asyncio.shield(starting)

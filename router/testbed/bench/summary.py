@@ -32,14 +32,14 @@ class ArmSummary(NamedTuple):
     took_s: float
 
 
-def figures(outcome: ArmOutcome) -> ArmSummary:
+def summarize_arm(outcome: ArmOutcome) -> ArmSummary:
     answers = outcome.answers
     ttft = sorted(answer.ttft_ms for answer in answers)
     took_s = outcome.took_s or float("inf")
     return ArmSummary(
         turns=len(answers),
         failed=len(outcome.failures),
-        shares=shares(outcome),
+        shares=token_shares(outcome),
         ttft_p50_ms=quantile(ttft, 0.5),
         ttft_p90_ms=quantile(ttft, 0.9),
         requests_per_s=len(answers) / took_s,
@@ -48,7 +48,7 @@ def figures(outcome: ArmOutcome) -> ArmSummary:
     )
 
 
-def shares(outcome: ArmOutcome) -> TokenShares | None:
+def token_shares(outcome: ArmOutcome) -> TokenShares | None:
     counted = outcome.engines
     if counted is None or not counted.prompt_tokens or counted.local_tokens is None:
         return None
@@ -57,7 +57,7 @@ def shares(outcome: ArmOutcome) -> TokenShares | None:
 
 
 def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
-    same, whole = seen.identical()
+    same, whole = seen.count_identical()
     return {
         "when": when,
         "versions": seen.versions,
@@ -77,7 +77,7 @@ def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
                 "engine": one.engine._asdict() | {"computed_tokens": one.engine.computed_tokens},
                 "master": one.master and one.master._asdict(),
             }
-            for one in seen.seen
+            for one in seen.measurements
         ],
     }
 
@@ -92,11 +92,11 @@ def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
         "arms": [
             {
                 **outcome.arm._asdict(),
-                "whole": outcome.whole,
+                "whole": outcome.complete,
                 "notes": outcome.notes,
-                **_figures_json(figures(outcome)),
+                **_figures_json(summarize_arm(outcome)),
                 "engines": outcome.engines and outcome.engines._asdict(),
-                "requests": [one._asdict() | {"answer": _answer_json(one.answer)} for one in outcome.asked],
+                "requests": [one._asdict() | {"answer": _answer_json(one.answer)} for one in outcome.turns],
             }
             for outcome in report.outcomes
         ],

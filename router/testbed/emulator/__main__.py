@@ -15,11 +15,11 @@ import msgspec
 import uvloop
 
 from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.parent_watch import end_with
+from router.testbed.emulator.parent_watch import die_with_parent
 from router.testbed.emulator.server import serve_engine
 
 
-def announce(facts: dict[str, Any]) -> None:
+def print_json_line(facts: dict[str, Any]) -> None:
     """The one line on standard output."""
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
     sys.stdout.flush()
@@ -28,8 +28,8 @@ def announce(facts: dict[str, Any]) -> None:
 def run(options: EngineOptions) -> None:
     """Serve until SIGTERM. Raises OSError when a port is taken, FileNotFoundError without a tokenizer."""
     if options.parent_pid is not None:
-        end_with(options.parent_pid)
-    uvloop.run(serve_engine(options, announce))
+        die_with_parent(options.parent_pid)
+    uvloop.run(serve_engine(options, print_json_line))
 
 
 def main() -> None:

@@ -76,16 +76,16 @@ class AnswerShape(Protocol):
     def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]: ...
 
 
-def data(value: object) -> bytes:
+def sse_data(value: object) -> bytes:
     """One server-sent event without a name."""
     return b"data: " + encode(value) + b"\n\n"
 
 
-def event(name: str, value: object) -> bytes:
+def sse_event(name: str, value: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
-def openai_usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
+def usage_json(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -96,9 +96,9 @@ def openai_usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     return told
 
 
-def whole_usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
+def full_usage_json(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     """As a complete answer has it: nothing left out."""
-    told = openai_usage(usage, details) | {"completion_tokens_details": None}
+    told = usage_json(usage, details) | {"completion_tokens_details": None}
     nothing = {"created_cache_tokens": None, "multimodal_tokens": None}
     told["prompt_tokens_details"] = told["prompt_tokens_details"] | nothing if details else None
     return told

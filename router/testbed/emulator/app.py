@@ -26,15 +26,15 @@ from router.testbed.emulator.engine_cores import EngineCores, EngineFailed
 from router.testbed.emulator.generate import SHAPES, GenerateEndpoints
 from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
 from router.testbed.emulator.kv_connectors import KvConnectors
-from router.testbed.emulator.metrics import page
+from router.testbed.emulator.metrics import render_metrics
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.other_endpoints import OtherEndpoints
 from router.testbed.emulator.vocabulary import Vocabulary
 
 log = logging.getLogger("warmroute.engine")
 
-GUARDED = ("/v1", "/v2", "/inference")
-SEEN = 256  # requests remembered for /emulate/last
+AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference")
+REQUEST_LOG_SIZE = 256  # requests remembered for /emulate/last
 Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
@@ -46,18 +46,18 @@ class EmulatorApp:
         options: EngineOptions,
         vocabulary: Vocabulary,
         cores: EngineCores,
-        outside: KvConnectors,
+        connectors: KvConnectors,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
         self._options = options
         self._cores = cores
-        self._outside = outside
+        self._connectors = connectors
         self._clock = clock
-        self.seen: deque[HttpExchange] = deque(maxlen=SEEN)
-        self._generating = GenerateEndpoints(options, vocabulary, cores, outside, clock, tasks)
+        self.seen: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
+        self._generating = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
         self._key = _digest(options.api_key) if options.api_key else None
-        small = OtherEndpoints(options, vocabulary, self._generating.orders, clock)
+        small = OtherEndpoints(options, vocabulary, self._generating.params_reader, clock)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generating for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): small.count_tokens,
             ("POST", "/v1/embeddings"): small.embeddings,
@@ -95,19 +95,19 @@ class EmulatorApp:
             return
 
     async def _handle(self, call: HttpExchange) -> None:
-        if self._key is not None and call.path.startswith(GUARDED) and not self._knows_key(call):
+        if self._key is not None and call.path.startswith(AUTHENTICATED_PATHS) and not self._knows_key(call):
             await call.answer({"error": "Unauthorized"}, 401)
             return
         try:
             await self._route(call)(call)
         except RequestRefused as refused:
-            await _tell(call, refused.message, type(refused).__name__ + "Error", refused.param, refused.status)
+            await _answer_error(call, refused.message, type(refused).__name__ + "Error", refused.param, refused.status)
         except EngineFailed as broken:
-            await _tell(call, str(broken), "InternalServerError", None, 500)
+            await _answer_error(call, str(broken), "InternalServerError", None, 500)
         except (AttributeError, KeyError, TypeError, ValueError) as wrong:  # an odd body; vLLM's schema says 400, too
             if call.started:
                 raise
-            await _tell(call, f"a field has the wrong type: {wrong}", "BadRequestError", None, 400)
+            await _answer_error(call, f"a field has the wrong type: {wrong}", "BadRequestError", None, 400)
 
     def _route(self, call: HttpExchange) -> Handler:
         handler = self._routes.get((call.method, call.path))
@@ -140,7 +140,7 @@ class EmulatorApp:
 
     async def _metrics(self, call: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
-        body = page(self._options, gauges, self._clock.wall())
+        body = render_metrics(self._options, gauges, self._clock.wall())
         await call.send(body, "text/plain; version=0.0.4; charset=utf-8")
 
     async def _sources(self, call: HttpExchange) -> None:
@@ -156,7 +156,7 @@ class EmulatorApp:
 
     async def _last(self, call: HttpExchange) -> None:
         path = parse_qs(call.query).get("path", [None])[0]
-        await call.answer([_arrived(one) for one in self.seen if path in (None, one.path)])
+        await call.answer([_describe_request(one) for one in self.seen if path in (None, one.path)])
 
     async def _state(self, call: HttpExchange) -> None:
         ranks = [core.engine.gauges()._asdict() for core in self._cores.all]
@@ -176,16 +176,16 @@ class EmulatorApp:
     async def _restart(self, call: HttpExchange) -> None:
         log.info("%s: the engine core restarts", self._options.name)
         self._cores.restart()
-        self._outside.restart()
+        self._connectors.restart()
         await call.answer({})
 
 
-def _arrived(call: HttpExchange) -> dict[str, object]:
+def _describe_request(call: HttpExchange) -> dict[str, object]:
     body = call.body.decode("utf-8", "replace")
     return {"method": call.method, "path": call.path, "headers": call.headers, "body": body}
 
 
-async def _tell(call: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
+async def _answer_error(call: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
     """vLLM's error shape."""
     await call.answer({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
 

@@ -11,9 +11,9 @@ from router.testbed.emulator.answer_shape import (
     AnswerUsage,
     ChoiceText,
     TokenPiece,
-    data,
-    openai_usage,
-    whole_usage,
+    full_usage_json,
+    sse_data,
+    usage_json,
 )
 from router.testbed.simulator.engine_types import Finish
 
@@ -61,8 +61,8 @@ class ChatShape:
     def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         if not self._order.usage:
             return DONE
-        told = {"choices": [], "usage": openai_usage(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
-        return data(self._head | told) + DONE
+        told = {"choices": [], "usage": usage_json(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
+        return sse_data(self._head | told) + DONE
 
     def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         return self._head | {
@@ -70,7 +70,7 @@ class ChatShape:
             "choices": [self._choice(number, one) for number, one in enumerate(said)],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": whole_usage(usage, self._facts.details),
+            "usage": full_usage_json(usage, self._facts.details),
             "prompt_logprobs": None,
             "prompt_token_ids": self._prompt_ids(),
             "prompt_text": None,
@@ -82,8 +82,8 @@ class ChatShape:
     def _chunk(self, choice: dict[str, Any], usage: AnswerUsage, more: dict[str, Any]) -> bytes:
         chunk = self._head | {"choices": [choice]} | more
         if self._order.every_usage:
-            chunk["usage"] = openai_usage(usage, False)
-        return data(chunk)
+            chunk["usage"] = usage_json(usage, False)
+        return sse_data(chunk)
 
     def _delta(self, piece: TokenPiece) -> dict[str, Any]:
         tool = self._order.tool

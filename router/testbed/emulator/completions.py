@@ -11,9 +11,9 @@ from router.testbed.emulator.answer_shape import (
     AnswerUsage,
     ChoiceText,
     TokenPiece,
-    data,
-    openai_usage,
-    whole_usage,
+    full_usage_json,
+    sse_data,
+    usage_json,
 )
 
 
@@ -51,14 +51,14 @@ class CompletionShape:
         if piece.finish is not None and not self._order.usage:
             chunk["system_fingerprint"] = FINGERPRINT
         if self._order.every_usage:
-            chunk["usage"] = openai_usage(piece.usage, False)
-        return data(chunk)
+            chunk["usage"] = usage_json(piece.usage, False)
+        return sse_data(chunk)
 
     def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
         if not self._order.usage:
             return DONE
-        told = {"choices": [], "usage": openai_usage(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
-        return data(self._head | told) + DONE
+        told = {"choices": [], "usage": usage_json(usage, self._facts.details), "system_fingerprint": FINGERPRINT}
+        return sse_data(self._head | told) + DONE
 
     def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         choices = [
@@ -79,7 +79,7 @@ class CompletionShape:
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": whole_usage(usage, self._facts.details),
+            "usage": full_usage_json(usage, self._facts.details),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,

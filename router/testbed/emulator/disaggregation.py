@@ -18,7 +18,7 @@ REMOTE_KEYS = {
     "mooncake": ("remote_engine_id", "remote_bootstrap_addr", "transfer_id"),
     "nixl": ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids"),
 }
-KEPT_AFTER: dict[str, tuple[Finish, ...]] = {"mooncake": ("length",), "nixl": ("length", "stop")}
+HOLD_AFTER: dict[str, tuple[Finish, ...]] = {"mooncake": ("length",), "nixl": ("length", "stop")}
 
 
 class PrefillParams(NamedTuple):
@@ -37,7 +37,7 @@ class DecodeParams(NamedTuple):
     cached_tokens: int | None  # what P found in its caches, where it told (nixl)
 
 
-def read_half(options: EngineOptions, params: object, request_id: str) -> PrefillParams | DecodeParams | None:
+def read_transfer(options: EngineOptions, params: object, request_id: str) -> PrefillParams | DecodeParams | None:
     """None: the request concerns this engine alone, also where what it names is not enough to go by.
 
     Raises Broken where the scheduler of a real engine asserts its role, and dies.
@@ -48,16 +48,16 @@ def read_half(options: EngineOptions, params: object, request_id: str) -> Prefil
     if params.get("do_remote_prefill"):
         if strict and options.role == "prefill":
             raise EngineFailed("EngineCore encountered an issue: assert not self.is_kv_producer")
-        return _decode(options, params)
+        return _read_decode(options, params)
     if params.get("do_remote_decode"):
         if strict and options.role == "decode":
             raise EngineFailed("EngineCore encountered an issue: assert not self.is_kv_consumer")
         name = params.get("transfer_id") if strict else request_id
-        return PrefillParams(str(name), KEPT_AFTER[options.transfer]) if name else None
+        return PrefillParams(str(name), HOLD_AFTER[options.transfer]) if name else None
     return None
 
 
-def _decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams | None:
+def _read_decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams | None:
     assert options.transfer is not None
     if any(not params.get(key) for key in REMOTE_KEYS[options.transfer]):
         return None

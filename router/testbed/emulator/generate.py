@@ -22,7 +22,7 @@ from router.testbed.emulator.answer_shape import (
     AnswerUsage,
     ChoiceText,
     TokenPiece,
-    data,
+    sse_data,
 )
 from router.testbed.emulator.chat import ChatShape
 from router.testbed.emulator.completions import CompletionShape
@@ -40,7 +40,7 @@ from router.testbed.emulator.request_params import (
     RequestParams,
     RequestParamsReader,
 )
-from router.testbed.emulator.responses import ResponseShape, StoredResponses, items_of
+from router.testbed.emulator.responses import ResponseShape, StoredResponses, input_items
 from router.testbed.emulator.vocabulary import Vocabulary
 from router.testbed.rng import Rng
 from router.testbed.simulator.engine_types import SequenceOutput
@@ -62,17 +62,17 @@ class GenerateEndpoints:
         options: EngineOptions,
         vocabulary: Vocabulary,
         cores: EngineCores,
-        outside: KvConnectors,
+        connectors: KvConnectors,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self.orders = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults)
+        self.params_reader = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults)
         self.kept = StoredResponses()
         self.in_flight = 0
         self._options = options
         self._vocabulary = vocabulary
         self._cores = cores
-        self._outside = outside
+        self._connectors = connectors
         self._clock = clock
         self._tasks = tasks
         self._dice = Rng(options.seed)
@@ -87,10 +87,10 @@ class GenerateEndpoints:
             body = self.kept.continued(body) | {"previous_response_id": None}
             raw = msgspec.json.encode(body)
         id = call.headers.get("x-request-id") or uuid.uuid4().hex[:16]
-        order = self.orders.read(call.path, raw, body)
-        order = await self._outside.find(order, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
+        order = self.params_reader.read(call.path, raw, body)
+        order = await self._connectors.find(order, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
         answer = self._submit(order, rank)
-        self._outside.begin(order, answer)
+        self._connectors.begin(order, answer)
         facts = AnswerFacts(id, int(self._clock.wall()), order, self._options.cached_tokens)
         shape = SHAPES[call.path](facts)
         if isinstance(shape, ResponseShape) and body.get("background"):
@@ -106,7 +106,7 @@ class GenerateEndpoints:
             if not call.started:
                 raise
             error = {"message": str(broken), "type": "InternalServerError", "param": None, "code": 500}
-            await call.write(data({"error": error}) + DONE)
+            await call.write(sse_data({"error": error}) + DONE)
             await call.end()
         finally:
             self.in_flight -= 1
@@ -142,10 +142,10 @@ class GenerateEndpoints:
         if dies:
             raise RequestGone
         whole = shape.whole(said, usage)
-        if (params := self._outside.end(order, answer, usage.cached_tokens)) is not None:
+        if (params := self._connectors.end(order, answer, usage.cached_tokens)) is not None:
             whole["kv_transfer_params"] = params
         if isinstance(shape, ResponseShape) and order.body.get("store") is not False:
-            self.kept.keep(whole, items_of(order.body))
+            self.kept.keep(whole, input_items(order.body))
         if order.stream:
             await call.write(shape.closing(said, usage))
             await call.end()
@@ -170,7 +170,7 @@ class GenerateEndpoints:
 
     def _start_background(self, shape: ResponseShape, order: RequestParams, answer: TokenStream) -> dict[str, Any]:
         response = shape.unfinished("queued")
-        self.kept.keep(response, items_of(order.body))
+        self.kept.keep(response, input_items(order.body))
         self._background[response["id"]] = answer
         self._tasks.spawn("background response", self._finish_background(shape, order, answer))
         return response
@@ -186,7 +186,7 @@ class GenerateEndpoints:
             answer.close()
         whole = shape.whole(said, usage)
         self._background.pop(whole["id"], None)
-        self.kept.keep(whole, items_of(order.body))
+        self.kept.keep(whole, input_items(order.body))
 
     def _submit(self, order: RequestParams, rank: int) -> TokenStream:
         answer = self._cores.all[rank].submit(order.requests)

@@ -18,7 +18,7 @@ import msgspec
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
 from router.testbed.emulator.bootstrap_server import BootstrapServer
-from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, nixl_params, read_half
+from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, nixl_params, read_transfer
 from router.testbed.emulator.engine_cores import EngineCore, TokenStream
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.request_params import RequestParams
@@ -58,7 +58,7 @@ class KvConnectors:
         self._upstreams.close()
 
     @property
-    def door_url(self) -> str | None:
+    def bootstrap_url(self) -> str | None:
         """Mooncake calls it the bootstrap address."""
         return None if self.bootstrap is None else self.bootstrap.listener.url
 
@@ -68,7 +68,7 @@ class KvConnectors:
 
     async def find(self, order: RequestParams, id: str, core: EngineCore) -> RequestParams:
         """The order, with what is to be had outside. Raises Broken."""
-        half = read_half(self._options, order.body.get("kv_transfer_params"), id)
+        half = read_transfer(self._options, order.body.get("kv_transfer_params"), id)
         match half:
             case DecodeParams():
                 self._know(half.address)

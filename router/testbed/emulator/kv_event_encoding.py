@@ -27,7 +27,7 @@ ALWAYS = frozenset(
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def payload(
+def encode_batch(
     events: Sequence[Event], wall_s: float, rank: int, *, form: Format, adapter_ids: Mapping[str, int]
 ) -> bytes:
     """One message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters."""

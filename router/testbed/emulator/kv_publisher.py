@@ -53,7 +53,7 @@ class KvPublisher:
 
     def publish(self, events: Sequence[Event]) -> None:
         """Give these events the next sequence number, keep them for replays, and send them as the faults allow."""
-        payload = kv_event_encoding.payload(
+        payload = kv_event_encoding.encode_batch(
             events,
             self._clock.wall(),
             self.rank,

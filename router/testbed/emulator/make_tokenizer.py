@@ -50,7 +50,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def texts() -> Iterator[str]:
+def read_corpus() -> Iterator[str]:
     yield from import_module("pydoc_data.topics").topics.values()
     for name in MODULES:
         yield inspect.getsource(import_module(name))
@@ -66,7 +66,7 @@ def train() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.train_from_iterator(read_corpus(), trainer)
     return tokenizer
 
 

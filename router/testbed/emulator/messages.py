@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, event
+from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, sse_event
 
 
 class MessageShape:
@@ -32,7 +32,7 @@ class MessageShape:
 
     def opening(self, usage: AnswerUsage) -> bytes:
         told = {"input_tokens": usage.prompt_tokens, "output_tokens": 0}
-        return event("message_start", {"type": "message_start", "message": self._message | {"usage": told}})
+        return sse_event("message_start", {"type": "message_start", "message": self._message | {"usage": told}})
 
     def piece(self, piece: TokenPiece) -> bytes:
         if not piece.text:
@@ -42,19 +42,21 @@ class MessageShape:
         if not self._open:
             self._open = True
             block = {"type": "text", "text": ""} if tool is None else self._tool_use({})
-            begun = event("content_block_start", {"type": "content_block_start", "index": 0, "content_block": block})
+            begun = sse_event(
+                "content_block_start", {"type": "content_block_start", "index": 0, "content_block": block}
+            )
         delta = (
             {"type": "text_delta", "text": piece.text}
             if tool is None
             else {"type": "input_json_delta", "partial_json": piece.text}
         )
-        return begun + event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta})
+        return begun + sse_event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta})
 
     def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
-        stop = event("content_block_stop", {"type": "content_block_stop", "index": 0}) if self._open else b""
+        stop = sse_event("content_block_stop", {"type": "content_block_stop", "index": 0}) if self._open else b""
         delta = {"stop_reason": self._stop_reason(said[0]), "stop_sequence": None}
         told = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}
-        return stop + event("message_delta", told) + event("message_stop", {"type": "message_stop"})
+        return stop + sse_event("message_delta", told) + sse_event("message_stop", {"type": "message_stop"})
 
     def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
         block = {"type": "text", "text": said[0].text}

@@ -25,7 +25,7 @@ def _cached(gauges: EngineGauges) -> int:
 
 
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-LINES = (
+METRICS = (
     MetricLine("vllm:num_requests_running", "gauge", lambda g: g.running),
     MetricLine("vllm:num_requests_waiting", "gauge", lambda g: g.waiting),
     MetricLine("vllm:num_requests_waiting_by_reason", "gauge", lambda g: g.waiting - g.loading, 'reason="capacity"'),
@@ -51,28 +51,30 @@ LINES = (
 )
 
 
-STORE = "vllm:mooncake_store_operation"
-LOADED = 'operation="load_get",status="ok"'
-LOADS = (  # vLLM writes none of them before the first load
-    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOADED},le="+Inf"', "_bucket"),
-    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_loads, LOADED, "_count"),
-    MetricLine(f"{STORE}_time_seconds", "histogram", lambda g: g.pool_load_s, LOADED, "_sum"),
-    MetricLine(f"{STORE}_total", "counter", lambda g: g.pool_loads, LOADED),
-    MetricLine(f"{STORE}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOADED),
+STORE_METRIC = "vllm:mooncake_store_operation"
+LOAD_LABELS = 'operation="load_get",status="ok"'
+POOL_LOAD_METRICS = (  # vLLM writes none of them before the first load
+    MetricLine(
+        f"{STORE_METRIC}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOAD_LABELS},le="+Inf"', "_bucket"
+    ),
+    MetricLine(f"{STORE_METRIC}_time_seconds", "histogram", lambda g: g.pool_loads, LOAD_LABELS, "_count"),
+    MetricLine(f"{STORE_METRIC}_time_seconds", "histogram", lambda g: g.pool_load_s, LOAD_LABELS, "_sum"),
+    MetricLine(f"{STORE_METRIC}_total", "counter", lambda g: g.pool_loads, LOAD_LABELS),
+    MetricLine(f"{STORE_METRIC}_keys_total", "counter", lambda g: g.pool_loaded_blocks, LOAD_LABELS),
 )
 
 
-def page(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> bytes:
+def render_metrics(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> bytes:
     """`gauges` by rank."""
-    lines = [*_counts(options, LINES, gauges), *_cache_config(options)]
+    lines = [*_samples(options, METRICS, gauges), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
-        lines += _counts(options, LOADS, gauges)
+        lines += _samples(options, POOL_LOAD_METRICS, gauges)
     if options.loras:
-        lines += _adapters(options, gauges, wall_s)
+        lines += _adapter_info(options, gauges, wall_s)
     return "\n".join(lines).encode() + b"\n"
 
 
-def _counts(options: EngineOptions, lines: Sequence[MetricLine], gauges: Sequence[EngineGauges]) -> Iterator[str]:
+def _samples(options: EngineOptions, lines: Sequence[MetricLine], gauges: Sequence[EngineGauges]) -> Iterator[str]:
     typed = ""
     for line in lines:
         if line.name != typed:
@@ -101,7 +103,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
         yield f"vllm:cache_config_info{{{_labels(labels)}}} 1.0"
 
 
-def _adapters(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> Iterator[str]:
+def _adapter_info(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> Iterator[str]:
     """One line for the server; its value is when it was written."""
     running = {name for each in gauges for name in each.running_adapters}
     waiting = {name for each in gauges for name in each.waiting_adapters}

@@ -29,7 +29,7 @@ import uvloop
 
 from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
 from router.testbed.emulator.listener import EmulatorListener
-from router.testbed.emulator.parent_watch import end_with
+from router.testbed.emulator.parent_watch import die_with_parent
 
 Tier = Literal["memory", "disk"]
 Handler = Callable[[HttpExchange], Awaitable[None]]
@@ -72,7 +72,7 @@ class MooncakeMaster:
     def __init__(self, options: MasterOptions) -> None:
         self.keys: dict[str, set[Tier]] = {}
         self.faults = MasterFaults()
-        self.asked: list[list[str]] = []  # the keys of every question, oldest first
+        self.queries: list[list[str]] = []  # the keys of every question, oldest first
         self._options = options
         self._listener = EmulatorListener(self._serve, options.host, options.port)
         self._routes: dict[tuple[str, str], Handler] = {
@@ -145,7 +145,7 @@ class MooncakeMaster:
         if not keys:
             await call.answer(NO_KEYS, 400)
             return
-        self.asked.append(keys)
+        self.queries.append(keys)
         await call.answer({"success": True, "data": {key: self._told(key) for key in keys}})
 
     def _told(self, key: str) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def main() -> None:
     try:
         options = msgspec.json.decode(sys.argv[1] if len(sys.argv) > 1 else "{}", type=MasterOptions)
         if options.parent_pid is not None:
-            end_with(options.parent_pid)
+            die_with_parent(options.parent_pid)
         uvloop.run(serve_master(options, _announce))
     except (msgspec.DecodeError, OSError) as wrong:
         sys.exit(f"warmroute master: {wrong}")

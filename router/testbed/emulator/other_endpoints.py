@@ -24,20 +24,20 @@ DIMENSIONS = 8
 
 class OtherEndpoints:
     def __init__(
-        self, options: EngineOptions, vocabulary: Vocabulary, orders: RequestParamsReader, clock: Clock
+        self, options: EngineOptions, vocabulary: Vocabulary, params_reader: RequestParamsReader, clock: Clock
     ) -> None:
         self._options = options
         self._vocabulary = vocabulary
-        self._orders = orders
+        self._params_reader = params_reader
         self._clock = clock
         self._started = int(clock.wall())
 
     async def tokenize(self, call: HttpExchange) -> None:
         body = read_json(call)
         model = body.get("model") or self._options.model
-        self._orders.adapter(model)
+        self._params_reader.adapter(model)
         if "messages" in body:
-            (tokens,) = self._orders.prompts(CHAT, msgspec.json.encode(body | {"model": model}), body)
+            (tokens,) = self._params_reader.prompts(CHAT, msgspec.json.encode(body | {"model": model}), body)
         else:
             tokens = self._vocabulary.encode(body["prompt"], special=body.get("add_special_tokens", True))
         names = self._vocabulary.names(tokens) if body.get("return_token_strs") else None
@@ -50,8 +50,8 @@ class OtherEndpoints:
 
     async def count_tokens(self, call: HttpExchange) -> None:
         body = read_json(call)
-        self._orders.adapter(body.get("model"))
-        (tokens,) = self._orders.prompts(MESSAGES, call.body, body)
+        self._params_reader.adapter(body.get("model"))
+        (tokens,) = self._params_reader.prompts(MESSAGES, call.body, body)
         told = {"original_input_tokens": len(tokens)}
         await call.answer({"input_tokens": len(tokens), "context_management": told})
 
@@ -66,7 +66,7 @@ class OtherEndpoints:
 
     async def embeddings(self, call: HttpExchange) -> None:
         body = read_json(call)
-        self._orders.adapter(body.get("model"))
+        self._params_reader.adapter(body.get("model"))
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
         data = [
             {"index": index, "object": "embedding", "embedding": _embedding(str(text))}
@@ -76,7 +76,7 @@ class OtherEndpoints:
 
     async def rerank(self, call: HttpExchange) -> None:
         body = read_json(call)
-        self._orders.adapter(body.get("model"))
+        self._params_reader.adapter(body.get("model"))
         documents, query = body["documents"], str(body["query"])
         results: list[dict[str, Any]] = [
             {
@@ -94,7 +94,7 @@ class OtherEndpoints:
 
     async def score(self, call: HttpExchange) -> None:
         body = read_json(call)
-        self._orders.adapter(body.get("model"))
+        self._params_reader.adapter(body.get("model"))
         left = _listed(body, "text_1", "data_1", "queries")
         right = _listed(body, "text_2", "data_2", "documents")
         pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))

@@ -14,7 +14,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Be killed when the parent dies. Raises SystemExit if it is gone already."""
     if not sys.platform.startswith("linux"):
         return

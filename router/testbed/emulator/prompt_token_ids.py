@@ -12,15 +12,15 @@ from router.errors import BadRequest
 from router.prompt.api.messages import has_media, normalise
 from router.testbed.emulator.options import EngineFaults, EngineOptions
 
-SINCE = (0, 32)
+FIRST_VERSION = (0, 32)
 PARAMETER = "kv_transfer_params.prompt_token_ids"
 
 
-def given_ids(options: EngineOptions, faults: EngineFaults, body: dict[str, Any]) -> list[int] | None:
+def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: dict[str, Any]) -> list[int] | None:
     """The prompt's ids; None: the messages are to be rendered. Raises BadRequest for ids that are none."""
     params = body.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
-    if ids is None or faults.ignore_ids or _version(options.version) < SINCE:
+    if ids is None or faults.ignore_ids or _version(options.version) < FIRST_VERSION:
         return None
     if body.get("echo") or has_media(normalise(body["messages"]) or []):
         return None

@@ -18,14 +18,14 @@ from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
 from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams
 from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.prompt_token_ids import given_ids
-from router.testbed.emulator.schema_example import specimen
+from router.testbed.emulator.prompt_token_ids import read_prompt_token_ids
+from router.testbed.emulator.schema_example import make_example
 from router.testbed.emulator.vocabulary import Vocabulary
 from router.testbed.simulator.engine_types import SequenceRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-AS_SENT = ReadOptions(strip_fields=frozenset(), inject_usage=False)
+READ_UNCHANGED = ReadOptions(strip_fields=frozenset(), inject_usage=False)
 MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # whatever the endpoint calls it
 MAX_CHOICES = 64
 Body = dict[str, Any]
@@ -100,14 +100,14 @@ class RequestParamsReader:
 
     def prompts(self, path: str, raw: bytes, body: Body) -> list[list[int]]:
         """The token ids of every prompt in it. Raises BadRequest."""
-        if path == CHAT and (given := given_ids(self._options, self._faults(), body)) is not None:
+        if path == CHAT and (given := read_prompt_token_ids(self._options, self._faults(), body)) is not None:
             return [given]
         if path == COMPLETIONS and isinstance(body.get("prompt"), list):
             several = body["prompt"]
             if several and not isinstance(several[0], int):
                 special = body.get("add_special_tokens", True)
                 return [p if isinstance(p, list) else self._vocabulary.encode(p, special=special) for p in several]
-        source = read_prompt(path, None, raw, AS_SENT).source
+        source = read_prompt(path, None, raw, READ_UNCHANGED).source
         return [self.ids(source)]
 
     def ids(self, source: Source) -> list[int]:
@@ -168,7 +168,7 @@ def _forced_tool(body: Body) -> ForcedTool | None:
     if function is None:
         raise BadRequest(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
     schema = function.get("parameters") or function.get("input_schema") or {}
-    return ForcedTool(function["name"], json.dumps(specimen(schema)), named is not None)
+    return ForcedTool(function["name"], json.dumps(make_example(schema)), named is not None)
 
 
 def _chosen_name(choice: object) -> str | None:

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from typing import Any
 
 from router.errors import NotFound
-from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, event
+from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, sse_event
 
-KEPT = 1000
+STORED_RESPONSES = 1000
 
 
 class ResponseShape:
@@ -84,7 +84,7 @@ class ResponseShape:
     def _event(self, type: str, **fields: object) -> bytes:
         numbered = {"type": type, "sequence_number": self._sequence} | fields
         self._sequence += 1
-        return event(type, numbered)
+        return sse_event(type, numbered)
 
     def _item(self, status: str, text: str) -> dict[str, Any]:
         tool = self._order.tool
@@ -159,7 +159,7 @@ def _usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
 
 
 class StoredResponses:
-    """Responses by id, the newest `KEPT` of them, each with the input items it was made from."""
+    """Responses by id, the newest `STORED_RESPONSES` of them, each with the input items it was made from."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[str, tuple[dict[str, Any], list[Any]]] = OrderedDict()
@@ -167,7 +167,7 @@ class StoredResponses:
     def keep(self, response: dict[str, Any], items: list[Any]) -> None:
         """Keep it, or its newer state."""
         self._all[response["id"]] = (response, items)
-        while len(self._all) > KEPT:
+        while len(self._all) > STORED_RESPONSES:
             self._all.popitem(last=False)
 
     def get(self, id: str) -> dict[str, Any]:
@@ -183,10 +183,10 @@ class StoredResponses:
             return body
         said = [item for item in self.get(previous)["output"] if item["type"] == "message"]
         before = [item for item in self._all[previous][1] if item.get("role") != "system"]
-        return body | {"previous_response_id": None, "input": before + said + items_of(body)}
+        return body | {"previous_response_id": None, "input": before + said + input_items(body)}
 
 
-def items_of(body: dict[str, Any]) -> list[Any]:
+def input_items(body: dict[str, Any]) -> list[Any]:
     """A request's input as a list of items."""
     given = body.get("input")
     return [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])

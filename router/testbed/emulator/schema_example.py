@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-PLAIN: dict[str, Any] = {"string": "warm", "integer": 1, "number": 1.5, "boolean": True, "null": None}
+SCALARS: dict[str, Any] = {"string": "warm", "integer": 1, "number": 1.5, "boolean": True, "null": None}
 
 
-def specimen(schema: Any, depth: int = 8) -> Any:
+def make_example(schema: Any, depth: int = 8) -> Any:
     """Takes the first of alternatives and every property of an object; `$ref` is not followed."""
     if not isinstance(schema, dict) or depth == 0:
         return None
@@ -17,12 +17,12 @@ def specimen(schema: Any, depth: int = 8) -> Any:
         return schema["enum"][0]
     for alternatives in ("anyOf", "oneOf", "allOf"):
         if schema.get(alternatives):
-            return specimen(schema[alternatives][0], depth - 1)
+            return make_example(schema[alternatives][0], depth - 1)
     kind = schema.get("type", "object")
     if isinstance(kind, list):
         kind = kind[0]
     if kind == "object":
-        return {name: specimen(inner, depth - 1) for name, inner in schema.get("properties", {}).items()}
+        return {name: make_example(inner, depth - 1) for name, inner in schema.get("properties", {}).items()}
     if kind == "array":
-        return [specimen(schema.get("items", {"type": "string"}), depth - 1)]
-    return PLAIN.get(kind)
+        return [make_example(schema.get("items", {"type": "string"}), depth - 1)]
+    return SCALARS.get(kind)

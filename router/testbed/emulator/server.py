@@ -35,16 +35,18 @@ class EmulatedServer:
         vocabulary = Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
-        self.outside = KvConnectors(options, self._tasks)
-        self.cores = EngineCores(options, _shape(options, vocabulary), clock, self.outside.store)
-        self.app = EmulatorApp(options, vocabulary, self.cores, self.outside, clock, self._tasks)
+        self.connectors = KvConnectors(options, self._tasks)
+        self.cores = EngineCores(options, _engine_shape(options, vocabulary), clock, self.connectors.store)
+        self.app = EmulatorApp(options, vocabulary, self.cores, self.connectors, clock, self._tasks)
         headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
-        self._listener = EmulatorListener(self.app, options.host, options.port, tls=_tls(options), headers=headers)
+        self._listener = EmulatorListener(
+            self.app, options.host, options.port, tls=_tls_context(options), headers=headers
+        )
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
-            await opening.enter_async_context(self.outside)
+            await opening.enter_async_context(self.connectors)
             await opening.enter_async_context(self._listener)
             self._open = opening.pop_all()
         self.cores.start()
@@ -75,7 +77,7 @@ class EmulatedServer:
             "pid": os.getpid(),
             "model": self.options.model,
             "events": self.cores.sources(),
-            "bootstrap_url": self.outside.door_url,
+            "bootstrap_url": self.connectors.bootstrap_url,
         }
 
 
@@ -90,7 +92,7 @@ async def serve_engine(options: EngineOptions, announce: Callable[[dict[str, Any
         await stopped.wait()
 
 
-def _shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
+def _engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
     return EngineShape(
         block_tokens=options.block_tokens,
         blocks=options.blocks,
@@ -109,7 +111,7 @@ def _shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:
     )
 
 
-def _tls(options: EngineOptions) -> ssl.SSLContext | None:
+def _tls_context(options: EngineOptions) -> ssl.SSLContext | None:
     if options.cert_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -65,7 +65,7 @@ class _Child:
             await self.stop()
             raise EngineNotStarted(f"engine {self.options.name} did not start")
         self.announced = msgspec.json.decode(line)
-        self.options = _pinned(self.options, self.announced)
+        self.options = _pin_ports(self.options, self.announced)
 
     async def ended(self) -> int:
         assert self._process is not None
@@ -98,7 +98,7 @@ class EmbeddedFleet:
             await self._stop()
             raise
         for child in self._children:
-            self._tasks.spawn(f"keep {child.options.name}", _keep(child))
+            self._tasks.spawn(f"keep {child.options.name}", _keep_running(child))
         return self
 
     async def __aexit__(
@@ -126,7 +126,7 @@ class EmbeddedFleet:
         await asyncio.gather(*(child.stop() for child in self._children))
 
 
-async def _keep(child: _Child) -> None:
+async def _keep_running(child: _Child) -> None:
     """Start it again whenever it ends, for ever."""
     pause_s = FIRST_PAUSE_S
     while True:
@@ -140,7 +140,7 @@ async def _keep(child: _Child) -> None:
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
-def _pinned(options: EngineOptions, announced: dict[str, Any]) -> EngineOptions:
+def _pin_ports(options: EngineOptions, announced: dict[str, Any]) -> EngineOptions:
     """The same engine on the ports it has now. Event ports of several ranks stay the system's choice unless given."""
     pinned = msgspec.structs.replace(options, port=_port(announced["url"]))
     if announced["bootstrap_url"] is not None:

@@ -13,14 +13,14 @@ from router.testbed.loadgen.client import ClientFailure, LoadClient, bearer
 from router.testbed.loadgen.text import TextGenerator
 
 SHORT_WORDS, LONG_WORDS = 16, 272
-SOURCE = 0  # of the text that is asked
+CALIBRATION_SOURCE = 0  # of the text that is asked
 
 
 class EndpointUnavailable(WarmrouteError):
     """Nobody there, or somebody who does not speak as expected; one line."""
 
 
-async def first_model(url: str, api_key: str | None) -> str:
+async def find_first_model(url: str, api_key: str | None) -> str:
     """The first one that the endpoint names. Raises NoEndpoint."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
@@ -36,7 +36,7 @@ async def first_model(url: str, api_key: str | None) -> str:
         raise EndpointUnavailable(f"{url}/v1/models names no model: say which one to ask for (--model)") from None
 
 
-async def tokens_per_word(client: LoadClient, text_seed: int) -> float:
+async def measure_tokens_per_word(client: LoadClient, text_seed: int) -> float:
     """Raises NoEndpoint."""
     short, long = [await _prompt_tokens(client, text_seed, words) for words in (SHORT_WORDS, LONG_WORDS)]
     if long <= short:
@@ -46,7 +46,7 @@ async def tokens_per_word(client: LoadClient, text_seed: int) -> float:
 
 
 async def _prompt_tokens(client: LoadClient, text_seed: int, words: int) -> int:
-    text = "".join(TextGenerator(text_seed).first(SOURCE, words))
+    text = "".join(TextGenerator(text_seed).first(CALIBRATION_SOURCE, words))
     answer = await client.chat([{"role": "user", "content": text}], 1)
     if isinstance(answer, ClientFailure):
         raise EndpointUnavailable(f"the first request failed: {answer.status or 'no answer'}: {answer.reason}")

@@ -24,7 +24,7 @@ class ChatMessage(NamedTuple):
     tokens: int  # as the workload counts
 
 
-def asked(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
+def next_messages(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
     """The messages of the turn's request. `context`: those of the request before it, and the answer to that."""
     if turn.kept_tokens == 0:
         return _opening(turn.fresh, texts)

@@ -19,10 +19,10 @@ import msgspec
 
 from router.clock import Clock
 
-WHOLE_S = 900.0  # for an answer, from its request's first byte to its own last one
+ANSWER_TIMEOUT_S = 900.0  # for an answer, from its request's first byte to its own last one
 TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # of silence
 DATA, DONE = b"data: ", b"[DONE]"
-EXACTLY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+EXACT_LENGTH = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class ClientAnswer(NamedTuple):
@@ -121,19 +121,19 @@ class LoadClient:
     async def _ask(
         self, path: str, asked: Mapping[str, Any], max_tokens: int, session: str | None
     ) -> ClientAnswer | ClientFailure:
-        content = msgspec.json.encode({"model": self._model, **asked, "max_tokens": max_tokens} | EXACTLY)
+        content = msgspec.json.encode({"model": self._model, **asked, "max_tokens": max_tokens} | EXACT_LENGTH)
         headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
         began_s = self._clock.now()
         try:
             async with (
-                asyncio.timeout(WHOLE_S),
+                asyncio.timeout(ANSWER_TIMEOUT_S),
                 self._http.stream("POST", path, content=content, headers=headers) as response,
             ):
                 if response.status_code != 200:
                     return ClientFailure(response.status_code, (await response.aread())[:200].decode(errors="replace"))
                 return await self._read(response, began_s)
         except TimeoutError:
-            return ClientFailure(None, f"no whole answer within {WHOLE_S:.0f} s")
+            return ClientFailure(None, f"no whole answer within {ANSWER_TIMEOUT_S:.0f} s")
         except httpx.HTTPError as trouble:
             return ClientFailure(None, f"{type(trouble).__name__}: {trouble}")
         except msgspec.DecodeError as trouble:

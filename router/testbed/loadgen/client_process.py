@@ -18,7 +18,7 @@ import uvloop
 
 from router.clock import SystemClock
 from router.tasks import Tasks
-from router.testbed.loadgen.framing import framed, unframed
+from router.testbed.loadgen.framing import encode_frame, read_frame
 from router.testbed.loadgen.job import LoadJob, SentRequest
 from router.testbed.loadgen.load import load
 
@@ -27,11 +27,11 @@ async def serve() -> None:
     leader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(leader), sys.stdin)
     clock, encode = SystemClock(), msgspec.msgpack.Encoder().encode
-    if (told := await unframed(leader)) is None:
+    if (told := await read_frame(leader)) is None:
         return
     job = msgspec.msgpack.decode(told, type=LoadJob)
     _say(b"")
-    if (told := await unframed(leader)) is None:
+    if (told := await read_frame(leader)) is None:
         return
     began_s = clock.now() + msgspec.msgpack.decode(told, type=float) - clock.wall()
 
@@ -50,7 +50,7 @@ async def serve() -> None:
 def _say(message: bytes) -> None:
     """To nobody, once the leader is gone: the end of the input, which ends all, may come a moment later."""
     try:
-        sys.stdout.buffer.write(framed(message))
+        sys.stdout.buffer.write(encode_frame(message))
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

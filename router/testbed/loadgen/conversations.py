@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from router.testbed.loadgen.chat_messages import ChatMessage, asked
+from router.testbed.loadgen.chat_messages import ChatMessage, next_messages
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import Turn, make_token_ids
@@ -34,7 +34,7 @@ class TextConversation:
 
     def prepare(self, turn: Turn) -> None:
         self._turn = turn
-        self._context = asked(self._context, turn, self._texts)
+        self._context = next_messages(self._context, turn, self._texts)
 
     async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "nothing was prepared"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 
-def framed(message: bytes) -> bytes:
+def encode_frame(message: bytes) -> bytes:
     return len(message).to_bytes(4, "big") + message
 
 
-async def unframed(reader: asyncio.StreamReader) -> bytes | None:
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
     """The next message; None: the other side has closed, or broke off within one."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "big")

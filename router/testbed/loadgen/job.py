@@ -13,7 +13,7 @@ from router.testbed.workloads import Session
 
 
 class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A share of the sessions. `at_once` None: an open loop, each session begins at its `start_s`."""
+    """A share of the sessions. `concurrency` None: an open loop, each session begins at its `start_s`."""
 
     url: str
     model: str
@@ -22,7 +22,7 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     text_seed: int = 1
     prompts: Prompts = "text"
     tokens_per_word: float = 1.0
-    at_once: int | None = None
+    concurrency: int | None = None
     until_s: float | None = None  # nothing new is sent after it; None: until all is sent
     sessions: tuple[Session, ...] = ()
 

@@ -32,7 +32,7 @@ async def load(job: LoadJob, clock: Clock, began_s: float, tell: Tell) -> None:
     """
     async with LoadClient(job.url, job.model, clock, job.api_key) as client:
         one = _Load(job, client, clock, began_s, tell)
-        await (one.open() if job.at_once is None else one.closed(job.at_once))
+        await (one.open() if job.concurrency is None else one.closed(job.concurrency))
 
 
 class _Load:
@@ -44,11 +44,11 @@ class _Load:
         self._tell = tell
         self._texts = TextGenerator(job.text_seed, job.tokens_per_word)
 
-    async def closed(self, at_once: int) -> None:
+    async def closed(self, concurrency: int) -> None:
         waiting = iter(self._job.sessions)
         await self._comes(0.0)
         async with asyncio.TaskGroup() as agents:
-            for number in range(at_once):
+            for number in range(concurrency):
                 agents.create_task(self._agent(waiting), name=f"agent {number}")
 
     async def open(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from router.clock import Clock
 from router.errors import WarmrouteError
 from router.tasks import Tasks
-from router.testbed.loadgen.framing import framed, unframed
+from router.testbed.loadgen.framing import encode_frame, read_frame
 from router.testbed.loadgen.job import LoadJob, SentRequest
 
 READY_S = 60.0
@@ -26,11 +26,11 @@ LEFT_S = 5.0  # for what is told after the end of the input
 Tell = Callable[[SentRequest], None]
 
 
-class NoClients(WarmrouteError):
+class ClientsNotStarted(WarmrouteError):
     """Client processes did not start. They have told why on standard error."""
 
 
-async def together(jobs: Sequence[LoadJob], clock: Clock, tell: Tell) -> list[str]:
+async def run_clients(jobs: Sequence[LoadJob], clock: Clock, tell: Tell) -> list[str]:
     """Runs each job in a process of its own and returns what went wrong with processes, one line each.
 
     `tell` hears of every request. On cancellation it hears of those that ended by then. Raises NoClients.
@@ -63,7 +63,7 @@ async def _ready(clients: Sequence[_Client]) -> None:
     except TimeoutError:
         started = [False]
     if not all(started):
-        raise NoClients(f"{started.count(False)} of {len(clients)} client processes did not start")
+        raise ClientsNotStarted(f"{started.count(False)} of {len(clients)} client processes did not start")
 
 
 class _Client:
@@ -83,7 +83,7 @@ class _Client:
             start_new_session=True,
         )
         one = cls(number, process)
-        one._stdin.write(framed(msgspec.msgpack.encode(job)))
+        one._stdin.write(encode_frame(msgspec.msgpack.encode(job)))
         return one
 
     @property
@@ -92,13 +92,13 @@ class _Client:
         return self._process.returncode
 
     async def ready(self) -> bool:
-        return await unframed(self._stdout) is not None
+        return await read_frame(self._stdout) is not None
 
     async def run(self, begin: bytes, tell: Tell) -> None:
         """Until it ends."""
-        self._stdin.write(framed(begin))
+        self._stdin.write(encode_frame(begin))
         decode = msgspec.msgpack.Decoder(SentRequest).decode
-        while (message := await unframed(self._stdout)) is not None:
+        while (message := await read_frame(self._stdout)) is not None:
             tell(decode(message))
         await self._process.wait()
 

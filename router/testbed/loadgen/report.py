@@ -1,7 +1,7 @@
 """What a load came to: its rows in the simulator's columns, so that the same figures under the same names come of both.
 
 A live endpoint tells how many prompt tokens were cached, not in which tier: the shares by source stay empty and
-`hit_share` stands for them. Beside the figures: how late the client itself was, how far real sizes are from the
+`compute_hit_share` stands for them. Beside the figures: how late the client itself was, how far real sizes are from the
 workload's, which target answered what, and failures by reason.
 """
 
@@ -19,7 +19,7 @@ from router.testbed.loadgen.job import SentRequest
 from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, compute_figures, quantile
 from router.testbed.workloads import Workload
 
-NOBODY = "?"  # the target where no router names one
+UNKNOWN_TARGET = "?"  # the target where no router names one
 
 
 @dataclass
@@ -31,24 +31,26 @@ class LoadReport:
     workload: Workload
     prompts: Prompts
     text_seed: int
-    at_once: int | None  # None: an open loop
+    concurrency: int | None  # None: an open loop
     processes: int
     tokens_per_word: float | None  # as calibrated; None: prompts were token ids
-    sent: list[SentRequest] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)  # client processes that failed
+    requests: list[SentRequest] = field(default_factory=list)
+    process_failures: list[str] = field(default_factory=list)  # client processes that failed
     interrupted: bool = False
 
     @property
     def loop(self) -> str:
-        return "open loop" if self.at_once is None else f"closed loop, {self.at_once} at once"
+        return "open loop" if self.concurrency is None else f"closed loop, {self.concurrency} at once"
 
     @property
-    def answered(self) -> list[SentRequest]:
-        return [one for one in self.sent if one.failure is None]
+    def answers(self) -> list[SentRequest]:
+        return [one for one in self.requests if one.failure is None]
 
     @property
     def failures(self) -> Counter[str]:
-        return Counter(f"{one.status or 'no answer'}: {one.failure}" for one in self.sent if one.failure is not None)
+        return Counter(
+            f"{one.status or 'no answer'}: {one.failure}" for one in self.requests if one.failure is not None
+        )
 
 
 class ClientReport(NamedTuple):
@@ -67,13 +69,13 @@ class TargetReport(NamedTuple):
     ttft_p50_s: float | None
 
 
-def figures_of(loaded: LoadReport) -> SimulationFigures:
+def summarize_load(loaded: LoadReport) -> SimulationFigures:
     """Over the whole time. Refusals with 429 are `shed`, other failures `failed`."""
-    places = {target: number for number, target in enumerate(sorted({target_of(one) for one in loaded.answered}))}
+    places = {target: number for number, target in enumerate(sorted({target_name(one) for one in loaded.answers}))}
     outcome = SimulationOutcome(len(places) or 1)
-    for one in loaded.sent:
+    for one in loaded.requests:
         _add(outcome, one, places)
-    outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.sent), default=0.0)
+    outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.requests), default=0.0)
     found = compute_figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
     return found if len(places) > 1 else found._replace(imbalance=None)
 
@@ -85,7 +87,7 @@ def _add(outcome: SimulationOutcome, one: SentRequest, places: dict[str, int]) -
     outcome.ttft_s.append(float("nan") if one.ttft_s is None else one.ttft_s)
     outcome.duration_s.append(one.duration_s)
     outcome.session.append(one.session)
-    outcome.instance.append(places[target_of(one)] if ok else -1)
+    outcome.instance.append(places[target_name(one)] if ok else -1)
     outcome.prompt_tokens.append(one.prompt_tokens or 0)
     outcome.local_tokens.append(one.cached_tokens or 0)
     outcome.host_tokens.append(0)
@@ -94,13 +96,13 @@ def _add(outcome: SimulationOutcome, one: SentRequest, places: dict[str, int]) -
     outcome.end.append(RequestEnd.OK if ok else RequestEnd.SHED if one.status == 429 else RequestEnd.FAILED)
 
 
-def hit_share(some: list[SentRequest]) -> float | None:
+def compute_hit_share(some: list[SentRequest]) -> float | None:
     """Of the prompt tokens of those answers that tell; None: none does."""
     return _share((one.cached_tokens, one.prompt_tokens or 0) for one in some if one.cached_tokens is not None)
 
 
-def client_of(loaded: LoadReport) -> ClientReport:
-    late, answered = sorted(one.late_s for one in loaded.sent), loaded.answered
+def summarize_client(loaded: LoadReport) -> ClientReport:
+    late, answered = sorted(one.late_s for one in loaded.requests), loaded.answers
     return ClientReport(
         late_p50_s=quantile(late, 0.5),
         late_p99_s=quantile(late, 0.99),
@@ -118,22 +120,22 @@ def _share(pairs: Iterable[tuple[int, int]]) -> float | None:
     return part / whole if whole else None
 
 
-def by_target(loaded: LoadReport) -> dict[str, TargetReport]:
+def group_by_target(loaded: LoadReport) -> dict[str, TargetReport]:
     rows: defaultdict[str, list[SentRequest]] = defaultdict(list)
-    for one in loaded.answered:
-        rows[target_of(one)].append(one)
+    for one in loaded.answers:
+        rows[target_name(one)].append(one)
     return {target: _at_target(some) for target, some in sorted(rows.items())}
 
 
 def _at_target(some: list[SentRequest]) -> TargetReport:
-    return TargetReport(len(some), hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
+    return TargetReport(len(some), compute_hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
 
 
-def target_of(one: SentRequest) -> str:
-    return one.target or NOBODY
+def target_name(one: SentRequest) -> str:
+    return one.target or UNKNOWN_TARGET
 
 
-def loaded_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
+def load_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
     workload = loaded.workload
     return {
         "when": when,
@@ -152,10 +154,10 @@ def loaded_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
         "text_seed": loaded.text_seed,
         "tokens_per_word": loaded.tokens_per_word,
         "interrupted": loaded.interrupted,
-        "troubles": loaded.troubles,
-        "figures": figures_of(loaded)._asdict() | {"hit_share": hit_share(loaded.answered)},
-        "client": client_of(loaded)._asdict(),
-        "targets": {target: at._asdict() for target, at in by_target(loaded).items()},
+        "troubles": loaded.process_failures,
+        "figures": summarize_load(loaded)._asdict() | {"hit_share": compute_hit_share(loaded.answers)},
+        "client": summarize_client(loaded)._asdict(),
+        "targets": {target: at._asdict() for target, at in group_by_target(loaded).items()},
         "failures": dict(loaded.failures),
-        "requests": [msgspec.structs.asdict(one) for one in sorted(loaded.sent, key=lambda one: one.sent_s)],
+        "requests": [msgspec.structs.asdict(one) for one in sorted(loaded.requests, key=lambda one: one.sent_s)],
     }

@@ -16,10 +16,10 @@ class ClientShare(NamedTuple):
     """One process's."""
 
     sessions: tuple[Session, ...]
-    at_once: int | None  # None: an open loop
+    concurrency: int | None  # None: an open loop
 
 
-def bounded(workload: Workload, requests: int) -> Workload:
+def limit_requests(workload: Workload, requests: int) -> Workload:
     """The first so many requests, session by session."""
     kept: list[Session] = []
     for session in workload.sessions:
@@ -30,7 +30,7 @@ def bounded(workload: Workload, requests: int) -> Workload:
     return workload._replace(sessions=tuple(kept))
 
 
-def paced(workload: Workload, rate: float) -> Workload:
+def pace_sessions(workload: Workload, rate: float) -> Workload:
     """A closed loop's sessions as an open one: they begin evenly apart, so that there are `rate` requests per second.
 
     Only beginnings are set: a session's later turns need its answers, and so wait for them.
@@ -41,16 +41,16 @@ def paced(workload: Workload, rate: float) -> Workload:
     )
 
 
-def shares(sessions: Sequence[Session], at_once: int | None, processes: int) -> list[ClientShare]:
+def split_sessions(sessions: Sequence[Session], concurrency: int | None, processes: int) -> list[ClientShare]:
     """At most `processes`, none of them without a session. Agents of a closed loop take sessions in turns."""
-    agents = min(len(sessions), at_once or len(sessions))
+    agents = min(len(sessions), concurrency or len(sessions))
     if not agents:
         raise ConfigError("the workload has no session: nothing to send")
     processes = min(processes, agents)
     return [
         ClientShare(
             tuple(session for place, session in enumerate(sessions) if place % agents % processes == number),
-            None if at_once is None else len(range(number, agents, processes)),
+            None if concurrency is None else len(range(number, agents, processes)),
         )
         for number in range(processes)
     ]

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.kv_transfer_config import INSIDE, STORE, EngineExtras, with_own_lookups
+from router.testbed.local_stack.kv_transfer_config import INSIDE, STORE, EngineExtras, set_lookup_port
 
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
 HASH_ALGO = "sha256_cbor"  # made of CBOR, not of Python's pickle: the router can compute it too
-PEERS = "P2PHANDSHAKE"  # Mooncake's processes find each other through the master, with no metadata server beside it
+METADATA_SERVER = (
+    "P2PHANDSHAKE"  # Mooncake's processes find each other through the master, with no metadata server beside it
+)
 
 KV_EVENTS = {
     "enable_kv_cache_events": True,
@@ -66,7 +68,7 @@ def client(asked: LocalStackConfig, venv: Path) -> Program:
         "port": asked.client_port,
         "global_segment_size": asked.pool_bytes,
         "master_server_address": f"{HOST}:{asked.master_port}",
-        "metadata_server": PEERS,
+        "metadata_server": METADATA_SERVER,
         "protocol": "tcp",
         "logtostderr": "true",
     }
@@ -82,7 +84,7 @@ def mooncake_config(asked: LocalStackConfig) -> dict[str, object]:
     """What MOONCAKE_CONFIG_PATH names for the engines: they bring no memory of their own into the pool."""
     return {
         "mode": "standalone-store",
-        "metadata_server": PEERS,
+        "metadata_server": METADATA_SERVER,
         "master_server_address": f"{HOST}:{asked.master_port}",
         "protocol": "tcp",
         "device_name": "",
@@ -91,7 +93,7 @@ def mooncake_config(asked: LocalStackConfig) -> dict[str, object]:
     }
 
 
-class EnginePlace(NamedTuple):
+class EngineProcess(NamedTuple):
     """Where one engine runs, and with what."""
 
     name: str
@@ -102,7 +104,7 @@ class EnginePlace(NamedTuple):
     preload: Path | None = None  # a memory allocator to take instead of the C library's
 
 
-def engine(asked: LocalStackConfig, place: EnginePlace, extra: EngineExtras) -> Program:
+def engine(asked: LocalStackConfig, place: EngineProcess, extra: EngineExtras) -> Program:
     """One vLLM server."""
     command = [str(place.venv / "bin" / "vllm"), "serve", str(asked.model), "--served-model-name", asked.served_name]
     command += ["--host", HOST, "--port", str(place.port), "--enforce-eager", "--dtype", "bfloat16"]
@@ -117,7 +119,7 @@ def engine(asked: LocalStackConfig, place: EnginePlace, extra: EngineExtras) -> 
         environment["MOONCAKE_CONFIG_PATH"] = str(place.mooncake)
         transfer = transfer or STORE
     if transfer is not None:
-        command += ["--kv-transfer-config", json.dumps(with_own_lookups(transfer, place.port))]
+        command += ["--kv-transfer-config", json.dumps(set_lookup_port(transfer, place.port))]
     command += [*asked.engine_args, *extra.arguments]
     return Program(place.name, command, {**environment, **extra.environment}, f"http://{HOST}:{place.port}/health")
 

@@ -49,7 +49,7 @@ class ProcessGuard:
         self._process.wait()
 
 
-def guarded(lines: Iterable[str]) -> set[int]:
+def read_groups(lines: Iterable[str]) -> set[int]:
     """The groups that are left at the end."""
     groups: set[int] = set()
     for line in lines:
@@ -58,6 +58,6 @@ def guarded(lines: Iterable[str]) -> set[int]:
 
 
 if __name__ == "__main__":
-    for group in guarded(sys.stdin):
+    for group in read_groups(sys.stdin):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

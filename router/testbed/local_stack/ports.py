@@ -20,7 +20,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def choose(asked: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:
+def choose_ports(asked: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:
     """The section with every 0 replaced, and the engines' ports. Those of engines follow the first, or are all free."""
     names = ("master_port", "master_http_port", "client_port")
     chosen = asked.model_copy(update={name: free_port() for name in names if getattr(asked, name) == 0})
@@ -29,7 +29,7 @@ def choose(asked: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:
     return chosen, [asked.first_port + i for i in range(asked.engines)]
 
 
-def demand(wanted: Mapping[str, int]) -> None:
+def check_ports(wanted: Mapping[str, int]) -> None:
     """Raises PortTaken if one of them cannot be had. Keys are the settings that name them; 0 can always be had."""
     for setting, port in wanted.items():
         with socket.socket() as probe:

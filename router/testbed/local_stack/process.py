@@ -81,7 +81,7 @@ class ChildProcess:
             self._process.wait()
             self._guard.forget(self.pid)
 
-    def epitaph(self) -> str:
+    def describe_end(self) -> str:
         """How it ended, and what its log says of the cause, in one line."""
         code = self._process.returncode if self._process is not None else None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"

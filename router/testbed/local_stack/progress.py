@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from router.testbed.local_stack.supervisor import Say
+from router.testbed.local_stack.supervisor import ReportLine
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[tuple[Say, Say]]:
+def show_progress(console: Console) -> Iterator[tuple[ReportLine, ReportLine]]:
     """Two functions: one prints a line that stays, the other says what is waited for. Without a terminal only lines."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -7,10 +7,10 @@ from router.config.sections.kv_store import PoolConfig
 from router.testbed.local_stack.supervisor import RunningStack
 
 
-def in_front(settings: Config, stack: RunningStack) -> Config:
+def build_router_config(settings: Config, stack: RunningStack) -> Config:
     """What the settings say of their own engines stays; of the pool, all but where its master is."""
     fleet = settings.fleet.model_copy(update={"instances": [*settings.fleet.instances, *stack.instances()]})
-    tokenizers = {stack.asked.served_name: TokenizerSource(path=str(stack.model)), **settings.tokenizers}
+    tokenizers = {stack.config.served_name: TokenizerSource(path=str(stack.model)), **settings.tokenizers}
     return settings.model_copy(update={"fleet": fleet, "tokenizers": tokenizers, "pool": _pool(settings.pool, stack)})
 
 

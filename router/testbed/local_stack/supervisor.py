@@ -27,14 +27,14 @@ from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
 from router.testbed.local_stack import commands, memory, ports
 from router.testbed.local_stack.guard import ProcessGuard
-from router.testbed.local_stack.install import allocator, stack_models, stack_venv
+from router.testbed.local_stack.install import find_allocator, stack_models, stack_venv
 from router.testbed.local_stack.kv_transfer_config import EngineExtras
 from router.testbed.local_stack.process import ChildProcess
 
 LOOK_EVERY_S = 0.1
 STOP_S = 10.0
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 class StackFailed(WarmrouteError):
@@ -58,14 +58,14 @@ class RunningStack:
         self,
         asked: LocalStackConfig,
         extras: Sequence[EngineExtras] = (),
-        say: Say = lambda line: None,
-        waiting: Say = lambda line: None,
+        report: ReportLine = lambda line: None,
+        report_wait: ReportLine = lambda line: None,
         venv: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.asked, self._engine_ports = ports.choose(asked)
+        self.config, self._engine_ports = ports.choose_ports(asked)
         self._extras = [*extras, *[EngineExtras()] * (asked.engines - len(extras))]
-        self._say, self._waiting, self._venv = say, waiting, venv
+        self._report, self._report_wait, self._venv = report, report_wait, venv
         self._clock = clock or SystemClock()
         self._children: dict[str, ChildProcess] = {}
         self._open = ExitStack()
@@ -93,12 +93,12 @@ class RunningStack:
     @property
     def master_url(self) -> str | None:
         """None: there is no store."""
-        return commands.master_url(self.asked) if self.asked.store else None
+        return commands.master_url(self.config) if self.config.store else None
 
     @property
     def model(self) -> Path:
         """Folder of the model and its tokenizer."""
-        return Path(str(self.asked.model))
+        return Path(str(self.config.model))
 
     def server(self, name: str) -> StackServer:
         child = self._children[name]
@@ -124,27 +124,27 @@ class RunningStack:
         """Until it works. Raises StackFailed."""
         self._wait([self._children[name]])
 
-    def dead(self) -> str | None:
+    def describe_failure(self) -> str | None:
         """One line about a child that has ended by itself; None: all run."""
         ended = (c for c in self._children.values() if not c.running() and c.name not in self._left_to_die)
-        return next((child.epitaph() for child in ended), None)
+        return next((child.describe_end() for child in ended), None)
 
-    async def until_dead(self) -> NoReturn:
+    async def wait_for_failure(self) -> NoReturn:
         """For who runs an event loop meanwhile. Raises StackFailed when a child has ended by itself."""
-        while (line := self.dead()) is None:  # noqa: ASYNC110  a process is only known to have ended when one looks
+        while (line := self.describe_failure()) is None:  # noqa: ASYNC110  a process is only known to have ended when one looks
             await asyncio.sleep(LOOK_EVERY_S)
         raise StackFailed(line)
 
     # how it comes and goes
 
     def _start(self) -> None:
-        venv = self._venv or stack_venv(self._say)
-        if self.asked.model is None:
-            self.asked = self.asked.model_copy(update={"model": str(stack_models(venv, self._say).mid)})
-        ports.demand(self._ports())
-        memory.demand(self.asked, self.model)
-        folder = _logs_folder(self.asked)
-        self._say(f"starting {self.asked.engines} engines{' over a store' * self.asked.store}; logs in {folder}")
+        venv = self._venv or stack_venv(self._report)
+        if self.config.model is None:
+            self.config = self.config.model_copy(update={"model": str(stack_models(venv, self._report).mid)})
+        ports.check_ports(self._ports())
+        memory.check_memory(self.config, self.model)
+        folder = _logs_folder(self.config)
+        self._report(f"starting {self.config.engines} engines{' over a store' * self.config.store}; logs in {folder}")
         guard = ProcessGuard()
         self._open.callback(guard.close)
         http = self._open.enter_context(httpx.Client(timeout=1.0, trust_env=False))
@@ -157,44 +157,44 @@ class RunningStack:
 
     def _programs(self, venv: Path, folder: Path) -> Iterable[commands.Program]:
         config = None
-        if self.asked.store:
+        if self.config.store:
             config = folder / "mooncake.json"
-            config.write_text(json.dumps(commands.mooncake_config(self.asked), indent=1))
-            yield commands.master(self.asked, venv)
-            yield commands.client(self.asked, venv)
-        threads = max(1, len(os.sched_getaffinity(0)) // self.asked.engines)
+            config.write_text(json.dumps(commands.mooncake_config(self.config), indent=1))
+            yield commands.master(self.config, venv)
+            yield commands.client(self.config, venv)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.config.engines)
         for name, port, extra in zip(self._engine_names, self._engine_ports, self._extras, strict=True):
             yield commands.engine(
-                self.asked, commands.EnginePlace(name, port, venv, config, threads, allocator()), extra
+                self.config, commands.EngineProcess(name, port, venv, config, threads, find_allocator()), extra
             )
 
     @property
     def _engine_names(self) -> list[str]:
-        return [f"engine-{i}" for i in range(self.asked.engines)]
+        return [f"engine-{i}" for i in range(self.config.engines)]
 
     def _ports(self) -> dict[str, int]:
         named = zip(self._engine_names, self._engine_ports, strict=True)
         wanted = {f"stack.first_port (this one is of {name})": port for name, port in named}
-        if self.asked.store:
+        if self.config.store:
             mooncake = ("master_port", "master_http_port", "client_port")
-            wanted |= {f"stack.{name}": getattr(self.asked, name) for name in mooncake}
+            wanted |= {f"stack.{name}": getattr(self.config, name) for name in mooncake}
         return wanted
 
     def _wait(self, children: Iterable[ChildProcess]) -> None:
         began = self._clock.now()
         left = list(children)
         while left:
-            self._waiting("waiting for " + ", ".join(child.name for child in left))
+            self._report_wait("waiting for " + ", ".join(child.name for child in left))
             for child in left.copy():
                 if not child.running():
-                    raise StackFailed(child.epitaph())
+                    raise StackFailed(child.describe_end())
                 if child.works():
                     left.remove(child)
-                    self._say(f"  {child.name} works after {self._clock.now() - began:.0f} s (pid {child.pid})")
-            if left and self._clock.now() - began > self.asked.start_timeout_s:
+                    self._report(f"  {child.name} works after {self._clock.now() - began:.0f} s (pid {child.pid})")
+            if left and self._clock.now() - began > self.config.start_timeout_s:
                 slow = left[0]
                 raise StackFailed(
-                    f"{slow.name} does not work after {self.asked.start_timeout_s:g} s (stack.start_timeout_s): "
+                    f"{slow.name} does not work after {self.config.start_timeout_s:g} s (stack.start_timeout_s): "
                     f"{slow.last_error()}; all of it: {slow.log}"
                 )
             time.sleep(LOOK_EVERY_S if left else 0)

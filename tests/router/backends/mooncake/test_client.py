@@ -76,7 +76,7 @@ async def test_names_with_odd_characters_are_escaped_and_those_with_a_comma_are_
     async with scene(model={"cache_prefix": "a,b"}) as its:
         assert await its.tokens(known) is None
         assert its.unknown == {"no_comma": 1}
-        assert its.master.asked == []
+        assert its.master.queries == []
 
 
 async def test_an_answer_after_the_deadline_is_unknown_now_and_known_to_the_next() -> None:
@@ -90,7 +90,7 @@ async def test_an_answer_after_the_deadline_is_unknown_now_and_known_to_the_next
         assert its.unknown == {"late": 1}
         await until("the late answer comes", lambda: its.pool.report().asked.answers == 1)
         assert await its.tokens(known) == 5 * BLOCK
-        assert len(its.master.asked) == 1
+        assert len(its.master.queries) == 1
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("error", "error"), ("standby", "standby")])
@@ -169,4 +169,4 @@ async def test_a_pooled_event_counts_as_the_pools_word() -> None:
     async with scene() as its:
         its.pool.pooled(MODEL, pooled(known, 3))
         assert await its.tokens(known) == 3 * BLOCK
-        assert its.master.asked == []
+        assert its.master.queries == []

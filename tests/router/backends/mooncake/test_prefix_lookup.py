@@ -16,7 +16,7 @@ async def test_the_same_prompt_again_asks_nothing() -> None:
         its.put(known, range(5))
         assert await its.tokens(known) == 5 * BLOCK
         assert await its.tokens(known) == 5 * BLOCK
-        assert len(its.master.asked) == 1
+        assert len(its.master.queries) == 1
 
 
 async def test_what_was_evicted_is_seen_when_the_word_on_it_has_expired() -> None:
@@ -30,7 +30,7 @@ async def test_what_was_evicted_is_seen_when_the_word_on_it_has_expired() -> Non
             assert tokens == 5 * BLOCK
             assert time.monotonic() < end
             await asyncio.sleep(0.005)
-        assert len(its.master.asked) == 2
+        assert len(its.master.queries) == 2
 
 
 async def test_a_longer_prompt_asks_only_for_what_is_new_in_it() -> None:
@@ -39,7 +39,7 @@ async def test_a_longer_prompt_asks_only_for_what_is_new_in_it() -> None:
         its.put(long, range(8))
         await its.tokens(prompt(5))
         assert await its.tokens(long) == 8 * BLOCK
-        assert [len(keys) for keys in its.master.asked] == [5, 3]
+        assert [len(keys) for keys in its.master.queries] == [5, 3]
 
 
 async def test_two_requests_at_once_share_one_question() -> None:
@@ -48,7 +48,7 @@ async def test_two_requests_at_once_share_one_question() -> None:
         its.put(long, range(7))
         its.faults(slow_ms=30)
         assert await asyncio.gather(its.tokens(short), its.tokens(long), its.tokens(short)) == [20, 28, 20]
-        assert sorted(len(keys) for keys in its.master.asked) == [3, 5]
+        assert sorted(len(keys) for keys in its.master.queries) == [3, 5]
 
 
 async def test_a_long_prompt_takes_few_small_questions() -> None:
@@ -56,8 +56,8 @@ async def test_a_long_prompt_takes_few_small_questions() -> None:
     async with scene(keys_at_once=256) as its:
         its.put(known, range(3210))
         assert await its.tokens(known) == 3210 * BLOCK
-        assert len(its.master.asked) <= 3
-        assert max(map(len, its.master.asked)) <= 256
+        assert len(its.master.queries) <= 3
+        assert max(map(len, its.master.queries)) <= 256
 
 
 async def test_a_request_that_goes_away_does_not_take_the_question_with_it() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from router.cli.bench.command import bench_agents, bench_layers
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.config.schema import Config, InstanceConfig
-from router.testbed.bench.agents import Stage
+from router.testbed.bench.agents import EnvironmentFactory
 from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.workloads import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -26,7 +26,7 @@ WORKLOAD = CODEX.scaled(tokens=0.02, sessions=3 / 610, turns=3 / 33, think=0.000
 POLICIES = {name: {"scorers": [{"name": name}]} for name in ("round_robin", "prefix_overlap")}
 
 
-def stage_of(engines: int = 2, running: list[FakeEngine] | None = None, **options: Any) -> Stage:
+def stage_of(engines: int = 2, running: list[FakeEngine] | None = None, **options: Any) -> EnvironmentFactory:
     """Fresh emulated engines, put into `running`; there is never a pool under them, whatever is asked."""
 
     @asynccontextmanager
@@ -94,7 +94,7 @@ async def test_layers_interrupted_tells_what_is_done(tmp_path: Path) -> None:
     assert "Interrupted" in printed(told)
 
 
-def agents(tmp_path: Path, told: Console, stage: Stage, chart: bool = False) -> Any:
+def agents(tmp_path: Path, told: Console, stage: EnvironmentFactory, chart: bool = False) -> Any:
     return bench_agents(stage, tmp_path, WORKLOAD, "prefix_overlap", chart, console=told)
 
 

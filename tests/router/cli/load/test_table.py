@@ -57,7 +57,9 @@ def test_many_reasons_are_counted() -> None:
 
 
 def test_a_late_client_a_lost_process_and_an_interruption_are_told() -> None:
-    some = replace(loaded(answered(late_s=0.3)), troubles=["client process 1 ended with status -9"], interrupted=True)
+    some = replace(
+        loaded(answered(late_s=0.3)), process_failures=["client process 1 ended with status -9"], interrupted=True
+    )
     late, lost, part = loaded_remarks(some)
     assert "--processes" in late
     assert lost == "client process 1 ended with status -9"

@@ -36,5 +36,5 @@ def failed(status: int | None, reason: str) -> SentRequest:
 def loaded(*sent: SentRequest) -> LoadReport:
     workload = Workload("some", 1, ())
     return LoadReport(
-        "http://x", "m", workload, "text", 5, at_once=4, processes=2, tokens_per_word=1.3, sent=list(sent)
+        "http://x", "m", workload, "text", 5, concurrency=4, processes=2, tokens_per_word=1.3, requests=list(sent)
     )

@@ -11,10 +11,10 @@ from router.testbed.bench.engine_counters import (
     CountersUnavailable,
     EngineCounts,
     MasterCounts,
-    added,
-    difference,
-    fetch,
-    until,
+    add_counts,
+    fetch_counters,
+    poll_until,
+    subtract_counts,
 )
 from tests.fakes.engines import engine
 from tests.paths import DATA
@@ -60,17 +60,17 @@ def test_an_engine_without_a_connector_computes_what_its_cache_does_not_give() -
 def test_differences_and_sums_keep_the_unknown_unknown() -> None:
     before = EngineCounts(100, 10, None, None, None, None, None, None, None)
     after = EngineCounts(150, 30, None, 4, None, None, None, None, None)
-    assert difference(after, before) == EngineCounts(
+    assert subtract_counts(after, before) == EngineCounts(
         50, 20, None, 4, None, None, None, None, None
     )  # loads began meanwhile
-    assert added([before, after]) == EngineCounts(250, 40, None, 4, None, None, None, None, None)
+    assert add_counts([before, after]) == EngineCounts(250, 40, None, 4, None, None, None, None, None)
 
 
 async def test_a_server_without_a_page_is_named() -> None:
     async with engine() as fake, httpx.AsyncClient() as http:
-        assert EngineCounts.read(await fetch(http, fake.url)).prompt_tokens == 0
+        assert EngineCounts.read(await fetch_counters(http, fake.url)).prompt_tokens == 0
         with pytest.raises(CountersUnavailable, match=r"/nowhere/metrics: .*404"):
-            await fetch(http, f"{fake.url}/nowhere")
+            await fetch_counters(http, f"{fake.url}/nowhere")
 
 
 async def test_looking_ends_when_it_is_good_or_late() -> None:
@@ -79,5 +79,5 @@ async def test_looking_ends_when_it_is_good_or_late() -> None:
     async def look() -> int:
         return next(seen)
 
-    assert await until(SystemClock(), 5.0, look, lambda number: number == 3) == 3
-    assert await until(SystemClock(), 0.0, look, lambda number: False) == 4
+    assert await poll_until(SystemClock(), 5.0, look, lambda number: number == 3) == 3
+    assert await poll_until(SystemClock(), 0.0, look, lambda number: False) == 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from router.testbed.bench.router_process import sends
+from router.testbed.bench.router_process import is_ready
 
 
 def telling(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.AsyncClient:
@@ -21,7 +21,7 @@ def telling(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.AsyncCli
 async def test_it_can_send_when_it_has_instances_and_all_are_ready(states: list[str], ready: bool) -> None:
     listing = {"instances": [{"state": state} for state in states]}
     async with telling(lambda _: httpx.Response(200, json=listing)) as http:
-        assert await sends(http) is ready
+        assert await is_ready(http) is ready
 
 
 async def test_one_that_does_not_answer_yet_is_not_ready() -> None:
@@ -29,6 +29,6 @@ async def test_one_that_does_not_answer_yet_is_not_ready() -> None:
         raise httpx.ConnectError("refused", request=request)
 
     async with telling(refused) as http:
-        assert not await sends(http)
+        assert not await is_ready(http)
     async with telling(lambda _: httpx.Response(503)) as http:
-        assert not await sends(http)
+        assert not await is_ready(http)

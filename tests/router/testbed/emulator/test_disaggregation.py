@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, read_half
+from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, read_transfer
 from router.testbed.emulator.engine_cores import EngineFailed
 from router.testbed.emulator.options import EngineOptions
 
@@ -29,7 +29,7 @@ ASKED = {"do_remote_decode": True, "transfer_id": "xfer-1"}
 
 
 def half(params: Any, **options: Any) -> PrefillParams | DecodeParams | None:
-    return read_half(EngineOptions(**({"transfer": "mooncake"} | options)), params, "cmpl-7")
+    return read_transfer(EngineOptions(**({"transfer": "mooncake"} | options)), params, "cmpl-7")
 
 
 def test_both_halves_of_both_connectors() -> None:

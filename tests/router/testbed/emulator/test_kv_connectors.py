@@ -76,7 +76,7 @@ async def test_what_one_computed_the_other_loads(master: MooncakeMaster) -> None
         assert (external(a), external(b)) == ((40, 0), (40, 32))
         assert cached(await complete(b)) == 32  # its own now
         assert (b.gauges().hit_tokens, external(b)) == (32, (48, 32))
-        assert all(len(asked) == 2 for asked in master.asked)
+        assert all(len(asked) == 2 for asked in master.queries)
 
 
 async def test_of_a_prompt_that_is_there_to_the_end_one_block_less_is_loaded(master: MooncakeMaster) -> None:
@@ -363,14 +363,14 @@ async def test_a_pair_with_a_pool_fetches_from_the_peer_and_saves_the_prompt(mas
     async with pair("mooncake", pool_url=master.url) as (p, d):
         await complete(p, kv_transfer_params=to_prefill())
         await eventually(lambda: len(master.keys) == 2)
-        asked = len(master.asked)
+        asked = len(master.queries)
         assert cached(await complete(d, kv_transfer_params=await to_decode(p))) == 40
-        assert len(master.asked) == asked
+        assert len(master.queries) == asked
         assert d.gauges().pool_loads == 0
         assert (
             cached(await complete(d, [*PROMPT[:16], *range(900, 930)])) == 16
         )  # not split: its own cache, or the pool
-        assert len(master.asked) == asked + 1
+        assert len(master.queries) == asked + 1
 
 
 # -- pairs, Nixl

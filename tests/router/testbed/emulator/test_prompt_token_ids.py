@@ -9,7 +9,7 @@ import pytest
 
 from router.errors import BadRequest
 from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.prompt_token_ids import PARAMETER, given_ids
+from router.testbed.emulator.prompt_token_ids import PARAMETER, read_prompt_token_ids
 from tests.fakes.engines import engine
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +22,7 @@ def read(
 ) -> list[int] | None:
     given = list(ids) if isinstance(ids, tuple) else ids
     body = {"messages": MESSAGES, "kv_transfer_params": {"prompt_token_ids": given}} | fields
-    return given_ids(EngineOptions(version=version), faults or EngineFaults(), body)
+    return read_prompt_token_ids(EngineOptions(version=version), faults or EngineFaults(), body)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,10 @@ def test_what_must_be_rendered_is_rendered_whatever_the_ids(fields: dict[str, An
 
 @pytest.mark.parametrize("params", [None, {}, {"prompt_token_ids": None}, {"do_remote_decode": True}, "x"])
 def test_none_given(params: object) -> None:
-    assert given_ids(EngineOptions(), EngineFaults(), {"messages": MESSAGES, "kv_transfer_params": params}) is None
+    assert (
+        read_prompt_token_ids(EngineOptions(), EngineFaults(), {"messages": MESSAGES, "kv_transfer_params": params})
+        is None
+    )
 
 
 @pytest.mark.parametrize("ids", [[], ["1"], [1, True], [-1], [1.0], {"1": 2}])

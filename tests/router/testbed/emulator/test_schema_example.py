@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from router.testbed.emulator.schema_example import specimen
+from router.testbed.emulator.schema_example import make_example
 
 PERSON = {
     "type": "object",
@@ -25,10 +25,10 @@ PERSON = {
 
 @pytest.mark.parametrize("schema", [PERSON, {}, {"type": "string"}, {"type": "array"}, {"type": "null"}])
 def test_fits_its_schema(schema: dict[str, Any]) -> None:
-    jsonschema.validate(specimen(schema), schema)
+    jsonschema.validate(make_example(schema), schema)
 
 
 def test_a_schema_that_contains_itself_ends() -> None:
     endless: dict[str, Any] = {"type": "object", "properties": {}}
     endless["properties"]["child"] = endless
-    assert str(specimen(endless)).count("child") == 8
+    assert str(make_example(endless)).count("child") == 8

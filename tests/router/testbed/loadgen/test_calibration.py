@@ -6,7 +6,12 @@ import pytest
 
 from router.clock import SystemClock
 from router.testbed.emulator.vocabulary import Vocabulary
-from router.testbed.loadgen.calibration import SOURCE, EndpointUnavailable, first_model, tokens_per_word
+from router.testbed.loadgen.calibration import (
+    CALIBRATION_SOURCE,
+    EndpointUnavailable,
+    find_first_model,
+    measure_tokens_per_word,
+)
 from router.testbed.loadgen.client import LoadClient
 from router.testbed.loadgen.text import TextGenerator
 from tests.fakes.engines import engine
@@ -16,40 +21,40 @@ NOBODY = "http://127.0.0.1:1"
 
 async def test_the_first_model_there() -> None:
     async with engine(model="the-model") as fake:
-        assert await first_model(fake.url, None) == "the-model"
-        assert await first_model(f"{fake.url}/v1/", None) == "the-model"  # as SDKs want it
+        assert await find_first_model(fake.url, None) == "the-model"
+        assert await find_first_model(f"{fake.url}/v1/", None) == "the-model"  # as SDKs want it
 
 
 async def test_a_key_opens_and_a_wrong_one_is_told() -> None:
     async with engine(model="m", api_key="secret") as fake:
-        assert await first_model(fake.url, "secret") == "m"
+        assert await find_first_model(fake.url, "secret") == "m"
         with pytest.raises(EndpointUnavailable, match="status 401"):
-            await first_model(fake.url, "wrong")
+            await find_first_model(fake.url, "wrong")
         async with LoadClient(fake.url, "m", SystemClock(), "secret") as client:
-            assert await tokens_per_word(client, 1) > 0
+            assert await measure_tokens_per_word(client, 1) > 0
 
 
 async def test_nobody_there_is_one_line() -> None:
     with pytest.raises(EndpointUnavailable, match=r"127\.0\.0\.1:1: ConnectError.*--url"):
-        await first_model(NOBODY, None)
+        await find_first_model(NOBODY, None)
     async with LoadClient(NOBODY, "m", SystemClock()) as client:
         with pytest.raises(EndpointUnavailable, match="the first request failed: no answer"):
-            await tokens_per_word(client, 1)
+            await measure_tokens_per_word(client, 1)
 
 
 async def test_what_is_no_url_is_one_line() -> None:
     with pytest.raises(EndpointUnavailable):
-        await first_model("http://[::", None)
+        await find_first_model("http://[::", None)
 
 
 async def test_a_model_that_is_not_there_is_told() -> None:
     async with engine(model="m") as fake, LoadClient(fake.url, "another", SystemClock()) as client:
         with pytest.raises(EndpointUnavailable, match="404"):
-            await tokens_per_word(client, 1)
+            await measure_tokens_per_word(client, 1)
 
 
 async def test_tokens_per_word_are_those_of_the_models_tokenizer() -> None:
     async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
-        measured = await tokens_per_word(client, 5)
-    words = TextGenerator(5).first(SOURCE, 2000)
+        measured = await measure_tokens_per_word(client, 5)
+    words = TextGenerator(5).first(CALIBRATION_SOURCE, 2000)
     assert measured == pytest.approx(len(Vocabulary().encode("".join(words))) / 2000, rel=0.05)

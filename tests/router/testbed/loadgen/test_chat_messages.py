@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.loadgen.chat_messages import ChatMessage, asked
+from router.testbed.loadgen.chat_messages import ChatMessage, next_messages
 from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import CODEX, SCALING, AgentsWorkload, Session, Span, Turn
 
@@ -21,20 +21,23 @@ def text(span: Span, begin: int = 0, end: int | None = None) -> str:
 
 def opened() -> list[ChatMessage]:
     """10 tokens of system, 20 of the user, 8 of an answer: 38."""
-    return [*asked([], FIRST, TEXTS), ANSWER]
+    return [*next_messages([], FIRST, TEXTS), ANSWER]
 
 
 def test_what_sessions_share_is_the_system_prompt() -> None:
-    assert asked([], FIRST, TEXTS) == [ChatMessage("system", text(SYSTEM), 10), ChatMessage("user", text(OWN), 20)]
+    assert next_messages([], FIRST, TEXTS) == [
+        ChatMessage("system", text(SYSTEM), 10),
+        ChatMessage("user", text(OWN), 20),
+    ]
 
 
 def test_a_prompt_of_one_span_is_the_users() -> None:
-    assert asked([], Turn(0, (OWN,), 8, 0.0), TEXTS) == [ChatMessage("user", text(OWN), 20)]
+    assert next_messages([], Turn(0, (OWN,), 8, 0.0), TEXTS) == [ChatMessage("user", text(OWN), 20)]
 
 
 def test_prompts_of_a_trace_share_text_where_they_share_blocks() -> None:
     blocks = [Span(number, 16) for number in range(5)]
-    one, other = (asked([], Turn(0, (*blocks[:4], Span(last, 9)), 8, 0.0), TEXTS) for last in (77, 78))
+    one, other = (next_messages([], Turn(0, (*blocks[:4], Span(last, 9)), 8, 0.0), TEXTS) for last in (77, 78))
     shared = "".join(map(text, blocks[1:4]))
     assert one[0] == other[0] == ChatMessage("system", text(blocks[0]), 16)
     assert one[1].text.startswith(shared)
@@ -44,32 +47,32 @@ def test_prompts_of_a_trace_share_text_where_they_share_blocks() -> None:
 
 def test_where_all_is_kept_the_answer_goes_back_as_it_was_given() -> None:
     context = opened()
-    assert asked(context, Turn(38, (MORE,), 8, 0.0), TEXTS) == [*context, ChatMessage("user", text(MORE), 30)]
+    assert next_messages(context, Turn(38, (MORE,), 8, 0.0), TEXTS) == [*context, ChatMessage("user", text(MORE), 30)]
 
 
 def test_a_tail_within_the_answer_is_rendered_anew() -> None:
     # 32 of 38 kept: 2 of the answer's 8 stay, 6 come from the fresh 30, and 24 are the next question
     changed = ChatMessage("assistant", "a b" + text(MORE, 0, 6), 8)
-    following = asked(opened(), Turn(32, (MORE,), 8, 0.0), TEXTS)
+    following = next_messages(opened(), Turn(32, (MORE,), 8, 0.0), TEXTS)
     assert following == [*opened()[:2], changed, ChatMessage("user", text(MORE, 6, 30), 24)]
 
 
 def test_behind_a_change_in_the_question_the_answer_stands_as_it_was_given() -> None:
     # 25 of 38 kept: 15 of the user's 20 stay and 5 are new; the answer's 8 are sent again; 30 - 13 = 17 are asked
     changed = ChatMessage("user", text(OWN, 0, 15) + text(MORE, 0, 5), 20)
-    following = asked(opened(), Turn(25, (MORE,), 8, 0.0), TEXTS)
+    following = next_messages(opened(), Turn(25, (MORE,), 8, 0.0), TEXTS)
     assert following == [opened()[0], changed, ANSWER, ChatMessage("user", text(MORE, 5, 22), 17)]
 
 
 def test_a_context_that_is_cut_back_goes_on_with_the_question() -> None:
     # 25 kept of 38, and 7 fresh tokens do not stand for the 13 that are gone
     few = Span(9, 7)
-    following = asked(opened(), Turn(25, (few,), 8, 0.0), TEXTS)
+    following = next_messages(opened(), Turn(25, (few,), 8, 0.0), TEXTS)
     assert following == [opened()[0], ChatMessage("user", text(OWN, 0, 15) + text(few), 22)]
 
 
 def test_a_turn_that_keeps_nothing_begins_anew() -> None:
-    assert asked(opened(), FIRST, TEXTS) == asked([], FIRST, TEXTS)
+    assert next_messages(opened(), FIRST, TEXTS) == next_messages([], FIRST, TEXTS)
 
 
 @given(st.sampled_from([CODEX, SCALING]), st.integers(0, 1000), st.floats(0.8, 2.0))
@@ -81,7 +84,7 @@ def test_roles_alternate_and_sizes_are_the_workloads(preset: AgentsWorkload, see
 def talked_through(session: Session, texts: TextGenerator) -> None:
     context: list[ChatMessage] = []
     for turn in session.turns:
-        before, context = context, asked(context, turn, texts)
+        before, context = context, next_messages(context, turn, texts)
         roles = [message.role for message in context]
         assert roles[0] == "system"
         assert roles[1::2] == ["user"] * len(roles[1::2])

@@ -18,7 +18,7 @@ SMALL = CODEX.scaled(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.t
 
 
 def job(fake: FakeEngine, workload: Workload = SMALL, **changes: Any) -> LoadJob:
-    asked = {"url": fake.url, "model": "m", "name": "mine", "at_once": 2, "sessions": tuple(workload.sessions)}
+    asked = {"url": fake.url, "model": "m", "name": "mine", "concurrency": 2, "sessions": tuple(workload.sessions)}
     return LoadJob(**(asked | changes))
 
 
@@ -55,7 +55,7 @@ async def test_every_session_is_talked_to_its_end_under_a_name_of_its_own(prompt
 
 async def test_no_more_than_so_many_are_under_way_in_a_closed_loop() -> None:
     async with engine(model="m", decode_ms_per_token=2.0) as fake:
-        sent = await sent_by(job(fake, at_once=3))
+        sent = await sent_by(job(fake, concurrency=3))
     moments = [(one.sent_s, 1) for one in sent] + [(one.sent_s + one.duration_s, -1) for one in sent]
     under_way, most = 0, 0
     for _, change in sorted(moments):
@@ -67,7 +67,7 @@ async def test_no_more_than_so_many_are_under_way_in_a_closed_loop() -> None:
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Answers of 20 tokens at 50 ms take a second: five requests 20 ms apart are all sent before the first one ends."""
     async with engine(model="m", decode_ms_per_token=50.0) as fake:
-        sent = await sent_by(job(fake, apart(5, 0.02, 20), at_once=None))
+        sent = await sent_by(job(fake, apart(5, 0.02, 20), concurrency=None))
     assert len(sent) == 5
     assert max(one.sent_s for one in sent) < min(one.sent_s + one.duration_s for one in sent)
     for one in sent:
@@ -84,14 +84,14 @@ class HalfSpeed(SystemClock):
 async def test_nothing_is_sent_before_it_is_due() -> None:
     clock, sent = HalfSpeed(), list[SentRequest]()
     async with engine(model="m") as fake:
-        await load(job(fake, apart(3, 0.02, 1), at_once=None), clock, clock.now() + 0.02, sent.append)
+        await load(job(fake, apart(3, 0.02, 1), concurrency=None), clock, clock.now() + 0.02, sent.append)
     assert len(sent) == 3
     assert all(one.sent_s >= one.session * 0.02 for one in sent)
 
 
 async def test_nothing_is_sent_after_the_end_and_what_was_is_answered() -> None:
     async with engine(model="m", decode_ms_per_token=10.0) as fake:
-        sent = await sent_by(job(fake, apart(50, 0.05, 20), at_once=None, until_s=0.18))
+        sent = await sent_by(job(fake, apart(50, 0.05, 20), concurrency=None, until_s=0.18))
         assert len(fake.seen("/v1/chat/completions")) == len(sent)
     assert {one.session for one in sent} <= {0, 1, 2, 3}  # due at 0, 50, 100 and 150 ms, if the machine was in time
     assert sent
@@ -142,5 +142,7 @@ async def test_a_cancellation_ends_it_and_what_was_told_stays() -> None:
 
 
 def test_a_job_travels_as_it_is() -> None:
-    told = LoadJob(url="http://x", model="m", api_key="k", at_once=None, until_s=2.0, sessions=tuple(SMALL.sessions))
+    told = LoadJob(
+        url="http://x", model="m", api_key="k", concurrency=None, until_s=2.0, sessions=tuple(SMALL.sessions)
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=LoadJob) == told

@@ -14,8 +14,8 @@ import pytest
 from router.clock import SystemClock
 from router.testbed.loadgen import processes
 from router.testbed.loadgen.job import LoadJob, SentRequest
-from router.testbed.loadgen.processes import NoClients, together
-from router.testbed.loadgen.sharding import shares
+from router.testbed.loadgen.processes import ClientsNotStarted, run_clients
+from router.testbed.loadgen.sharding import split_sessions
 from router.testbed.workloads import CODEX
 from tests.fakes.engines import engine, eventually
 
@@ -23,8 +23,8 @@ WORKLOAD = CODEX.scaled(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODE
 
 
 def jobs(url: str, count: int = 2) -> list[LoadJob]:
-    parts = shares(WORKLOAD.sessions, 4, count)
-    return [LoadJob(url=url, model="m", at_once=part.at_once, sessions=part.sessions) for part in parts]
+    parts = split_sessions(WORKLOAD.sessions, 4, count)
+    return [LoadJob(url=url, model="m", concurrency=part.concurrency, sessions=part.sessions) for part in parts]
 
 
 def children() -> set[int]:
@@ -38,7 +38,7 @@ async def test_two_processes_send_every_turn_once_on_one_axis_of_time() -> None:
     async with engine(model="m", decode_ms_per_token=0.5) as fake:
         clock = SystemClock()
         before_s = clock.now()
-        assert await together(jobs(fake.url), clock, sent.append) == []
+        assert await run_clients(jobs(fake.url), clock, sent.append) == []
         took_s = clock.now() - before_s
         connections = {call.headers["x-session-id"] for call in fake.seen("/v1/chat/completions")}
     turns = [(session.number, number) for session in WORKLOAD.sessions for number in range(len(session.turns))]
@@ -54,7 +54,7 @@ async def test_two_processes_send_every_turn_once_on_one_axis_of_time() -> None:
 async def test_a_cancellation_ends_all_of_them_and_keeps_what_there_is() -> None:
     sent: list[SentRequest] = []
     async with engine(model="m", decode_ms_per_token=30.0) as fake:
-        running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
+        running = asyncio.ensure_future(run_clients(jobs(fake.url), SystemClock(), sent.append))
         await eventually(lambda: sent, 30.0)
         assert len(children()) == 2
         running.cancel()
@@ -67,7 +67,7 @@ async def test_a_cancellation_ends_all_of_them_and_keeps_what_there_is() -> None
 async def test_a_process_that_is_killed_is_told_and_the_others_go_on() -> None:
     sent: list[SentRequest] = []
     async with engine(model="m", decode_ms_per_token=5.0) as fake:
-        running = asyncio.ensure_future(together(jobs(fake.url), SystemClock(), sent.append))
+        running = asyncio.ensure_future(run_clients(jobs(fake.url), SystemClock(), sent.append))
         await eventually(lambda: sent, 30.0)
         os.kill(max(children()), signal.SIGKILL)
         (trouble,) = await running
@@ -78,8 +78,8 @@ async def test_a_process_that_is_killed_is_told_and_the_others_go_on() -> None:
 
 async def test_processes_that_do_not_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.sys, "executable", "/bin/false")
-    with pytest.raises(NoClients, match="2 of 2 client processes did not start"):
-        await together(jobs("http://127.0.0.1:1"), SystemClock(), lambda sent: None)
+    with pytest.raises(ClientsNotStarted, match="2 of 2 client processes did not start"):
+        await run_clients(jobs("http://127.0.0.1:1"), SystemClock(), lambda sent: None)
 
 
 async def started(read: Callable[[asyncio.subprocess.Process], object], job: bytes) -> int:
@@ -90,7 +90,7 @@ async def started(read: Callable[[asyncio.subprocess.Process], object], job: byt
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
-    process.stdin.write(processes.framed(job))
+    process.stdin.write(processes.encode_frame(job))
     read(process)
     return await asyncio.wait_for(process.wait(), 30)
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.testbed.loadgen.report import TargetReport, by_target, client_of, figures_of, hit_share, loaded_json
+from router.testbed.loadgen.report import (
+    TargetReport,
+    compute_hit_share,
+    group_by_target,
+    load_json,
+    summarize_client,
+    summarize_load,
+)
 from router.testbed.simulator.outcome import SimulationFigures
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 
 def test_figures_have_the_simulators_names_and_their_arithmetic() -> None:
-    got = figures_of(loaded(answered(), answered(sent_s=2.0, ttft_s=0.4, duration_s=4.0, target="b/0")))
+    got = summarize_load(loaded(answered(), answered(sent_s=2.0, ttft_s=0.4, duration_s=4.0, target="b/0")))
     assert isinstance(got, SimulationFigures)
     # the last answer ends at 2 + 4 = 6 s: 2 requests, 220 tokens in, 20 out in 6 s
     assert (got.requests, got.shed, got.failed) == (2, 0, 0)
@@ -26,7 +33,7 @@ def test_figures_have_the_simulators_names_and_their_arithmetic() -> None:
 
 def test_refusals_are_shed_and_everything_else_has_failed() -> None:
     one = loaded(answered(), failed(429, "later"), failed(429, "later"), failed(None, "ConnectError: gone"))
-    got = figures_of(one)
+    got = summarize_load(one)
     assert (got.requests, got.shed, got.failed) == (1, 2, 1)
     assert one.failures == {"429: later": 2, "no answer: ConnectError: gone": 1}
     assert got.imbalance is None  # of one target
@@ -34,13 +41,13 @@ def test_refusals_are_shed_and_everything_else_has_failed() -> None:
 
 def test_hits_are_of_those_answers_that_tell() -> None:
     silent = answered(cached_tokens=None, prompt_tokens=1000)
-    assert hit_share([answered(), answered(cached_tokens=11), silent]) == pytest.approx(55 / 220)
-    assert hit_share([silent]) is None
-    assert hit_share([]) is None
+    assert compute_hit_share([answered(), answered(cached_tokens=11), silent]) == pytest.approx(55 / 220)
+    assert compute_hit_share([silent]) is None
+    assert compute_hit_share([]) is None
 
 
 def test_how_well_the_client_did() -> None:
-    client = client_of(loaded(answered(), answered(late_s=0.003, output_tokens=5), failed(500, "no")))
+    client = summarize_client(loaded(answered(), answered(late_s=0.003, output_tokens=5), failed(500, "no")))
     assert (client.late_p50_s, client.late_max_s) == (0.003, 0.5)  # lateness is of all, nearest rank
     assert client.prompt_tokens_share == pytest.approx(220 / 200)  # sizes are of answers
     assert client.output_tokens_share == pytest.approx(15 / 20)
@@ -48,7 +55,7 @@ def test_how_well_the_client_did() -> None:
 
 def test_targets_one_by_one() -> None:
     some = loaded(answered(), answered(ttft_s=0.6), answered(target="b/0", cached_tokens=None), answered(target=None))
-    assert by_target(some) == {
+    assert group_by_target(some) == {
         "?": TargetReport(1, pytest.approx(0.4), 0.2),
         "a/0": TargetReport(2, pytest.approx(0.4), 0.6),
         "b/0": TargetReport(1, None, 0.2),
@@ -56,14 +63,14 @@ def test_targets_one_by_one() -> None:
 
 
 def test_an_empty_load_has_figures_too() -> None:
-    got, client = figures_of(loaded()), client_of(loaded())
+    got, client = summarize_load(loaded()), summarize_client(loaded())
     assert (got.requests, got.failed, got.ttft_p50_s, got.requests_per_s) == (0, 0, None, 0.0)
     assert set(client) == {None}
 
 
 def test_the_json_holds_figures_by_their_names_and_every_request_in_order() -> None:
     late, early = answered(sent_s=3.0), answered(sent_s=0.5, session=2)
-    told = msgspec.json.decode(msgspec.json.encode(loaded_json(loaded(late, early, failed(429, "later")), "v", "now")))
+    told = msgspec.json.decode(msgspec.json.encode(load_json(loaded(late, early, failed(429, "later")), "v", "now")))
     assert set(SimulationFigures._fields) | {"hit_share"} == set(told["figures"])
     assert told["figures"]["hit_share"] == pytest.approx(0.4)
     assert [request["sent_s"] for request in told["requests"]] == [0.5, 2.0, 3.0]

@@ -19,7 +19,7 @@ def value(command: list[str], flag: str) -> str:
 
 
 def engine(port: int = 8100, mooncake: Path | None = Path("/logs/mooncake.json"), extra: EngineExtras | None = None):  # type: ignore[no-untyped-def]
-    return commands.engine(STACK, commands.EnginePlace("engine-0", port, VENV, mooncake, 1), extra or EngineExtras())
+    return commands.engine(STACK, commands.EngineProcess("engine-0", port, VENV, mooncake, 1), extra or EngineExtras())
 
 
 def test_the_master_is_where_the_section_says() -> None:
@@ -66,7 +66,7 @@ def test_without_a_store_nothing_of_it_is_left() -> None:
 
 
 def test_an_allocator_is_taken_when_there_is_one() -> None:
-    place = commands.EnginePlace("engine-0", 8100, VENV, None, 1, Path("/usr/lib/x/libtcmalloc_minimal.so.4"))
+    place = commands.EngineProcess("engine-0", 8100, VENV, None, 1, Path("/usr/lib/x/libtcmalloc_minimal.so.4"))
     assert (
         commands.engine(STACK, place, EngineExtras()).environment["LD_PRELOAD"] == "/usr/lib/x/libtcmalloc_minimal.so.4"
     )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from router.testbed.local_stack.guard import ProcessGuard, guarded
+from router.testbed.local_stack.guard import ProcessGuard, read_groups
 
 PARENT = """
 import os, sys
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def test_what_is_left_at_the_end() -> None:
-    assert guarded(["+5\n", "+6\n", "-5\n", "+7\n", "-7\n", "+7\n"]) == {6, 7}
+    assert read_groups(["+5\n", "+6\n", "-5\n", "+7\n", "-7\n", "+7\n"]) == {6, 7}
 
 
 def test_children_of_a_killed_parent_are_killed() -> None:

@@ -59,7 +59,7 @@ def test_other_pins_are_another_environment(pins: Path) -> None:
 def test_what_went_wrong_is_said_in_one_line(tmp_path: Path, said: str, line: str) -> None:
     log = tmp_path / "pip.log"
     log.write_text(f"Collecting things\n{said}\n" if said else "")
-    why = install.why(log)
+    why = install.explain_pip_failure(log)
     assert why.startswith(line)
     assert "\n" not in why
 

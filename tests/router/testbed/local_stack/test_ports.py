@@ -12,11 +12,11 @@ from router.testbed.local_stack import ports
 
 def test_given_ports_stay_and_engines_follow_the_first() -> None:
     asked = LocalStackConfig(engines=3, first_port=8100, master_port=1, master_http_port=2, client_port=3)
-    assert ports.choose(asked) == (asked, [8100, 8101, 8102])
+    assert ports.choose_ports(asked) == (asked, [8100, 8101, 8102])
 
 
 def test_zero_is_a_free_port() -> None:
-    chosen, engines = ports.choose(LocalStackConfig(first_port=0, master_port=0, client_port=4))
+    chosen, engines = ports.choose_ports(LocalStackConfig(first_port=0, master_port=0, client_port=4))
     assert len(engines) == 2
     assert all(engines)
     assert chosen.master_port > 0
@@ -29,6 +29,6 @@ def test_a_taken_port_is_said_in_one_line() -> None:
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(ports.PortTaken) as failure:
-            ports.demand({"stack.client_port": port})
+            ports.check_ports({"stack.client_port": port})
     assert str(failure.value) == f"port {port} is in use: end what listens there, or change stack.client_port"
-    ports.demand({"stack.client_port": port, "admin.port": 0})
+    ports.check_ports({"stack.client_port": port, "admin.port": 0})

@@ -6,12 +6,12 @@ import io
 
 from rich.console import Console
 
-from router.testbed.local_stack.progress import shown
+from router.testbed.local_stack.progress import show_progress
 
 
 def test_lines_stay_and_nothing_moves_without_a_terminal() -> None:
     out = io.StringIO()
-    with shown(Console(file=out, width=60)) as (line, waiting):
+    with show_progress(Console(file=out, width=60)) as (line, waiting):
         waiting("waiting for engine-0")
         line("[x] a line that is longer than the sixty columns of this console, which stays whole")
     assert out.getvalue() == "[x] a line that is longer than the sixty columns of this console, which stays whole\n"
@@ -19,7 +19,7 @@ def test_lines_stay_and_nothing_moves_without_a_terminal() -> None:
 
 def test_a_terminal_shows_what_is_waited_for() -> None:
     out = io.StringIO()
-    with shown(Console(file=out, width=80, force_terminal=True)) as (line, waiting):
+    with show_progress(Console(file=out, width=80, force_terminal=True)) as (line, waiting):
         waiting("waiting for engine-0")
         line("master works")
     assert "waiting for engine-0" in out.getvalue()

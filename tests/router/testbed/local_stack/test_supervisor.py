@@ -14,7 +14,7 @@ from router.config.schema import Config
 from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.kv_transfer_config import EngineExtras, prefill
 from router.testbed.local_stack.ports import PortTaken
-from router.testbed.local_stack.router_config import in_front
+from router.testbed.local_stack.router_config import build_router_config
 from router.testbed.local_stack.supervisor import RunningStack, StackFailed
 
 Asked = Callable[..., LocalStackConfig]
@@ -34,11 +34,11 @@ def gone(pid: int) -> bool:
 
 def test_everything_runs_between_enter_and_exit(asked: Asked, venv: Path) -> None:
     said: list[str] = []
-    with RunningStack(asked(), say=said.append, venv=venv) as stack:
+    with RunningStack(asked(), report=said.append, venv=venv) as stack:
         servers = [*stack.engines, stack.server("master"), stack.server("client")]
         assert [server.name for server in stack.engines] == ["engine-0", "engine-1"]
-        assert stack.master_url == f"http://127.0.0.1:{stack.asked.master_http_port}"
-        assert stack.dead() is None
+        assert stack.master_url == f"http://127.0.0.1:{stack.config.master_http_port}"
+        assert stack.describe_failure() is None
         assert all(server.log.read_text().startswith("started as") for server in servers)
     assert all(gone(server.pid) for server in servers)
     assert sum("works after" in line for line in said) == 4
@@ -89,7 +89,7 @@ def test_a_kill_is_not_a_death_and_a_restart_has_the_same_port(asked: Asked, ven
         deadline = time.monotonic() + 5
         while not gone(before.pid):  # its worker too, which nobody waits for
             assert time.monotonic() < deadline
-        assert stack.dead() is None
+        assert stack.describe_failure() is None
         stack.start("engine-0")
         stack.wait("engine-0")
         assert stack.engines[0].url == before.url
@@ -100,20 +100,20 @@ async def test_a_death_is_told(asked: Asked, venv: Path) -> None:
     with RunningStack(asked(), venv=venv) as stack:
         os.kill(stack.engines[1].pid, 9)
         with pytest.raises(StackFailed, match="engine-1 was killed by signal 9: "):
-            await stack.until_dead()
+            await stack.wait_for_failure()
 
 
 def test_a_router_in_front_knows_engines_pool_and_tokenizer(asked: Asked, venv: Path, tmp_path: Path) -> None:
     settings = Config.model_validate({"pool": {"masters": ["http://other:1"], "deadline_ms": 7}})
     with RunningStack(asked(), [prefill(8998, store=True)], venv=venv) as stack:
-        config = in_front(settings, stack)
+        config = build_router_config(settings, stack)
         assert [instance.url for instance in config.fleet.instances] == [server.url for server in stack.engines]
         assert [instance.role for instance in config.fleet.instances] == ["prefill", "both"]
         assert config.pool is not None
         assert (config.pool.masters, config.pool.deadline_ms) == ([stack.master_url], 7)
         assert config.tokenizers["warm-mid"].path == str(tmp_path)
     with RunningStack(asked(store=False), venv=venv) as stack:
-        assert in_front(settings, stack).pool is None
+        assert build_router_config(settings, stack).pool is None
 
 
 def test_stopping_is_quick(asked: Asked, venv: Path) -> None:
