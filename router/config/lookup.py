@@ -1,7 +1,7 @@
-"""What options name: one of a folder's YAML files by its stem, or a file from anywhere else by its path.
+"""Files by name: the policies, profiles and faults that ship with Warmroute, and those of the user's own folders.
 
-So `--policy warm` and `--policy mine/new.yaml` are the same kind of answer, as are profiles and troubles. What stands
-in a file is read in `read.py`; which folder is meant is the command's business.
+An option such as `--policy` takes a name or a path: `warm` is a file's stem in a folder, `mine/new.yaml` is that file.
+Which folder is meant is the command's business, and what the file holds is `reader.py`'s.
 """
 
 from __future__ import annotations
@@ -10,49 +10,66 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from router.config.reader import POLICY_SUFFIXES
 from router.config.validation_errors import describe_unknown
 from router.errors import ConfigError
 
 T = TypeVar("T")
 
-SHIPPED = Path(__file__).parents[2] / "configs"
-"""The folders that come with the project; an installed package is without them."""
+YAML_SUFFIXES = (".yaml", ".yml")
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""The folder `configs/` of the project: a link in a checkout, package data in an installed package."""
 
 
-def list_files(folder: Path) -> dict[str, Path]:
-    """The file of each name there is, in the order of the names. Raises ConfigError where there is no such folder."""
-    if not folder.is_dir():
-        raise ConfigError(f"no such folder: {folder}; give files (.yaml) instead of names")
-    return {file.stem: file for file in sorted(folder.iterdir()) if file.suffix in POLICY_SUFFIXES}
+def list_files(*folders: Path) -> dict[str, Path]:
+    """Return the YAML files of these folders by stem, sorted; the first folder wins where two have the same stem.
+
+    Raises ConfigError when a folder does not exist.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"no such folder: {folder}; give files (.yaml) instead of names")
+        for file in folder.iterdir():
+            if file.suffix in YAML_SUFFIXES:
+                found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
 
 
-def resolve_file(kind: str, given: str, folder: Path) -> Path:
-    """What `--kind given` means. Raises ConfigError, which says what is there; a file need not exist."""
-    if Path(given).suffix in POLICY_SUFFIXES:
-        return Path(given)
-    known = list_files(folder)
-    if given not in known:
-        hint = describe_unknown(kind, given, known)
-        raise ConfigError(f"--{kind}: {hint} (in {folder.absolute()}); or give a file (.yaml)")
-    return known[given]
+def list_shipped_policies() -> dict[str, Path]:
+    """Return the file of every policy that ships with Warmroute, by name."""
+    return list_files(SHIPPED / "policies")
 
 
-def load_each(kind: str, given: Iterable[str], folder: Path, made: Callable[[Path], T]) -> dict[str, T]:
-    """What is `made` of each file that `--kind` means, by name, in the order given.
+def resolve_file(kind: str, name: str, *folders: Path) -> Path:
+    """Return the file that `--kind name` means; a path is returned as it is, whether the file exists or not.
 
-    Raises ConfigError with every problem, one a line; those that `made` raises among them.
+    Raises ConfigError with the nearest or all known names when no folder has a file of that name.
+    """
+    if Path(name).suffix in YAML_SUFFIXES:
+        return Path(name)
+    known = list_files(*folders)
+    if name not in known:
+        where = " and ".join("shipped" if SHIPPED in at.parents else str(at.absolute()) for at in folders)
+        raise ConfigError(f"--{kind}: {describe_unknown(kind, name, known)} (in {where}); or give a file (.yaml)")
+    return known[name]
+
+
+def load_each(kind: str, names: Iterable[str], read: Callable[[Path], T], *folders: Path) -> dict[str, T]:
+    """Return what `read` makes of the file of each `--kind` name or path, by stem, in the given order.
+
+    Raises ConfigError with one line per problem, including those that `read` raises.
     """
     problems: list[str] = []
     found: dict[str, T] = {}
-    for one in given:
+    for name in names:
         try:
-            file = resolve_file(kind, one, folder)
+            file = resolve_file(kind, name, *folders)
             if file.stem in found:
                 raise ConfigError(f'--{kind}: "{file.stem}" is given twice; rename one of the files')
-            found[file.stem] = made(file)
-        except ConfigError as refusal:
-            problems.append(str(refusal))
+            found[file.stem] = read(file)
+        except ConfigError as error:
+            problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     return found

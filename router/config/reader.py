@@ -19,8 +19,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from router.config import yaml_source
+from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
-from router.config.schema import DEFAULT_POLICY, Config, InstanceConfig, PolicyConfig
+from router.config.schema import Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.experiment import ExperimentConfig
@@ -31,7 +32,6 @@ from router.errors import ConfigError
 
 T = TypeVar("T")
 
-POLICY_SUFFIXES = (".yaml", ".yml")
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
@@ -73,13 +73,14 @@ def read_all(path: Path | str) -> ReadConfig:
 
 def check_policy_names(config: Config, policies: Collection[str]) -> list[YamlProblem]:
     """Where the configuration names a policy that is not there."""
+    known = {*policies, *list_shipped_policies()}
     active = (
         []
         if config.active in policies
-        else [YamlProblem(("active",), describe_unknown("policy", config.active, policies))]
+        else [YamlProblem(("active",), describe_unknown("policy", config.active, known))]
     )
     return active + (
-        [] if config.experiment is None else check_experiment_policies(config.experiment, policies, ("experiment",))
+        [] if config.experiment is None else check_experiment_policies(config.experiment, known, ("experiment",))
     )
 
 
@@ -153,14 +154,20 @@ def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | Pro
 
 
 def select_policy(config: Config, given: str) -> Config:
-    """The configuration with one policy in force, a name or a file, and no experiment. Raises `ConfigError`."""
+    """Return `config` with this policy (a name or a file) in force and no experiment.
+
+    Raises ConfigError when no policy has that name, or the file is not a policy.
+    """
     file = Path(given)
+    is_file = file.suffix in YAML_SUFFIXES
+    config = config.model_copy(update={"active": file.stem if is_file else given, "experiment": None})
     policies = load_policies(config)
-    if file.suffix in POLICY_SUFFIXES:
-        policies[file.stem], given = read_policy_file(file), file.stem
+    if is_file:
+        policies[file.stem] = read_policy_file(file)
     elif given not in policies:
-        raise ConfigError(f"--policy: {describe_unknown('policy', given, policies)}; or give a file (.yaml)")
-    return config.model_copy(update={"policies": policies, "policies_dir": None, "active": given, "experiment": None})
+        known = {*policies, *list_shipped_policies()}
+        raise ConfigError(f"--policy: {describe_unknown('policy', given, known)}; or give a file (.yaml)")
+    return config.model_copy(update={"policies": policies, "policies_dir": None})
 
 
 def read_instances(path: Path | str) -> list[InstanceConfig]:
@@ -172,26 +179,29 @@ def read_instances(path: Path | str) -> list[InstanceConfig]:
     return instances
 
 
-def load_policies(config: Config, base_dir: Path | str = "") -> dict[str, PolicyConfig]:
-    """Every policy by its name: those given inline and of `policies_dir`; without either, the default.
+def load_policies(config: Config) -> dict[str, PolicyConfig]:
+    """Return all policies by name: inline, of `policies_dir`, and the shipped ones that only the configuration names.
 
-    `base_dir` is where a relative `policies_dir` starts; a config from `read_config` has an absolute one.
-    Raises `ConfigError`.
+    A policy of the user's own overrides the shipped one of that name. Raises ConfigError when a file is not a policy,
+    or a name is both inline and in `policies_dir`.
     """
     policies = dict(config.policies)
-    if config.policies_dir is None:
-        return policies or {"warm": DEFAULT_POLICY}
-    folder = Path(base_dir, config.policies_dir)
-    if not folder.is_dir():
-        raise ConfigError(f"policies_dir: no such folder: {folder}")
     problems: list[str] = []
-    for file in sorted(file for file in folder.iterdir() if file.suffix in POLICY_SUFFIXES):
+    folder = None if config.policies_dir is None else Path(config.policies_dir)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"policies_dir: no such folder: {folder}")
+    for file in sorted(file for file in (folder.iterdir() if folder else ()) if file.suffix in YAML_SUFFIXES):
         if file.stem in policies:
             problems.append(f'{file}: there is already a policy "{file.stem}", inline or in another file')
         with _collecting(problems):
             policies[file.stem] = read_policy_file(file)
     if problems:
         raise ConfigError("\n".join(problems))
+    experiment = () if config.experiment is None else (*config.experiment.arms, *config.experiment.shadows)
+    shipped = list_shipped_policies()
+    for name in (config.active, *experiment):
+        if name not in policies and name in shipped:
+            policies[name] = read_policy_file(shipped[name])
     return policies
 
 

@@ -306,12 +306,6 @@ class PolicyConfig(SchedulingProfileConfig):
     )
 
 
-DEFAULT_POLICY = PolicyConfig(  # as configs/policies/warm.yaml, which says why
-    filters=[PluginConfig(name="near_longest", share=0.9)],  # type: ignore[call-arg]
-    scorers=[WeightedPluginConfig(name="warm", cap=16)],  # type: ignore[call-arg]
-)
-
-
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severity that is logged"
@@ -350,9 +344,11 @@ class Config(Section):
     policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
     policies: dict[str, PolicyConfig] = Field(
         default={},
-        description="policies given here, by name; without any, and without a folder, there is one: `warm`",
+        description="policies given here, by name; one of the same name as a shipped policy takes its place",
     )
-    active: str = Field(default="warm", description="name of the policy that decides")
+    active: str = Field(
+        default="warm", description="policy that decides, by name; a shipped one (`warmroute policies`) needs no file"
+    )
     experiment: ExperimentConfig | None = Field(
         default=None, description="policies that share the live requests, or look on"
     )

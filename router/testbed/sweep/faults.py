@@ -24,7 +24,7 @@ def load_troubles(given: str, folder: Path | None = None) -> dict[str, Trouble]:
     """
     wanted = option_values.parse_list("--trouble", given)
     troubles = [one for one in wanted if one != OFF]
-    found = load_each("trouble", troubles, folder or FOLDER, lambda file: _made(read_trouble_file(file)))
+    found = load_each("trouble", troubles, lambda file: _made(read_trouble_file(file)), folder or FOLDER)
     if OFF in found:
         raise ConfigError(f'--trouble: "{OFF}" means that nothing goes wrong; rename the file')
     return found if OFF not in wanted else {OFF: Trouble(), **found}

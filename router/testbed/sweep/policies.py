@@ -25,6 +25,6 @@ def load(given: Sequence[str], folder: Path | None = None) -> dict[str, PolicyCo
     """
     where = folder or FOLDER
     wanted = [part for text in given for part in text.split(",")]
-    found = load_each("policy", list_files(where) if ALL in wanted else wanted, where, read_policy_file)
+    found = load_each("policy", list_files(where) if ALL in wanted else wanted, read_policy_file, where)
     build_policies(found)
     return found

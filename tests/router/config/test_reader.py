@@ -110,7 +110,8 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ),
         (
             "active: [a]",
-            "1: active: found a list, wanted text (name of the policy that decides)",
+            "1: active: found a list, wanted text (policy that decides, by name; a shipped one (`warmroute policies`) "
+            "needs no file)",
         ),
         ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
         ("limits:", "1: limits: found nothing, wanted a mapping"),
@@ -269,7 +270,9 @@ def test_halves_of_a_pair_say_how_kv_gets_across(folder: Path, instance: str, co
 
 def test_the_active_policy_must_exist(folder: Path) -> None:
     assert refusal(folder, MINIMAL + "active: wram\n") == ['3: active: unknown policy "wram": did you mean "warm"?']
-    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n") == ['2: active: unknown policy "x": known here: warm']
+    assert refusal(folder, "fleet: {embedded: {}}\nactive: x\n")[0].startswith(
+        '2: active: unknown policy "x": known here: '
+    )
 
 
 # policies
@@ -288,11 +291,22 @@ def test_policies_from_both_places(folder: Path) -> None:
     assert policies["b"].picker.model_extra == {"temperature": 0.1}
 
 
-def test_a_relative_policies_dir_starts_at_base_dir(folder: Path) -> None:
-    put(folder, "scorers: [{name: random}]", "p/b.yaml")
-    assert list(load_policies(Config(policies_dir="p"), folder)) == ["b"]
+def test_a_policies_dir_that_is_not_there(folder: Path) -> None:
     with pytest.raises(ConfigError, match="policies_dir: no such folder"):
-        load_policies(Config(policies_dir="q"), folder)
+        load_policies(Config(policies_dir=str(folder / "q")))
+
+
+def test_a_shipped_policy_is_found_by_its_name_unless_there_is_an_own_one(folder: Path) -> None:
+    own = put(folder, "scorers: [{name: random}]", "p/lmetric.yaml")
+    text = MINIMAL + "policies_dir: p\nactive: lmetric\nexperiment: {arms: {warm: 100}, shadows: [round_robin]}\n"
+    policies = load_policies(read_config(put(folder, text)))
+    assert policies["lmetric"] == read_policy_file(own)
+    assert policies["round_robin"] == read_policy_file(CONFIGS / "policies" / "round_robin.yaml")
+    assert sorted(policies) == ["lmetric", "round_robin", "warm"]
+    assert refusal(folder, MINIMAL + "active: lmetrik\n")[0].endswith(
+        'unknown policy "lmetrik": did you mean "lmetric"?'
+    )
+    assert "dynamo_cost, expected_ttft" in refusal(folder, MINIMAL + "active: zzz\n")[0]
 
 
 def test_every_broken_policy_file_is_named(folder: Path) -> None:

@@ -11,6 +11,8 @@ import uvloop
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.lookup import list_shipped_policies
+from router.config.reader import read_policy_file
 from router.config.sections.experiment import ExperimentConfig
 from router.control.workers.channel import Channel
 from router.control.workers.leader import LeaderWorker
@@ -42,7 +44,7 @@ from tests.fakes.caches import RING
 from tests.fakes.engines import eventually
 
 A = TargetId("a/0")
-WARM = build_policy("warm", schema.DEFAULT_POLICY)
+WARM = build_policy("warm", read_policy_file(list_shipped_policies()["warm"]))
 OTHER = build_policy("other", schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]}))
 ARMS = ExperimentConfig.model_validate({"arms": {"warm": 50, "other": 50}})
 
