@@ -25,7 +25,8 @@ from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.config.schema import Config, EmbeddedFleetConfig
+    from router.config.schema import Config
+    from router.config.sections.local_stack import EmbeddedFleetConfig
     from router.testbed.emulator.options import EngineOptions
     from router.testbed.local_stack.supervisor import RunningStack
 

@@ -1,10 +1,10 @@
-"""The configuration's reference in three generated forms, so that none of them can drift from `schema.py`.
+"""Generate the configuration reference and the JSON Schemas from `schema.py`, so that they cannot drift from it.
 
     python -m router.config.generated_docs configs
 
 writes `warmroute.schema.json`, `policy.schema.json`, `profile.schema.json` and `trouble.schema.json` (for editors and
 other checkers) and the table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs`
-fails when a file is not current.
+fails when a file is out of date.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ from router.config.sections.faults import TroubleFile
 
 BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "warmroute": Config,
+    "policy": PolicyConfig,
+    "profile": ProfileFile,
+    "trouble": TroubleFile,
+}
 
 
 class ConfigKey(NamedTuple):
@@ -37,23 +43,23 @@ class ConfigKey(NamedTuple):
 
 
 def render_json_schema(model: type[BaseModel]) -> str:
-    """The JSON Schema of `Config`, `PolicyConfig`, `ProfileFile` or `TroubleFile`, as the text of its file."""
+    """Return the JSON Schema of `model` as text."""
     return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
 
 
 def iter_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKey]:
-    """Every key below `model`, in the order of `schema.py`."""
+    """Yield every key below `model`, in the order of `schema.py`."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
-        section, step = _section(field.annotation)
+        section, step = _find_section(field.annotation)
         if field.description is not None:
-            yield ConfigKey(path, _kind(field.annotation), _default(field), field.description)
+            yield ConfigKey(path, _describe_type(field.annotation), _format_default(field), field.description)
         if section is not None:
             yield from iter_keys(section, f"{path}{step}.")
 
 
 def render_reference() -> str:
-    """The table of all keys, in Markdown."""
+    """Return the table of all keys in Markdown."""
     lines = ["| key | kind | default | meaning |", "|---|---|---|---|"]
     for key in iter_keys():
         meaning = key.meaning.replace("|", "\\|")
@@ -62,31 +68,26 @@ def render_reference() -> str:
 
 
 def insert_reference(readme: str) -> str:
-    """`readme` with the table between its markers made anew."""
+    """Return `readme` with a new table between its markers."""
     before, _, rest = readme.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{render_reference()}\n{END}{after}"
 
 
 def render_files(folder: Path) -> dict[Path, str]:
-    """What each generated file must hold."""
+    """Return the text of every generated file in `folder`."""
     readme = folder / "README.md"
-    return {
-        folder / "warmroute.schema.json": render_json_schema(Config),
-        folder / "policy.schema.json": render_json_schema(PolicyConfig),
-        folder / "profile.schema.json": render_json_schema(ProfileFile),
-        folder / "trouble.schema.json": render_json_schema(TroubleFile),
-        readme: insert_reference(readme.read_text(encoding="utf-8")),
-    }
+    schemas = {folder / f"{name}.schema.json": render_json_schema(model) for name, model in SCHEMAS.items()}
+    return schemas | {readme: insert_reference(readme.read_text(encoding="utf-8"))}
 
 
-def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The section inside a field, and what a path adds to reach it: "", "[]" or ".<name>"."""
+def _find_section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """Return the section inside a field's type, and what a path adds to reach it: "", "[]" or ".<name>"."""
     if get_origin(annotation) is None and isinstance(annotation, type):
         return (annotation, "") if issubclass(annotation, BaseModel) else (None, "")
     step = {list: "[]", dict: ".<name>"}.get(get_origin(annotation), "")
     for inner in get_args(annotation):
-        section, deeper = _section(inner)
+        section, deeper = _find_section(inner)
         if section is not None:
             return section, step + deeper
     return None, ""
@@ -95,28 +96,28 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
 KINDS: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "anything"}
 
 
-def _kind(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in KINDS:
         return KINDS[annotation]
     if origin is Annotated:
-        return _kind(arguments[0])
+        return _describe_type(arguments[0])
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is list:
-        return f"list of {_kind(arguments[0])}"
+        return f"list of {_describe_type(arguments[0])}"
     if origin is dict:
-        return f"{_kind(arguments[1])} by name"
+        return f"{_describe_type(arguments[1])} by name"
     if origin is None:
         return "plug-in" if issubclass(annotation, PluginConfig) else "section"
-    return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
+    return " or ".join(_describe_type(choice) for choice in arguments if choice is not NoneType)
 
 
-def _default(field: FieldInfo) -> str:
+def _format_default(field: FieldInfo) -> str:
     if field.is_required():
         return "**required**"
     if field.default is None:
-        return "none"
+        return "`null`"
     if isinstance(field.default, BaseModel):
         return f"`{json.dumps(field.default.model_dump())}`"
     return f"`{json.dumps(field.default)}`"

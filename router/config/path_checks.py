@@ -1,7 +1,7 @@
-"""What a valid configuration points to and does not find: files, folders, environment variables, an empty fleet.
+"""Check what a valid configuration refers to: files, folders, environment variables, at least one engine.
 
-The only part of reading that looks beyond the files' own text. It answers with problems, never raises, so that all
-of them are told at once.
+The only part of reading that looks beyond the text of the files. The checks return problems instead of raising, so
+that one error can report all of them.
 """
 
 from __future__ import annotations
@@ -11,79 +11,81 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from router.config import yaml_source
 from router.config.schema import Config, InstanceConfig
-from router.config.yaml_source import YamlProblem
+from router.config.yaml_source import YamlPath, YamlProblem
 
 
 def check_references(config: Config) -> list[YamlProblem]:
-    """Everything that the main file names and that is not there. Policies are looked at by `read.load_policies`."""
+    """Return a problem for everything that the main file names and that does not exist.
+
+    Policies are checked by `reader.load_policies`.
+    """
     return [
-        *_fleet(config),
-        *_tokenizers(config),
-        *_files(config),
-        *_variable(("index", "key_secret_env"), config.index.key_secret_env),
+        *_check_fleet(config),
+        *_check_tokenizers(config),
+        *_check_paths(config),
+        *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
     ]
 
 
-def check_instances(instances: Sequence[InstanceConfig], path: yaml_source.Path = ()) -> Iterator[YamlProblem]:
-    """The same for a list of instances that stands at `path`, and ids that are given twice."""
+def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) -> Iterator[YamlProblem]:
+    """Yield a problem for each missing reference and each duplicate id in the list of instances found at `path`."""
     times = Counter(instance.id for instance in instances)
     for i, instance in enumerate(instances):
-        yield from _file((*path, i, "ca_file"), instance.ca_file)
-        yield from _variable((*path, i, "api_key_env"), instance.api_key_env)
+        yield from _check_file((*path, i, "ca_file"), instance.ca_file)
+        yield from _check_variable((*path, i, "api_key_env"), instance.api_key_env)
         if times[instance.id] > 1:
-            yield YamlProblem((*path, i), f'two instances are called "{instance.id}": give them names of their own')
-        yield from _roles((*path, i), instance)
+            yield YamlProblem((*path, i), f'two instances are called "{instance.id}": give each its own `name`')
+        yield from _check_transfer((*path, i, "transfer"), instance)
         if isinstance(instance.kv_events, list):
             ranks = Counter(source.rank for source in instance.kv_events)
             for rank in (rank for rank, count in ranks.items() if count > 1):
                 yield YamlProblem((*path, i, "kv_events"), f"rank {rank} is given twice")
 
 
-def _roles(path: yaml_source.Path, instance: InstanceConfig) -> Iterator[YamlProblem]:
-    """Half of a pair must say how KV gets across, and with Mooncake where to find it."""
+def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlProblem]:
+    """A prefill or decode instance needs a transfer protocol; with Mooncake, prefill needs its bootstrap server too."""
     if instance.role == "both":
         return
     if instance.transfer is None:
-        yield YamlProblem((*path, "transfer"), f"role {instance.role} needs it: give `transfer: {{protocol: ...}}`")
+        yield YamlProblem(path, f"role {instance.role} needs it: give `transfer: {{protocol: ...}}`")
     elif (
         instance.role == "prefill"
         and instance.transfer.protocol == "mooncake"
         and instance.transfer.bootstrap_url is None
     ):
-        yield YamlProblem((*path, "transfer"), "a prefill instance with protocol mooncake needs `bootstrap_url`")
+        yield YamlProblem(path, "a prefill instance with protocol mooncake needs `bootstrap_url`")
 
 
-def _fleet(config: Config) -> Iterator[YamlProblem]:
+def _check_fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
     if not fleet.instances and fleet.file is None and fleet.embedded is None and config.stack is None:
         yield YamlProblem(("fleet",), "no engines: give at least one of instances, file and embedded")
     yield from check_instances(fleet.instances, ("fleet", "instances"))
 
 
-def _tokenizers(config: Config) -> Iterator[YamlProblem]:
+def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
     for model, source in config.tokenizers.items():
         if source.path is not None and not Path(source.path, "tokenizer.json").is_file():
-            yield YamlProblem(("tokenizers", model, "path"), f"there is no tokenizer.json in {source.path}")
-        yield from _file(("tokenizers", model, "chat_template"), source.chat_template)
+            yield YamlProblem(("tokenizers", model, "path"), f"no tokenizer.json in {source.path}")
+        yield from _check_file(("tokenizers", model, "chat_template"), source.chat_template)
 
 
-def _files(config: Config) -> Iterator[YamlProblem]:
+def _check_paths(config: Config) -> Iterator[YamlProblem]:
     if config.listen.tls is not None:
-        yield from _file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
-        yield from _file(("listen", "tls", "key_file"), config.listen.tls.key_file)
-    yield from _file(("clients", "keys_file"), config.clients.keys_file)
-    yield from _file(("fleet", "file"), config.fleet.file)
+        yield from _check_file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
+        yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
+    yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
+    yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.policies_dir is not None and not Path(config.policies_dir).is_dir():
         yield YamlProblem(("policies_dir",), f"no such folder: {config.policies_dir}")
 
 
-def _file(path: yaml_source.Path, name: str | None) -> Iterator[YamlProblem]:
+def _check_file(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
     if name is not None and not Path(name).is_file():
         yield YamlProblem(path, f"no such file: {name}")
 
 
-def _variable(path: yaml_source.Path, name: str | None) -> Iterator[YamlProblem]:
+def _check_variable(path: YamlPath, name: str | None) -> Iterator[YamlProblem]:
     if name is not None and not os.environ.get(name):
         yield YamlProblem(path, f"the environment variable {name} is not set")

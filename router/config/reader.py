@@ -1,10 +1,10 @@
-"""From the operator's files to `Config`, or to one `ConfigError` that names everything that is wrong with them.
+"""Read the operator's files into `Config`, or raise one `ConfigError` with everything that is wrong in them.
 
-Strict, because a misspelt key that is silently ignored costs a night: unknown keys are refused with the nearest known
-one, nothing is converted (`port: "8000"` is text, not a number), and what a file refers to (policies, certificates,
-environment variables) must be there. Relative paths count from the folder of the file they stand in and come back
-absolute, so nobody else needs to know where that was. What a scorer's own parameters mean is not known here: the
-policy checks them when it is built (`router/scheduling/policy/policy.py`).
+Strict, because a misspelt key that is silently ignored costs a night: an unknown key is refused with the nearest known
+one, no value is converted (`port: "8000"` is text, not a number), and what a file refers to (policies, certificates,
+environment variables) must exist. A relative path counts from the folder of the file that contains it and is returned
+absolute, so later code need not know that folder. The parameters of a scorer are not known here: the policy checks
+them when it is built (`router/scheduling/policy/policy.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from router.config import yaml_source
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
 from router.config.schema import Config, InstanceConfig, PolicyConfig
@@ -27,7 +26,7 @@ from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.faults import TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
-from router.config.yaml_source import YamlDocument, YamlProblem, load, parse, read_text
+from router.config.yaml_source import YamlDocument, YamlPath, YamlProblem, load, parse, read_text
 from router.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,21 +35,25 @@ CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
 class ReadConfig(NamedTuple):
-    """The main file and all policies, from wherever it has them."""
+    """The main file, and all policies: inline ones and those of `policies_dir`."""
 
     config: Config
     policies: dict[str, PolicyConfig]
 
 
+class ExperimentFile(Section):
+    experiment: ExperimentConfig
+
+
 def read_config(path: Path | str) -> Config:
-    """The main configuration, its paths absolute. Raises `ConfigError` with one line per problem, over all files."""
+    """Read the main configuration. Raises ConfigError with one line per problem, over all files."""
     return read_all(path).config
 
 
 def read_all(path: Path | str) -> ReadConfig:
-    """As `read_config`, with its policies."""
-    text = load(Path(path))
-    config = _validate(text, Config)
+    """Read the main configuration and all policies. Raises ConfigError with one line per problem, over all files."""
+    document = load(Path(path))
+    config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
     problems = check_references(config)
     elsewhere: list[str] = []
@@ -65,117 +68,119 @@ def read_all(path: Path | str) -> ReadConfig:
     if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
         with _collecting(elsewhere):
             read_client_keys(config.clients.keys_file)
-    here = [str(text.refusal(problems))] if problems else []
+    here = [str(document.to_error(problems))] if problems else []
     if here or elsewhere:
         raise ConfigError("\n".join(here + elsewhere))
     return ReadConfig(config, policies)
 
 
 def check_policy_names(config: Config, policies: Collection[str]) -> list[YamlProblem]:
-    """Where the configuration names a policy that is not there."""
+    """Return a problem for each policy named by `active` or `experiment` that is neither in `policies` nor shipped."""
     known = {*policies, *list_shipped_policies()}
-    active = (
-        []
-        if config.active in policies
-        else [YamlProblem(("active",), describe_unknown("policy", config.active, known))]
-    )
-    return active + (
-        [] if config.experiment is None else check_experiment_policies(config.experiment, known, ("experiment",))
-    )
+    problems = _check_names([(("active",), config.active)], known)
+    if config.experiment is not None:
+        problems += check_experiment_policies(config.experiment, known, ("experiment",))
+    return problems
 
 
 def check_experiment_policies(
-    experiment: ExperimentConfig, policies: Collection[str], at: yaml_source.Path = ()
+    experiment: ExperimentConfig, policies: Collection[str], path: YamlPath = ()
 ) -> list[YamlProblem]:
-    """The same of an experiment, which stands at this path of its document."""
-    named: list[tuple[yaml_source.Path, str]] = [((*at, "arms", arm), arm) for arm in experiment.arms]
-    named += [((*at, "shadows", i), shadow) for i, shadow in enumerate(experiment.shadows)]
+    """Return a problem for each arm or shadow of the section at `path` that is not among `policies`."""
+    arms: list[tuple[YamlPath, str]] = [((*path, "arms", name), name) for name in experiment.arms]
+    shadows = [((*path, "shadows", i), name) for i, name in enumerate(experiment.shadows)]
+    return _check_names(arms + shadows, policies)
+
+
+def _check_names(names: Collection[tuple[YamlPath, str]], policies: Collection[str]) -> list[YamlProblem]:
     return [
-        YamlProblem(path, describe_unknown("policy", name, policies)) for path, name in named if name not in policies
+        YamlProblem(path, describe_unknown("policy", name, policies)) for path, name in names if name not in policies
     ]
 
 
 def read_policy_file(path: Path | str) -> PolicyConfig:
-    """One policy. Raises `ConfigError`; whether its scorers exist is seen when it is built."""
+    """Read one policy. Raises ConfigError; unknown scorers are found later, when the policy is built."""
     return _validate(load(Path(path)), PolicyConfig)
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
-    """One profile of a simulated instance. Raises `ConfigError`."""
+    """Read one profile of a simulated instance. Raises ConfigError."""
     return _validate(load(Path(path)), ProfileFile)
 
 
 def read_trouble_file(path: Path | str) -> TroubleFile:
-    """What goes wrong in a simulation. Raises `ConfigError`; whether a fleet has such instances is seen there."""
+    """Read the faults of a simulation. Raises ConfigError; the simulation checks that the fleet has its instances."""
     return _validate(load(Path(path)), TroubleFile)
 
 
 def parse_policy(text: str, name: str) -> PolicyConfig:
-    """As `read_policy_file`, of a text that somebody sent."""
+    """Parse one policy from `text`; messages call it `policy NAME`. Raises ConfigError."""
     return _validate(parse(text, f"policy {name}"), PolicyConfig)
 
 
 def parse_policies(text: str) -> dict[str, PolicyConfig]:
-    """Several policies by name, as under `policies` in the main file. Raises `ConfigError`."""
-    policies = _validate(given := parse(text, "policies"), dict[str, PolicyConfig])
+    """Parse several policies by name, as under `policies` in the main file. Raises ConfigError."""
+    policies = _validate(document := parse(text, "policies"), dict[str, PolicyConfig])
     if not policies:
-        raise given.refusal([YamlProblem((), "there is none: wanted at least one policy, by its name")])
+        raise document.to_error([YamlProblem((), "there is none: wanted at least one policy, by its name")])
     return policies
 
 
 def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
-    """An `experiment` section of these policies, with or without that word above it. Raises `ConfigError`."""
-    given = parse(text, "experiment")
-    below: yaml_source.Path = ("experiment",) if isinstance(given.data, dict) and "experiment" in given.data else ()
-    experiment = _validate(given, _Alone).experiment if below else _validate(given, ExperimentConfig)
-    if problems := check_experiment_policies(experiment, policies, below):
-        raise given.refusal(problems)
+    """Parse an `experiment` section over `policies`, with or without the key `experiment` above it.
+
+    Raises ConfigError.
+    """
+    document = parse(text, "experiment")
+    nested = isinstance(document.data, dict) and "experiment" in document.data
+    experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
+    if problems := check_experiment_policies(experiment, policies, ("experiment",) if nested else ()):
+        raise document.to_error(problems)
     return experiment
 
 
-class _Alone(Section):
-    experiment: ExperimentConfig
-
-
 def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile:
-    """A main file, a policy file (it has `scorers`), a profile's (`kv_tokens`), a trouble's (any of its keys), or an
-    experiment's (it has nothing else; whether its policies exist is known where they are). Raises `ConfigError`.
+    """Read a file of any kind: its keys decide. Raises ConfigError.
+
+    A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, an experiment file
+    `experiment` alone (its policies are not checked, since it does not say where they are); else it is a main file.
     """
-    text = load(Path(path))
-    if isinstance(text.data, dict) and "kv_tokens" in text.data:
-        return read_profile_file(path)
-    if isinstance(text.data, dict) and not TroubleFile.model_fields.keys().isdisjoint(text.data):
-        return read_trouble_file(path)
-    if isinstance(text.data, dict) and "scorers" in text.data:
-        return read_policy_file(path)
-    if isinstance(text.data, dict) and set(text.data) == {"experiment"}:
-        return _validate(text, _Alone).experiment
+    document = load(Path(path))
+    keys = set(document.data) if isinstance(document.data, dict) else set()
+    if "kv_tokens" in keys:
+        return _validate(document, ProfileFile)
+    if keys & TroubleFile.model_fields.keys():
+        return _validate(document, TroubleFile)
+    if "scorers" in keys:
+        return _validate(document, PolicyConfig)
+    if keys == {"experiment"}:
+        return _validate(document, ExperimentFile).experiment
     return read_config(path)
 
 
-def select_policy(config: Config, given: str) -> Config:
-    """Return `config` with this policy (a name or a file) in force and no experiment.
+def select_policy(config: Config, policy: str) -> Config:
+    """Return `config` with one policy active, given as name or file, and no experiment.
 
     Raises ConfigError when no policy has that name, or the file is not a policy.
     """
-    file = Path(given)
+    file = Path(policy)
     is_file = file.suffix in YAML_SUFFIXES
-    config = config.model_copy(update={"active": file.stem if is_file else given, "experiment": None})
+    config = config.model_copy(update={"active": file.stem if is_file else policy, "experiment": None})
     policies = load_policies(config)
     if is_file:
         policies[file.stem] = read_policy_file(file)
-    elif given not in policies:
+    elif policy not in policies:
         known = {*policies, *list_shipped_policies()}
-        raise ConfigError(f"--policy: {describe_unknown('policy', given, known)}; or give a file (.yaml)")
+        raise ConfigError(f"--policy: {describe_unknown('policy', policy, known)}; or give a file (.yaml)")
     return config.model_copy(update={"policies": policies, "policies_dir": None})
 
 
 def read_instances(path: Path | str) -> list[InstanceConfig]:
-    """The list of engines in `fleet.file`; `[]` is a valid one. Raises `ConfigError`."""
-    text = load(Path(path))
-    instances = _validate(text, list[InstanceConfig])
+    """Read the list of engines in `fleet.file`; an empty list is valid. Raises ConfigError."""
+    document = load(Path(path))
+    instances = _validate(document, list[InstanceConfig])
     if problems := list(check_instances(instances)):
-        raise text.refusal(problems)
+        raise document.to_error(problems)
     return instances
 
 
@@ -206,7 +211,7 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
 
 
 def read_client_keys(path: Path | str) -> dict[str, str]:
-    """Clients' names by the sha256 (lower-case hex) of their API keys. `#` begins a comment. Raises `ConfigError`."""
+    """Return client names by the sha256 (lower-case hex) of their API key. `#` starts a comment. Raises ConfigError."""
     names: dict[str, str] = {}
     problems: list[str] = []
     for number, line in enumerate(read_text(Path(path)).splitlines(), start=1):
@@ -221,9 +226,9 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
 
 
 def dump_yaml(config: Section, policies: Mapping[str, PolicyConfig] | None = None) -> str:
-    """The configuration as YAML with every default written out; with `policies`, all of them inline.
+    """Return `config` as YAML with every default written out, and with all of `policies` inline unless None.
 
-    Nothing secret can be in it: keys and tokens are named by environment variable or given as hashes.
+    It contains no secrets: keys and tokens are configured as environment variable names or hashes.
     """
     plain = config.model_dump(mode="json")
     if policies is not None:
@@ -231,15 +236,16 @@ def dump_yaml(config: Section, policies: Mapping[str, PolicyConfig] | None = Non
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _validate(text: YamlDocument, kind: type[T]) -> T:
+def _validate(document: YamlDocument, kind: type[T]) -> T:
     try:
-        return TypeAdapter(kind).validate_python(text.data, strict=True, context=text.folder)
+        return TypeAdapter(kind).validate_python(document.data, strict=True, context=document.folder)
     except ValidationError as error:
-        raise text.refusal(translate_errors(text.data, kind, error)) from None
+        raise document.to_error(translate_errors(document.data, kind, error)) from None
 
 
 @contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
+    """Add the text of a `ConfigError` raised inside to `problems`."""
     try:
         yield
     except ConfigError as error:

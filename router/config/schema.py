@@ -1,8 +1,8 @@
-"""The main configuration file: every key, its default, its unit and its meaning.
+"""The main configuration file: every key with its default, unit and meaning.
 
-Field descriptions here are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
-`configs/README.md` and `warmroute check` all come from them. Unknown keys are refused (`read.py` says where and names
-the nearest known one). Nothing here opens a file or a socket.
+The field descriptions are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
+`configs/README.md` and the messages of `warmroute check` are generated from them. Unknown keys are refused
+(`reader.py`). Nothing here opens a file or a socket.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import BaseUrl, PathName, Positive, Seconds, Section
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
-from router.config.sections.listeners import AdminConfig, ClientsConfig, ListenConfig
-from router.config.sections.local_stack import LocalStackConfig
+from router.config.sections.listeners import AdminConfig, ClientsConfig, EdgeConfig, LimitsConfig, ListenConfig
+from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 
 
 class EventSource(Section):
-    rank: int = Field(default=0, ge=0, description="data-parallel rank that publishes here")
-    endpoint: str = Field(description="ZeroMQ PUB endpoint to connect to, like tcp://10.0.0.5:5557")
-    replay_endpoint: str | None = Field(default=None, description="ZeroMQ ROUTER endpoint for replays")
-    topic: str = Field(default="", description="topic prefix to subscribe to")
+    rank: int = Field(default=0, ge=0, description="data-parallel rank whose events are published here")
+    endpoint: str = Field(description="ZeroMQ PUB endpoint to connect to, such as tcp://10.0.0.5:5557")
+    replay_endpoint: str | None = Field(
+        default=None,
+        description="ZeroMQ ROUTER endpoint for replays of missed batches; null: no replay, a gap makes the target's "
+        "index be forgotten",
+    )
+    topic: str = Field(default="", description="ZeroMQ topic prefix to subscribe to; empty: all topics")
 
 
 class TransferProtocol(Section):
     protocol: Literal["mooncake", "nixl"] = Field(
-        description="the connector between them: MooncakeConnector or NixlConnector"
+        description="KV connector of the engines: mooncake is MooncakeConnector, nixl is NixlConnector"
     )
     bootstrap_url: BaseUrl | None = Field(
-        default=None, description="a prefill instance's Mooncake bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998)"
+        default=None,
+        description="base URL of a prefill instance's Mooncake bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998); "
+        "required for role prefill with protocol mooncake, else null",
     )
 
 
@@ -41,35 +47,41 @@ class InstanceConfig(Section):
     name: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$",
-        description="short name for logs, metrics and headers; default: host:port",
+        description="id of the instance in logs, metrics and headers; null: host:port of `url`",
     )
-    api_key_env: str | None = Field(default=None, description="environment variable that holds the engine's API key")
+    api_key_env: str | None = Field(
+        default=None, description="environment variable that holds the engine's API key; null: no key is sent"
+    )
     ca_file: PathName | None = Field(
-        default=None, description="PEM file of the authority that signed the engine's certificate"
+        default=None, description="PEM file of the CA that signed the engine's certificate; null: the system's CAs"
     )
     kv_events: Annotated[
-        Annotated[Literal["auto", "off"], Tag("word")] | Annotated[list[EventSource], Tag("sources")],
-        Discriminator(lambda given: "sources" if isinstance(given, list) else "word"),
+        Annotated[Literal["auto", "off"], Tag("mode")] | Annotated[list[EventSource], Tag("sources")],
+        Discriminator(lambda value: "sources" if isinstance(value, list) else "mode"),
     ] = Field(
         default="auto",
-        description="auto: ask GET /kv_event_sources; off: approximate knowledge only; or the sources, by rank",
+        description="where the KV events come from; auto: ask the engine (GET /kv_event_sources); off: no events, the "
+        "index is estimated from routed prompts; or a list of sources by rank",
     )
-
     cpu_medium: Literal["pool", "host"] = Field(
         default="pool",
-        description="what `cpu` in lower case means in its events: the shared pool (MooncakeStoreConnector) or its own "
-        "host memory (LMCache)",
+        description="meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool "
+        "(MooncakeStoreConnector); host: its own host memory (LMCache)",
     )
     role: Literal["both", "prefill", "decode"] = Field(
-        default="both", description="prefill: computes prompts for decode instances, never answers by itself"
+        default="both",
+        description="prefill: computes prompts for decode instances and never answers a client; decode: may take its "
+        "KV from a prefill instance; both: does everything itself",
     )
     transfer: TransferProtocol | None = Field(
-        default=None, description="how KV gets from prefill to decode instances; both sides name the same protocol"
+        default=None,
+        description="how KV moves from prefill to decode instances; required for roles prefill and decode, both sides "
+        "must name the same protocol; null: no transfer",
     )
 
     @property
     def id(self) -> str:
-        """What the instance is called everywhere: its name, else host:port."""
+        """The instance's `name`, else host:port of its `url`."""
         if self.name is not None:
             return self.name
         parts = urlsplit(self.url)
@@ -78,86 +90,94 @@ class InstanceConfig(Section):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class EmbeddedFleetConfig(Section):
-    engines: Positive = Field(default=4, description="how many simulated engines `warmroute fleet` starts")
-    model: str = Field(default="warm-tiny", description="the name they serve")
-    block_tokens: Positive = Field(default=16, description="tokens per cache block")
-    blocks: Positive = Field(default=4096, description="cache blocks per engine and rank")
-    prefill_tokens_per_s: float = Field(default=8000.0, gt=0, description="prompt tokens computed per second")
-    decode_ms_per_token: float = Field(default=10.0, ge=0, description="time per answer token")
-
-
 class HealthConfig(Section):
-    interval_s: Seconds = Field(default=2.0, description="pause between probes of a ready instance")
-    timeout_s: Seconds = Field(default=2.0, description="a probe without an answer within this time has failed")
-    failures: Positive = Field(default=2, description="failed probes in a row before an instance is down")
+    interval_s: Seconds = Field(default=2.0, description="pause between two probes of a ready instance, seconds")
+    timeout_s: Seconds = Field(
+        default=2.0, description="a probe without an answer within this time has failed, seconds"
+    )
+    failures: Positive = Field(default=2, description="consecutive failed probes after which an instance is down")
 
 
 class MetricsPollConfig(Section):
     busy_interval_s: Seconds = Field(
-        default=0.25, description="pause between polls of an instance that has our requests"
+        default=0.25,
+        description="pause between two polls of an instance with requests of this router in flight, seconds",
     )
-    idle_interval_s: Seconds = Field(default=10.0, description="pause between polls of an instance without")
-    timeout_s: Seconds = Field(default=2.0, description="a poll without an answer within this time is dropped")
+    idle_interval_s: Seconds = Field(
+        default=10.0, description="pause between two polls of an instance without, seconds"
+    )
+    timeout_s: Seconds = Field(default=2.0, description="a poll without an answer within this time is dropped, seconds")
 
 
 class BreakerConfig(Section):
-    failures: Positive = Field(default=3, description="failures in a row (never 4xx) that open a target's breaker")
+    failures: Positive = Field(
+        default=3, description="consecutive failures (4xx answers excluded) that open the circuit breaker of a target"
+    )
     open_s: Seconds = Field(
-        default=5.0, description="time an open breaker lets nothing through, before one trial request"
+        default=5.0, description="how long an open breaker blocks its target before one trial request, seconds"
     )
 
 
 class TransferPrior(Section):
-    base_ms: float = Field(ge=0, description="fixed cost of a load")
-    us_per_token: float = Field(ge=0, description="cost per loaded token")
+    base_ms: float = Field(ge=0, description="fixed cost per load, milliseconds")
+    us_per_token: float = Field(ge=0, description="cost per loaded token, microseconds")
 
 
 class DecodePrior(Section):
-    """A model of 8 billion parameters in 16 bits on a GPU that reads 2 TB/s.
+    """Decode cost of a model of 8 billion parameters in 16 bits on a GPU that reads 2 TB/s, used until measured.
 
-    A step reads the weights, 16 GB in 8 ms, with 2 ms of launching; of each context token 2 (K, V) x 32 layers x 8
-    heads x 128 x 2 bytes = 131 KB in 65 ns; and for each request it samples and computes 16 GFLOP, 50 us at 312
-    TFLOP/s.
+    A step reads the weights, 16 GB in 8 ms, plus 2 ms of kernel launches; for each context token it reads 2 (K, V) x
+    32 layers x 8 heads x 128 x 2 bytes = 131 KB in 65 ns; for each request it samples and computes 16 GFLOP, 50 us at
+    312 TFLOP/s.
     """
 
-    base_ms: float = Field(default=10.0, ge=0, description="one step: the weights are read once")
-    us_per_request: float = Field(default=50.0, ge=0, description="cost per request in the batch")
-    ns_per_context_token: float = Field(default=60.0, ge=0, description="cost per token of all their contexts")
+    base_ms: float = Field(
+        default=10.0, ge=0, description="fixed cost of one decode step (the weights are read once), milliseconds"
+    )
+    us_per_request: float = Field(default=50.0, ge=0, description="cost per request in the batch, microseconds")
+    ns_per_context_token: float = Field(
+        default=60.0, ge=0, description="cost per context token of all requests in the batch, nanoseconds"
+    )
 
 
 class SpeedPrior(Section):
-    base_ms: float = Field(default=10.0, ge=0, description="fixed cost of a prefill")
-    us_per_token: float = Field(default=100.0, gt=0, description="cost per uncached prompt token")
+    base_ms: float = Field(default=10.0, ge=0, description="fixed cost of a prefill, milliseconds")
+    us_per_token: float = Field(default=100.0, gt=0, description="cost per uncached prompt token, microseconds")
     ns_per_token_context: float = Field(
-        default=2.0, ge=0, description="extra cost per thousand (new token x context token) pairs, in us"
+        default=2.0, ge=0, description="attention cost per pair of a new token and a token before it, nanoseconds"
     )
     cpu: TransferPrior = Field(
-        default=TransferPrior(base_ms=1.0, us_per_token=5.0), description="loading from an instance's host memory"
+        default=TransferPrior(base_ms=1.0, us_per_token=5.0),
+        description="cost of loading KV from an instance's host memory, until measured",
     )
     disk: TransferPrior = Field(
-        default=TransferPrior(base_ms=10.0, us_per_token=40.0), description="loading from an instance's disk"
+        default=TransferPrior(base_ms=10.0, us_per_token=40.0),
+        description="cost of loading KV from an instance's disk, until measured",
     )
     pool: TransferPrior = Field(
-        default=TransferPrior(base_ms=5.0, us_per_token=10.0), description="loading from the shared pool's memory"
+        default=TransferPrior(base_ms=5.0, us_per_token=10.0),
+        description="cost of loading KV from the shared pool's memory, until measured",
     )
     pool_disk: TransferPrior = Field(
-        default=TransferPrior(base_ms=20.0, us_per_token=50.0), description="loading from the shared pool's disks"
+        default=TransferPrior(base_ms=20.0, us_per_token=50.0),
+        description="cost of loading KV from the shared pool's disks, until measured",
     )
     peer: TransferPrior = Field(
         default=TransferPrior(base_ms=10.0, us_per_token=10.0),
-        description="handing a prompt's KV from a prefill instance to a decode instance",
+        description="cost of moving a prompt's KV from a prefill to a decode instance, until measured",
     )
     decode: DecodePrior = DecodePrior()
 
 
 class FleetConfig(Section):
-    instances: list[InstanceConfig] = Field(default=[], description="engines, given here")
+    instances: list[InstanceConfig] = Field(default=[], description="engines, listed here")
     file: PathName | None = Field(
-        default=None, description="YAML file with a list of instances; reloaded when it changes"
+        default=None, description="YAML file with a list of instances, reloaded when it changes; null: none"
     )
-    file_poll_s: Seconds = Field(default=1.0, description="how often that file is looked at")
-    embedded: EmbeddedFleetConfig | None = Field(default=None, description="simulated engines for `warmroute fleet`")
+    file_poll_s: Seconds = Field(default=1.0, description="interval at which `file` is checked for changes, seconds")
+    embedded: EmbeddedFleetConfig | None = Field(
+        default=None, description="simulated engines for `warmroute fleet`; null: none"
+    )
     health: HealthConfig = HealthConfig()
     metrics: MetricsPollConfig = MetricsPollConfig()
     breaker: BreakerConfig = BreakerConfig()
@@ -167,115 +187,97 @@ class FleetConfig(Section):
 class TokenizerSource(Section):
     path: PathName | None = Field(
         default=None,
-        description="local model directory with tokenizer.json (and a chat template); none: ask the engine",
+        description="local model folder with tokenizer.json and a chat template; null: ask the engine's tokenizer",
     )
     chat_template: PathName | None = Field(
-        default=None, description="file with the Jinja chat template, instead of the model's own"
+        default=None, description="file with the Jinja chat template; null: the model's own"
     )
-    template_kwargs: dict[str, Any] = Field(default={}, description="the engine's default chat template kwargs")
+    template_kwargs: dict[str, Any] = Field(
+        default={}, description="default chat template kwargs, as configured on the engine"
+    )
 
 
 class TokensConfig(Section):
-    budget_ms: Seconds = Field(default=500.0, description="longest wait for a prompt's token ids; after it: unknown")
-    inline_chars: Positive = Field(default=8192, description="prompts up to this size are tokenised on the event loop")
-    threads: Positive = Field(default=1, description="threads that tokenise longer prompts")
+    budget_ms: Seconds = Field(
+        default=500.0,
+        description="longest wait for a prompt's token ids, milliseconds; after it they count as unknown and the "
+        "request is placed without",
+    )
+    inline_chars: Positive = Field(
+        default=8192,
+        description="prompts of up to this many characters are tokenized on the event loop, longer ones in threads",
+    )
+    threads: Positive = Field(default=1, description="threads that tokenize longer prompts")
     memory_bytes: int = Field(
         default=512 * 1024 * 1024,
         ge=0,
-        description="for all that is remembered of prompts (token ids, block keys, engine hashes) together; 0: nothing",
+        description="memory for everything remembered of prompts (token ids, block keys, engine hashes) together, "
+        "bytes; 0: nothing is remembered",
     )
     token_id_passthrough: Literal["auto", "off"] = Field(
         default="auto",
-        description="auto: engines that are seen to take them (vLLM >= 0.32) get a chat's token ids beside its text, "
-        "and need not tokenise it again; off: never",
+        description="auto: send a chat's token ids beside its text to engines that were seen to use them (vLLM >= "
+        "0.32), which saves them tokenizing it again; off: never",
     )
 
 
 class IndexConfig(Section):
-    expected_ttl_s: Seconds = Field(default=5.0, description="how long a sent prompt counts as cached without an event")
-    approximate_blocks: Positive = Field(
-        default=200_000, description="remembered blocks per target without a trusted stream"
+    expected_ttl_s: Seconds = Field(
+        default=5.0, description="how long a routed prompt counts as cached before an event confirms it, seconds"
     )
-    approximate_ttl_s: Seconds = Field(default=600.0, description="age at which such a block is forgotten")
-    orphan_blocks: Positive = Field(default=10_000, description="blocks with an unknown parent kept per target")
-    replay_timeout_s: Seconds = Field(default=5.0, description="a replay must be complete within this time")
+    approximate_blocks: Positive = Field(
+        default=200_000, description="blocks remembered per target that has no trusted event stream"
+    )
+    approximate_ttl_s: Seconds = Field(default=600.0, description="age at which such a block is forgotten, seconds")
+    orphan_blocks: Positive = Field(
+        default=10_000, description="blocks with an unknown parent that are kept per target"
+    )
+    replay_timeout_s: Seconds = Field(
+        default=5.0, description="longest wait for a complete replay of missed events, seconds"
+    )
     key_secret_env: str | None = Field(
         default=None,
-        description="environment variable with the secret that seeds block keys; default: random per process, or the "
-        "snapshot's",
+        description="environment variable with the secret that seeds block keys; null: the snapshot's secret, else "
+        "random per process",
     )
     snapshot_file: PathName | None = Field(
         default=None,
-        description="where the index is saved, to be there at once after a restart; readable by its owner alone, since "
-        "the secret of the block keys is in it; none: it is learned anew",
+        description="file that the index is saved to and restored from at start; it holds the secret of the block "
+        "keys, so only its owner can read it; null: no snapshot, the index is rebuilt from events",
     )
-    snapshot_every_s: Seconds = Field(default=60.0, description="pause between two snapshots; one more at the end")
-
-
-class LimitsConfig(Section):
-    body_bytes: Positive = Field(default=64 * 1024 * 1024, description="largest request body; larger: 413")
-    body_budget_bytes: Positive = Field(
-        default=1024 * 1024 * 1024, description="request bodies in memory at once, all together; beyond: 429"
-    )
-    concurrent: Positive = Field(default=2048, description="requests at once; beyond: 429 with Retry-After")
-    connect_timeout_s: Seconds = Field(default=2.0, description="time to connect to an engine")
-    first_byte_timeout_s: Seconds = Field(
-        default=600.0, description="time from sending a request to its first answer byte"
-    )
-    idle_timeout_s: Seconds = Field(default=120.0, description="longest silence inside an answer")
-    keepalive_s: Seconds = Field(
-        default=4.0, description="how long an idle connection to an engine is kept (vLLM: 5 s)"
-    )
-    retry_ratio: float = Field(
-        default=0.2, ge=0, le=1, description="retries per request allowed over time, whole router"
-    )
-    retry_burst: Positive = Field(default=10, description="retries allowed at once beyond that ratio")
-    grace_s: Seconds = Field(default=30.0, description="time that streams have to finish after SIGTERM")
-    responses_kept: Positive = Field(default=10_000, description="response ids whose target is remembered")
-
-
-class ExtraEndpoint(Section):
-    path: str = Field(pattern=r"^/", description="exact path to let through")
-    method: Literal["GET", "POST"] = Field(default="POST", description="its method")
-
-
-class EdgeConfig(Section):
-    extra_endpoints: list[ExtraEndpoint] = Field(
-        default=[], description="paths beyond the built-in list, routed by load"
-    )
-    strip_fields: list[str] = Field(
-        default=["kv_transfer_params", "vllm_xargs"], description="top-level JSON fields that clients may not set"
-    )
-    strip_headers: list[str] = Field(
-        default=["x-data-parallel-rank", "x-vllm-priority"],
-        description="headers that clients may not set; x-warmroute-* never pass",
+    snapshot_every_s: Seconds = Field(
+        default=60.0, description="interval between two snapshots, seconds; one more is written at shutdown"
     )
 
 
 class DecisionLogConfig(Section):
-    folder: PathName = Field(description="where the files go; made if it is not there")
-    rotate_bytes: Positive = Field(default=256 * 1024 * 1024, description="a file this large is closed and compressed")
-    rotate_s: Seconds = Field(default=3600.0, description="a file this old is closed and compressed")
-    keep_bytes: Positive = Field(
-        default=10 * 1024 * 1024 * 1024, description="oldest files are deleted while all together are larger"
+    folder: PathName = Field(description="folder of the log files; created if missing")
+    rotate_bytes: Positive = Field(
+        default=256 * 1024 * 1024, description="size at which a file is closed and compressed, bytes"
     )
-    queue: Positive = Field(default=10_000, description="records that wait to be written; beyond: dropped and counted")
+    rotate_s: Seconds = Field(default=3600.0, description="age at which a file is closed and compressed, seconds")
+    keep_bytes: Positive = Field(
+        default=10 * 1024 * 1024 * 1024, description="total size above which the oldest files are deleted, bytes"
+    )
+    queue: Positive = Field(
+        default=10_000, description="records that may wait to be written; beyond it records are dropped and counted"
+    )
     fsync: Literal["never", "rotate", "second"] = Field(
         default="rotate",
-        description="when files are forced to disk: never, when one is closed, or every second; a crash of the router "
-        "alone loses at most a second in any case",
+        description="when files are forced to disk; never; rotate: when a file is closed; second: every second. A "
+        "crash of the router alone loses at most one second in any case",
     )
 
 
 class RecordsConfig(Section):
-    keep: Positive = Field(default=10_000, description="decision records kept in memory")
+    keep: Positive = Field(default=10_000, description="most recent decision records kept in memory")
     decision_log: DecisionLogConfig | None = Field(
-        default=None, description="every decision as JSON lines, for `warmroute replay`"
+        default=None, description="write every decision as JSON lines, for `warmroute replay`; null: no decision log"
     )
 
 
 class PluginConfig(BaseModel):
-    """A filter, scorer or picker by name; all other keys are its own parameters, checked when the policy is built."""
+    """A filter, scorer or picker by name; all other keys are its parameters, checked when the policy is built."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -283,47 +285,60 @@ class PluginConfig(BaseModel):
 
 
 class WeightedPluginConfig(PluginConfig):
-    weight: float = Field(default=1.0, ge=0, description="multiplies this scorer's cost")
+    weight: float = Field(default=1.0, ge=0, description="factor on this scorer's cost")
 
 
 class SchedulingProfileConfig(Section):
-    """Filters, then weighted scorers, then a picker."""
+    """Filters, then weighted scorers, then a picker: how one target is chosen."""
 
-    filters: list[PluginConfig] = Field(default=[], description="which candidates stay; health and model always apply")
-    scorers: list[WeightedPluginConfig] = Field(min_length=1, description="costs that are weighted and added up")
-    picker: PluginConfig = Field(default=PluginConfig(name="best"), description="how a row is taken from the costs")
+    filters: list[PluginConfig] = Field(
+        default=[], description="filters that candidates must pass, in order; health and model are always checked"
+    )
+    scorers: list[WeightedPluginConfig] = Field(
+        min_length=1, description="scorers whose weighted costs are added up; the lowest sum is best"
+    )
+    picker: PluginConfig = Field(
+        default=PluginConfig(name="best"), description="picker that selects a candidate from the costs"
+    )
 
 
 class PolicyConfig(SchedulingProfileConfig):
-    """A routing policy. Its own profile places whole requests, and either half of a pair that has none of its own."""
+    """A routing policy. Its own profile places whole requests, and each half of a pair without a profile of its own."""
 
-    prefill: SchedulingProfileConfig | None = Field(default=None, description="chooses among prefill instances")
-    decode: SchedulingProfileConfig | None = Field(default=None, description="chooses among decode instances")
+    prefill: SchedulingProfileConfig | None = Field(
+        default=None, description="profile that chooses among prefill instances; null: the policy's own profile"
+    )
+    decode: SchedulingProfileConfig | None = Field(
+        default=None, description="profile that chooses among decode instances; null: the policy's own profile"
+    )
     prefill_from_tokens: int = Field(
         default=0,
         ge=0,
-        description="a prompt of which the decode target must compute fewer tokens than this skips the prefill leg",
+        description="fewest tokens that the decode target would have to compute for the prefill to go to a prefill "
+        "instance",
     )
 
 
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severity that is logged"
+        default="info", description="lowest severity that is logged"
     )
 
 
 class Config(Section):
-    """The whole main file."""
+    """The main configuration file."""
 
     listen: ListenConfig = ListenConfig()
     workers: Positive = Field(
-        default=1, description="processes that answer requests on the one port, as `--workers`; about one per core"
+        default=1, description="processes that answer requests on the public port, as `--workers`; about one per core"
     )
     admin: AdminConfig = AdminConfig()
     clients: ClientsConfig = ClientsConfig()
     fleet: FleetConfig = FleetConfig()
     tokenizers: dict[str, TokenizerSource] = Field(
-        default={}, description="by base model name as the engines serve it; a model without one asks the engine"
+        default={},
+        description="tokenizers by base model name as the engines serve it; for a model without an entry the engine's "
+        "tokenizer is asked",
     )
     tokens: TokensConfig = TokensConfig()
     index: IndexConfig = IndexConfig()
@@ -332,29 +347,35 @@ class Config(Section):
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = Field(
         default="inject",
-        description="inject: ask the engine for usage on every stream and hide what the client did not ask for",
+        description="inject: ask the engine for token usage on every stream and hide it from clients that did not ask; "
+        "observe: use what the client asked for",
     )
     records: RecordsConfig = RecordsConfig()
     pool: PoolConfig | None = Field(
-        default=None, description="the Mooncake Store that the fleet shares; none: there is none"
+        default=None, description="the Mooncake Store that the fleet shares; null: no shared pool"
     )
     stack: LocalStackConfig | None = Field(
-        default=None, description="real engines and a real store, for `warmroute stack`"
+        default=None, description="real vLLM engines and a real store, for `warmroute stack`; null: none"
     )
-    policies_dir: PathName | None = Field(default=None, description="folder of policy files, each named by its stem")
+    policies_dir: PathName | None = Field(
+        default=None, description="folder of policy files, each named by its stem; null: only `policies`"
+    )
     policies: dict[str, PolicyConfig] = Field(
         default={},
-        description="policies given here, by name; one of the same name as a shipped policy takes its place",
+        description="policies given inline, by name; one with the name of a shipped policy replaces it",
     )
     active: str = Field(
-        default="warm", description="policy that decides, by name; a shipped one (`warmroute policies`) needs no file"
+        default="warm",
+        description="name of the policy that decides; a shipped one (`warmroute policies`) needs no file",
     )
     experiment: ExperimentConfig | None = Field(
-        default=None, description="policies that share the live requests, or look on"
+        default=None,
+        description="policies that share the live requests, and policies that run in shadow; null: no experiment",
     )
     watch: bool = Field(
         default=True,
-        description="take changes of this file's `active`, `experiment` and `policies`, and of `policies_dir`, live",
+        description="apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, "
+        "without a restart",
     )
-    seed: int | None = Field(default=None, description="seed of everything left to chance; default: random per process")
+    seed: int | None = Field(default=None, description="seed of every random choice; null: random per process")
     log: LogConfig = LogConfig()

@@ -1,7 +1,7 @@
-"""What pydantic found wrong, in the operator's words: which key, what stands there, what is wanted, what was meant.
+"""Translate pydantic's findings for the operator: which key, what was found, what is wanted, what was probably meant.
 
-Values of keys that may hold a secret by mistake (a token pasted where its hash belongs, a password inside a URL) are
-never repeated: these lines end up in logs.
+The value of a key that may hold a secret by mistake (a token pasted in place of its hash, a password inside a URL) is
+never repeated, because these lines end up in logs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from router.config.yaml_source import Path, YamlProblem
+from router.config.yaml_source import YamlPath, YamlProblem
 
 SECRET_KEYS = {"hash", "url", "endpoint", "replay_endpoint"}
 
@@ -34,48 +34,48 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "string_pattern_mismatch": lambda limits: f"text like {limits['pattern']}",
     "too_short": lambda limits: f"at least {limits['min_length']} of them",
 }
-
+"""What is wanted, by pydantic's error type."""
 
 RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
-"""Keys of earlier versions, by the name that each has now."""
+"""Present names of keys, by the name in earlier versions."""
 
 
 def translate_errors(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
-    """One problem per finding of `error`, which arose from reading `data` as `kind` (a model or a list of one)."""
+    """Return one problem per finding of `error`, raised when `data` was validated as `kind`, a model or list of one."""
     return [_to_problem(data, kind, finding) for finding in error.errors(include_url=False)]
 
 
 def describe_unknown(what: str, name: str, known: Collection[str]) -> str:
-    """`unknown key "prot": did you mean "port"?`, or which ones there are."""
+    """Return `unknown key "prot": did you mean "port"?`, or list `known` when no name is close."""
     close = get_close_matches(name, known, n=1)
     hint = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(sorted(known)) or 'none'}"
     return f'unknown {what} "{name}": {hint}'
 
 
 def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
-    path = _path_in(data, finding["loc"])
-    known = _fields_beside(kind, path)
+    path = _resolve_path(data, finding["loc"])
+    fields = _fields_at(kind, path)
     name = str(path[-1]) if path else ""
     limits = finding.get("ctx", {})
     if finding["type"] == "extra_forbidden":
-        if RENAMED_KEYS.get(name) in known:
+        if RENAMED_KEYS.get(name) in fields:
             return YamlProblem(path, f'the key "{name}" is now called "{RENAMED_KEYS[name]}"')
-        return YamlProblem(path, describe_unknown("key", name, known))
+        return YamlProblem(path, describe_unknown("key", name, fields))
+    field = fields.get(name)
+    meaning = f" ({field.description})" if field is not None and field.description else ""
     if finding["type"] == "missing":
-        return YamlProblem(path, f"missing{_meaning(known.get(name))}")
+        return YamlProblem(path, f"missing{meaning}")
     if finding["type"] == "value_error":
         return YamlProblem(path, str(limits["error"]))
     wanted = EXPECTATIONS[finding["type"]](limits) if finding["type"] in EXPECTATIONS else finding["msg"]
-    return YamlProblem(
-        path, f"found {_describe_value(finding['input'], name)}, wanted {wanted}{_meaning(known.get(name))}"
-    )
+    return YamlProblem(path, f"found {_describe_value(finding['input'], name)}, wanted {wanted}{meaning}")
 
 
-def _path_in(data: Any, loc: Path) -> Path:
-    """pydantic's location without the names of union branches, which stand for nothing in the file."""
-    path: Path = ()
-    for i, step in enumerate(loc):
-        if isinstance(data, dict) and (step in data or i == len(loc) - 1):
+def _resolve_path(data: Any, location: YamlPath) -> YamlPath:
+    """Return pydantic's `location` without the names of union branches, which do not exist in the file."""
+    path: YamlPath = ()
+    for i, step in enumerate(location):
+        if isinstance(data, dict) and (step in data or i == len(location) - 1):
             data = data.get(step)
         elif isinstance(data, list) and isinstance(step, int) and step < len(data):
             data = data[step]
@@ -85,16 +85,16 @@ def _path_in(data: Any, loc: Path) -> Path:
     return path
 
 
-def _fields_beside(kind: Any, path: Path) -> dict[str, FieldInfo]:
-    """The fields of the section in which the last step of `path` stands."""
+def _fields_at(kind: Any, path: YamlPath) -> dict[str, FieldInfo]:
+    """Return the fields of the section that contains the last step of `path`."""
     kinds = [kind]
     for step in path[:-1]:
-        kinds = [inner for outer in kinds for inner in _inside(outer, step)]
-    return {name: field for kind in kinds for model in _models(kind) for name, field in model.model_fields.items()}
+        kinds = [inner for outer in kinds for inner in _types_inside(outer, step)]
+    return {name: field for kind in kinds for model in _models_in(kind) for name, field in model.model_fields.items()}
 
 
-def _inside(kind: Any, step: str | int) -> Iterator[Any]:
-    """The types that a value of type `kind` may have at `step`."""
+def _types_inside(kind: Any, step: str | int) -> Iterator[Any]:
+    """Yield the types that a value of type `kind` may have at `step`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is list:
         yield arguments[0]
@@ -105,19 +105,15 @@ def _inside(kind: Any, step: str | int) -> Iterator[Any]:
             yield kind.model_fields[str(step)].annotation
     else:
         for choice in arguments:
-            yield from _inside(choice, step)
+            yield from _types_inside(choice, step)
 
 
-def _models(kind: Any) -> Iterator[type[BaseModel]]:
+def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
     if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     elif get_origin(kind) not in (list, dict):
         for choice in get_args(kind):
-            yield from _models(choice)
-
-
-def _meaning(field: FieldInfo | None) -> str:
-    return f" ({field.description})" if field is not None and field.description else ""
+            yield from _models_in(choice)
 
 
 def _describe_value(value: Any, name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.config.schema import LimitsConfig
+from router.config.sections.listeners import LimitsConfig
 from router.fleet.instance import InstanceState, Target
 from router.fleet.load import LoadBook
 from router.testbed.emulator.options import EngineOptions

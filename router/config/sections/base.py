@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of: strict models, and the kinds of values that several share."""
+"""The base class of all configuration sections, and value types that several of them share."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class Section(BaseModel):
+    """A frozen model that refuses unknown keys, infinities and NaN."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _from_folder(path: str, info: ValidationInfo) -> str:
+def _make_absolute(path: str, info: ValidationInfo) -> str:
     return str(info.context / path) if isinstance(info.context, PurePath) else path
 
 
-def _with_a_port_that_can_be(url: str) -> str:
+def _check_port(url: str) -> str:
     try:
         parts = urlsplit(url)
-        possible = parts.port != 0 and not parts.netloc.endswith(":")
+        valid = parts.port != 0 and not parts.netloc.endswith(":")
     except ValueError:
-        possible = False
-    if not possible:
+        valid = False
+    if not valid:
         raise ValueError("the port is not a number from 1 to 65535")
     return url
 
 
-PathName = Annotated[str, AfterValidator(_from_folder)]
-"""Relative to the folder of the file it stands in, which `read.py` gives as the validation's context."""
+PathName = Annotated[str, AfterValidator(_make_absolute)]
+"""Relative to the folder of the file that contains it, which `reader.py` passes as the validation context."""
 
-BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+$"), AfterValidator(_with_a_port_that_can_be)]
+BaseUrl = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+$"), AfterValidator(_check_port)]
 """Scheme, host and port of an HTTP server, without a path."""

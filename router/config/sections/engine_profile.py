@@ -1,11 +1,11 @@
-"""A profile's file: how fast and how big one instance of a simulated fleet is, and where each number comes from.
+"""A profile file: speed and size of one instance of a simulated fleet, with a source for every number.
 
-A number without a source is an opinion, so every number stands beside its own:
+A number without a source is an opinion, so each number is written with its own:
 
     kv_tokens: {value: 307328, source: "..."}
 
-What the numbers mean together is `router/testbed/engine_profile.py`, which has the same fields;
-`router/testbed/sweep/profiles.py` makes the one of the other.
+`router/testbed/engine_profile.py` defines what the numbers mean together and has the same fields;
+`router/testbed/sweep/profiles.py` converts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SourcedCount(Section):
 
 
 class SourcedCost(Section):
-    value: float = Field(ge=0, description="the number itself; 0: it costs nothing")
+    value: float = Field(ge=0, description="the number itself; 0: no cost")
     source: Source
 
 
@@ -39,14 +39,20 @@ class SourcedSize(Section):
 class ProfileFile(Section):
     """One instance, all of its GPUs together."""
 
-    about: str = Field(pattern=r"\S", description="which model on which hardware, and what the numbers share")
-    kv_tokens: SourcedCount = Field(description="tokens that its KV cache holds")
-    kv_bytes_per_token: SourcedSize = Field(description="KV of one token, over all layers and all GPUs of the instance")
-    us_per_token: SourcedCost = Field(description="compute of one prompt token in microseconds, attention left out")
-    ns_per_pair: SourcedCost = Field(description="compute of attention from one new token to one token before it")
-    us_per_decode: SourcedCost = Field(description="compute of one answer token in microseconds")
-    weights_ms: SourcedCost = Field(description="reading the weights once, in milliseconds per step")
-    ns_per_context_token: SourcedCost = Field(description="reading the KV of one context token, per step")
-    step_ms: SourcedCost = Field(description="what a step takes whatever is in it: launches, scheduling, sampling")
-    batched_tokens: SourcedCount = Field(description="tokens that one step computes at most (`max_num_batched_tokens`)")
-    max_seqs: SourcedCount = Field(description="requests that run at once (`max_num_seqs`)")
+    about: str = Field(pattern=r"\S", description="which model on which hardware, and what the numbers have in common")
+    kv_tokens: SourcedCount = Field(description="capacity of the KV cache, tokens")
+    kv_bytes_per_token: SourcedSize = Field(
+        description="KV size of one token over all layers and all GPUs of the instance, bytes"
+    )
+    us_per_token: SourcedCost = Field(description="compute per prompt token without attention, microseconds")
+    ns_per_pair: SourcedCost = Field(
+        description="attention compute per pair of a new token and a token before it, nanoseconds"
+    )
+    us_per_decode: SourcedCost = Field(description="compute per output token, microseconds")
+    weights_ms: SourcedCost = Field(description="reading the weights once per step, milliseconds")
+    ns_per_context_token: SourcedCost = Field(description="reading the KV of one context token, nanoseconds per step")
+    step_ms: SourcedCost = Field(
+        description="fixed overhead of a step (kernel launches, scheduling, sampling), milliseconds"
+    )
+    batched_tokens: SourcedCount = Field(description="most tokens that one step computes (`max_num_batched_tokens`)")
+    max_seqs: SourcedCount = Field(description="most requests that run at once (`max_num_seqs`)")

@@ -1,7 +1,7 @@
-"""The `experiment` section: which policies share the live requests, which only look on, and when to stop by itself.
+"""The `experiment` section: which policies share the live requests, which run in shadow, and when an arm is stopped.
 
-It stands in the main file, or alone in a file that is handed to the admin API. Whether the policies that it names exist
-is known where all policies are (`read.py`, `control.py`).
+It is part of the main file, or alone in a file that is sent to the admin API. Whether the policies that it names exist
+is checked where all policies are known (`reader.py`, `router/control/proposals.py`).
 """
 
 from __future__ import annotations
@@ -14,95 +14,112 @@ from pydantic import BeforeValidator, Field, model_validator
 from router.config.sections.base import Positive, Seconds, Section
 
 PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
-SLACK = 1e-6  # by how much shares may miss 100
+SUM_TOLERANCE = 1e-6  # how far the sum of the shares may be from 100
 
 
-def _share(given: object) -> object:
-    """`20%` and 0.2 are the same."""
-    match = PERCENT.fullmatch(given) if isinstance(given, str) else None
-    return given if match is None else float(match[1]) / 100
+def _parse_percent(value: object) -> object:
+    """Return 0.2 for the text `20%`, and any other value unchanged."""
+    match = PERCENT.fullmatch(value) if isinstance(value, str) else None
+    return value if match is None else float(match[1]) / 100
 
 
-Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]
-"""A number like 0.2, or text like 20%."""
+Share = Annotated[float, BeforeValidator(_parse_percent, json_schema_input_type=float | str)]
+"""A number such as 0.2, or a text such as 20%."""
 
 Unit = Literal["session", "api_key", "user", "request", "time"]
 Metric = Literal["ttft_p50", "ttft_p90", "duration_p90", "hit_share", "error_rate"]
 
 
 class GuardConfig(Section):
-    """Watches every arm against the first one."""
+    """Compares every arm with the first one."""
 
-    metric: Metric = Field(default="ttft_p90", description="what is compared; a failed request is infinitely slow")
+    metric: Metric = Field(
+        default="ttft_p90", description="metric that is compared; a failed request counts as infinitely slow"
+    )
     worse_by: Share = Field(
-        default=0.2, ge=0, le=10, description="an arm may be worse than the first one by this much (20% or 0.2)"
+        default=0.2, ge=0, le=10, description="how much worse than the first arm an arm may be (20% or 0.2)"
     )
     alpha: float = Field(
         default=0.01,
         gt=0,
         lt=0.5,
-        description="chance of a false alarm, over all arms, metrics and looks of the experiment together",
+        description="probability of a false alarm, over all arms, metrics and checks of the experiment together",
     )
-    min_units: Positive = Field(default=50, description="an arm with fewer finished units is not judged yet")
+    min_units: Positive = Field(default=50, description="finished units that an arm needs before it is judged")
     action: Literal["rollback", "report"] = Field(
         default="rollback",
-        description="rollback: the arm's requests go to the first arm from then on; report: only say so",
+        description="rollback: send the requests of a worse arm to the first arm from then on; report: only log it",
     )
 
 
 class ArmLimitsConfig(Section):
-    """Absolute, for every arm: a bad arm harms the others too, through the queues they share."""
+    """Absolute limits for every arm: through shared queues, a bad arm slows down the others too."""
 
     ttft_p90_max_ms: float | None = Field(
-        default=None, gt=0, description="an arm of which more than 10 % of requests wait longer is rolled back"
+        default=None,
+        gt=0,
+        description="roll an arm back when more than 10 % of its requests have a longer time to first token, "
+        "milliseconds; null: no limit",
     )
     error_rate_max: Share | None = Field(
-        default=None, gt=0, lt=1, description="an arm of which a larger share fails is rolled back (5% or 0.05)"
+        default=None,
+        gt=0,
+        lt=1,
+        description="roll an arm back when a larger share of its requests fails (5% or 0.05); null: no limit",
     )
 
 
 class ExperimentConfig(Section):
-    """Arms on live requests, policies that look on, and what ends it."""
+    """Policies that share the live requests, policies in shadow, and what ends the experiment early."""
 
     unit: Unit = Field(
-        default="session", description="what stays on one arm; time: all requests of a window (switchback)"
+        default="session",
+        description="what is assigned to an arm as a whole; time: all requests of a time window (switchback)",
     )
-    seed: int = Field(default=0, description="seed of the assignment: equal seeds give equal arms on every replica")
+    seed: int = Field(
+        default=0, description="seed of the assignment; equal seeds give equal assignments on every replica"
+    )
     arms: dict[str, float] = Field(
-        min_length=1, description="policies and their shares in percent; the first one is what others are held against"
+        min_length=1,
+        description="policies and their shares in percent, which add up to 100; the first is the one others are "
+        "compared with",
     )
-    shadows: list[str] = Field(default=[], description="policies that say what they would have done, and do nothing")
+    shadows: list[str] = Field(
+        default=[], description="policies whose choice is computed and recorded for every request, but not executed"
+    )
     guard: GuardConfig = GuardConfig()
     limits: ArmLimitsConfig = ArmLimitsConfig()
     isolate: Literal["none", "instances"] = Field(
-        default="none", description="instances: each arm gets its own slice of the fleet, so their caches do not mix"
+        default="none",
+        description="instances: each arm gets its own part of the fleet, so that caches do not mix; none: all arms use "
+        "the whole fleet",
     )
     observe_s: Seconds = Field(
-        default=120.0, description="a unit counts with its requests of this time, from its first one on"
+        default=120.0, description="time from a unit's first request during which its requests count, seconds"
     )
-    window_s: Seconds = Field(default=600.0, description="length of a window, for unit time")
+    window_s: Seconds = Field(default=600.0, description="length of a window with `unit: time`, seconds")
 
     @model_validator(mode="after")
-    def _shares_add_up(self) -> ExperimentConfig:
+    def _check_shares(self) -> ExperimentConfig:
         for name, share in self.arms.items():
             if not share > 0:
                 raise ValueError(f"arms: {name} has a share of {share:g}; every share must be above 0")
         total = sum(self.arms.values())
-        if abs(total - 100) > SLACK:
+        if abs(total - 100) > SUM_TOLERANCE:
             raise ValueError(f"arms: the shares add up to {total:g}, not 100 (percent)")
         return self
 
     @model_validator(mode="after")
-    def _shadows_are_others(self) -> ExperimentConfig:
+    def _check_shadows(self) -> ExperimentConfig:
         for i, name in enumerate(self.shadows):
             if name in self.arms:
                 raise ValueError(f"shadows: {name} is an arm already")
             if name in self.shadows[:i]:
-                raise ValueError(f"shadows: {name} is named twice")
+                raise ValueError(f"shadows: {name} is given twice")
         return self
 
     @model_validator(mode="after")
-    def _isolation_is_possible(self) -> ExperimentConfig:
+    def _check_isolation(self) -> ExperimentConfig:
         if self.isolate == "instances" and self.unit == "time":
             raise ValueError("isolate: instances needs another unit than time: a window has the whole fleet")
         return self

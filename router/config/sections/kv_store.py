@@ -12,29 +12,33 @@ HashAlgo = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 
 
 class PoolModelConfig(Section):
-    """The engines that share a model's blocks agree on all of this: that is what sharing means (`protocol.md` 6.9)."""
+    """Block names of one model. All engines that share its blocks agree on these values (`protocol.md` 6.9)."""
 
     name: str | None = Field(
         default=None,
-        description="the model's part of pool keys; default: the last component of its path, as `/v1/models` tells",
+        description="the model's part of pool keys; null: the last component of its path, as `/v1/models` reports it",
     )
     block_tokens: Positive | None = Field(
-        default=None, description="tokens per block in the pool; default: as the engines' events tell"
+        default=None, description="tokens per block in the pool; null: as in the engines' events"
     )
     hash_algo: Literal["auto"] | HashAlgo = Field(
-        default="auto", description="the engines' `--prefix-caching-hash-algo`; auto: found by comparing with events"
+        default="auto",
+        description="the engines' `--prefix-caching-hash-algo`; auto: determined by comparison with their events",
     )
     hash_seed: str | None = Field(
-        default=None, description="the engines' PYTHONHASHSEED; default: none, which is the same everywhere since 0.29"
+        default=None,
+        description="the engines' PYTHONHASHSEED; null: not set, which gives equal hashes everywhere since vLLM 0.29",
     )
     extra_keys: Literal["auto", "tagged", "bare"] = Field(
         default="auto",
-        description="how adapters and salts enter a hash: tagged since vLLM 0.31, bare before; auto: tagged until "
-        "events show otherwise",
+        description="how adapters and salts enter a hash; tagged: vLLM 0.31 and later; bare: before; auto: tagged "
+        "until events show otherwise",
     )
     cache_prefix: str = Field(default="", description="the store connector's `cache_prefix`")
     namespace: str = Field(
-        default="", pattern="^(@.*)?$", description="the store connector's namespace (shared-TP layouts), with its @"
+        default="",
+        pattern="^(@.*)?$",
+        description="the store connector's namespace (shared-TP layouts), including its @",
     )
     tensor_parallel: Positive = Field(default=1, description="the engines' tensor parallel size")
     pipeline_parallel: Positive = Field(default=1, description="the engines' pipeline parallel size")
@@ -42,29 +46,35 @@ class PoolModelConfig(Section):
     decode_context_parallel: Positive = Field(default=1, description="the engines' decode context parallel size")
     kv_heads: Positive | None = Field(
         default=None,
-        description="the model's KV heads (1 for MLA): ranks beyond them hold copies and share keys; default: none do",
+        description="KV heads of the model (1 for MLA); tensor parallel ranks beyond them hold copies and share keys; "
+        "null: no rank does",
     )
-    groups: Positive = Field(default=1, description="KV cache groups with keys of their own (hybrid models: several)")
+    groups: Positive = Field(
+        default=1, description="KV cache groups with keys of their own; hybrid models have several"
+    )
 
 
 class PoolConfig(Section):
     masters: list[BaseUrl] = Field(
         min_length=1,
-        description="HTTP addresses of the Mooncake masters (their `metrics_port`, 9003); the leading one is asked",
+        description="base URLs of the Mooncake masters' HTTP servers (`metrics_port`, 9003); the leader is queried",
     )
     deadline_ms: Seconds = Field(
-        default=5.0, description="longest wait for the pool's answer in a request; after it: unknown"
+        default=5.0,
+        description="longest wait for the pool's answer within a request, milliseconds; after it the pool's overlap is "
+        "unknown",
     )
-    ttl_ms: Seconds = Field(default=500.0, description="how long the pool's word on a block counts")
-    health_interval_s: Seconds = Field(default=1.0, description="pause between looks at which master leads")
+    ttl_ms: Seconds = Field(default=500.0, description="how long an answer about a block is reused, milliseconds")
+    health_interval_s: Seconds = Field(default=1.0, description="interval between checks which master leads, seconds")
     keys_at_once: Positive = Field(
         default=256,
-        description="keys in one question (16,000 at most, and at least those of 3 blocks); a prompt with more than "
-        "twice as many is searched in strides, which may miss short holes",
+        description="keys in one query (16,000 at most, and at least those of 3 blocks); a prompt with more than twice "
+        "as many is searched in strides, which may miss short holes",
     )
     remembered_blocks: Positive = Field(
         default=200_000, description="blocks whose engine hash and last answer are remembered"
     )
     models: dict[str, PoolModelConfig] = Field(
-        default={}, description="by base model name as the engines serve it; a model without one: all defaults"
+        default={},
+        description="block names by base model name as the engines serve it; a model without an entry has all defaults",
     )

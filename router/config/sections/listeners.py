@@ -1,4 +1,4 @@
-"""The `listen`, `admin` and `clients` sections: where the router is reached, by whom, and within what bounds."""
+"""The `listen`, `admin`, `clients`, `limits` and `edge` sections: who reaches the router, and within which bounds."""
 
 from __future__ import annotations
 
@@ -16,40 +16,43 @@ class TlsConfig(Section):
 
 class ListenConfig(Section):
     host: str = Field(default="0.0.0.0", description="address of the public listener")
-    port: Port = Field(default=8000, description="port of the public listener; 0 lets the system choose")
-    tls: TlsConfig | None = Field(default=None, description="serve https instead of http")
-    header_timeout_s: Seconds = Field(default=10.0, description="a request's head must be complete within this time")
-    body_idle_timeout_s: Seconds = Field(
-        default=30.0, description="longest pause between two pieces of a request's body"
+    port: Port = Field(default=8000, description="port of the public listener; 0: the system chooses one")
+    tls: TlsConfig | None = Field(default=None, description="serve HTTPS with this certificate; null: plain HTTP")
+    header_timeout_s: Seconds = Field(
+        default=10.0, description="longest time to receive a complete request head, seconds"
     )
-    header_bytes: Positive = Field(default=65536, description="largest request head (request line and headers)")
+    body_idle_timeout_s: Seconds = Field(
+        default=30.0, description="longest pause between two parts of a request body, seconds"
+    )
+    header_bytes: Positive = Field(default=65536, description="largest request head (request line and headers), bytes")
 
 
 class AdminTokenConfig(Section):
-    name: str = Field(description="who this is: shown in logs")
+    name: str = Field(description="name of the holder, for logs and the audit log")
     hash: str = Field(
         pattern="^[0-9a-fA-F]{64}$", description="sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"
     )
     rights: list[Literal["read", "write", "override"]] = Field(
         default=["read"],
-        description="read: look; write: drain and change; override: choose the policy of a single request by header",
+        description="read: all GET endpoints and explain; write: drain instances, change policies and experiments; "
+        "override: choose the policy of a single request by header",
     )
 
 
 class AdminConfig(Section):
-    host: str = Field(default="127.0.0.1", description="address of the admin listener, never the public one")
-    port: Port = Field(default=8001, description="port of the admin listener; 0 lets the system choose")
+    host: str = Field(default="127.0.0.1", description="address of the admin listener, which is never the public one")
+    port: Port = Field(default=8001, description="port of the admin listener; 0: the system chooses one")
     tokens: list[AdminTokenConfig] = Field(
-        default=[], description="bearer tokens; none: open, allowed only on a loopback host"
+        default=[], description="bearer tokens; empty: no token is asked for, allowed only on a loopback host"
     )
     audit_file: PathName | None = Field(
         default=None,
-        description="JSON lines of every switch of policies: who, when, what, the plan; a rollback that stands here is "
-        "kept after a restart; none: the last 1,000 in memory",
+        description="JSON lines file of every policy switch (who, when, what, the plan), from which rollbacks are "
+        "restored after a restart; null: the last 1,000 entries in memory",
     )
 
     @model_validator(mode="after")
-    def _open_only_on_loopback(self) -> AdminConfig:
+    def _require_tokens_beyond_loopback(self) -> AdminConfig:
         if not self.tokens and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
         return self
@@ -58,5 +61,59 @@ class AdminConfig(Section):
 class ClientsConfig(Section):
     keys_file: PathName | None = Field(
         default=None,
-        description="file with one sha256 of a client API key (hex) and a name per line; none: no key is asked",
+        description="file with the sha256 (hex) of one client API key and a name per line; null: no API key is "
+        "required",
+    )
+
+
+class LimitsConfig(Section):
+    body_bytes: Positive = Field(
+        default=64 * 1024 * 1024, description="largest request body, bytes; a larger one is answered with 413"
+    )
+    body_budget_bytes: Positive = Field(
+        default=1024 * 1024 * 1024,
+        description="memory for all request bodies together, bytes; beyond it requests are answered with 429",
+    )
+    concurrent: Positive = Field(
+        default=2048,
+        description="requests in progress at once; beyond it requests are answered with 429 and Retry-After",
+    )
+    connect_timeout_s: Seconds = Field(default=2.0, description="longest time to connect to an engine, seconds")
+    first_byte_timeout_s: Seconds = Field(
+        default=600.0, description="longest time from sending a request to the first byte of its answer, seconds"
+    )
+    idle_timeout_s: Seconds = Field(default=120.0, description="longest pause inside an answer, seconds")
+    keepalive_s: Seconds = Field(
+        default=4.0,
+        description="how long an idle connection to an engine is kept open, seconds; must be below the engine's own "
+        "limit (vLLM: 5 s)",
+    )
+    retry_ratio: float = Field(
+        default=0.2, ge=0, le=1, description="retries allowed per request over time, over the whole router"
+    )
+    retry_burst: Positive = Field(default=10, description="retries allowed at once beyond `retry_ratio`")
+    grace_s: Seconds = Field(
+        default=30.0, description="time that requests in progress have to finish after SIGTERM, seconds"
+    )
+    responses_kept: Positive = Field(
+        default=10_000, description="stored response ids whose target is remembered; the oldest are forgotten first"
+    )
+
+
+class ExtraEndpoint(Section):
+    path: str = Field(pattern=r"^/", description="exact path to forward")
+    method: Literal["GET", "POST"] = Field(default="POST", description="its HTTP method")
+
+
+class EdgeConfig(Section):
+    extra_endpoints: list[ExtraEndpoint] = Field(
+        default=[], description="paths to forward beyond the built-in ones, placed by load alone"
+    )
+    strip_fields: list[str] = Field(
+        default=["kv_transfer_params", "vllm_xargs"],
+        description="top-level JSON fields that are removed from client requests",
+    )
+    strip_headers: list[str] = Field(
+        default=["x-data-parallel-rank", "x-vllm-priority"],
+        description="headers that are removed from client requests; x-warmroute-* are always removed",
     )

@@ -34,7 +34,7 @@ def test_kinds_and_defaults() -> None:
     by_path = {key.path: key for key in iter_keys()}
     assert by_path["listen.port"][1:3] == ("whole number", "`8000`")
     assert by_path["fleet.instances[].url"][1:3] == ("text", "**required**")
-    assert by_path["seed"][1:3] == ("whole number", "none")
+    assert by_path["seed"][1:3] == ("whole number", "`null`")
     assert by_path["log.level"].kind == "`debug`, `info`, `warning`, `error`"
     assert by_path["policies.<name>.picker"].kind == "plug-in"
 

@@ -83,57 +83,60 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         (
             "listen:\n  port: '8000'",
             '2: listen.port: found the text "8000", wanted a whole number '
-            "(port of the public listener; 0 lets the system choose)",
+            "(port of the public listener; 0: the system chooses one)",
         ),
         (
             "listen: {port: 8000.5}",
             "1: listen.port: found the number 8000.5, wanted a whole number "
-            "(port of the public listener; 0 lets the system choose)",
+            "(port of the public listener; 0: the system chooses one)",
         ),
         (
             "listen: {port: true}",
-            "1: listen.port: found true, wanted a whole number (port of the public listener; 0 lets the system choose)",
+            "1: listen.port: found true, wanted a whole number "
+            "(port of the public listener; 0: the system chooses one)",
         ),
         (
             "listen: {port: 65536}",
             "1: listen.port: found the number 65536, wanted at most 65535 "
-            "(port of the public listener; 0 lets the system choose)",
+            "(port of the public listener; 0: the system chooses one)",
         ),
         (
             "log: {level: loud}",
             "1: log.level: found the text \"loud\", wanted 'debug', 'info', 'warning' or 'error' "
-            "(least severity that is logged)",
+            "(lowest severity that is logged)",
         ),
         (
             "records: {keep: 0}",
-            "1: records.keep: found the number 0, wanted more than 0 (decision records kept in memory)",
+            "1: records.keep: found the number 0, wanted more than 0 (most recent decision records kept in memory)",
         ),
         (
             "active: [a]",
-            "1: active: found a list, wanted text (policy that decides, by name; a shipped one (`warmroute policies`) "
+            "1: active: found a list, wanted text (name of the policy that decides; a shipped one (`warmroute policies`) "
             "needs no file)",
         ),
         ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
         ("limits:", "1: limits: found nothing, wanted a mapping"),
         (
             "limits: {grace_s: {}}",
-            "1: limits.grace_s: found a mapping, wanted a number (time that streams have to finish after SIGTERM)",
+            "1: limits.grace_s: found a mapping, wanted a number "
+            "(time that requests in progress have to finish after SIGTERM, seconds)",
         ),
         (
             "limits: {grace_s: 1e999}",
             "1: limits.grace_s: found the number inf, wanted a finite number "
-            "(time that streams have to finish after SIGTERM)",
+            "(time that requests in progress have to finish after SIGTERM, seconds)",
         ),
         (
             "edge: {strip_fields: x}",
-            '1: edge.strip_fields: found the text "x", wanted a list (top-level JSON fields that clients may not set)',
+            '1: edge.strip_fields: found the text "x", wanted a list '
+            '(top-level JSON fields that are removed from client requests)',
         ),
         ("listen:\n  tls: {cert_file: a.pem}", "2: listen.tls.key_file: missing (PEM private key of the listener)"),
         ("admin:\n  host: 0.0.0.0", "1: admin: open to everyone on 0.0.0.0: list tokens, or set host to 127.0.0.1"),
         (
             "policies: {p: {scorers: []}}",
             "1: policies.p.scorers: found an empty list, wanted at least 1 of them "
-            "(costs that are weighted and added up)",
+            "(scorers whose weighted costs are added up; the lowest sum is best)",
         ),
         ("policies: {p: {scorer: [{name: a}]}}", '1: policies.p.scorer: unknown key "scorer": did you mean "scorers"?'),
         (
@@ -143,7 +146,9 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         (
             "fleet: {instances: [{url: http://a, kv_events: on}]}",
             "1: fleet.instances[0].kv_events: found the text \"on\", wanted 'auto' or 'off' "
-            "(auto: ask GET /kv_event_sources; off: approximate knowledge only; or the sources, by rank)",
+            "(where the KV events come from; auto: ask the engine "
+            "(GET /kv_event_sources); off: no events, the index is estimated from routed "
+            "prompts; or a list of sources by rank)",
         ),
         (
             "fleet:\n  instances:\n    - url: http://a\n      kv_events:\n        - endpont: tcp://a:1",
@@ -152,7 +157,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         (
             "fleet: {instances: [{url: http://a, name: a/b}]}",
             '1: fleet.instances[0].name: found the text "a/b", wanted text like ^[A-Za-z0-9][A-Za-z0-9._:-]*$ '
-            "(short name for logs, metrics and headers; default: host:port)",
+            "(id of the instance in logs, metrics and headers; null: host:port of `url`)",
         ),
         ("- 1", "1: found a list, wanted a mapping"),
         ("7", "1: found the number 7, wanted a mapping"),
@@ -212,7 +217,7 @@ index: {key_secret_env: NOT_SET}
         f"4: fleet.file: no such file: {at}/fleet.yaml",
         "6: fleet.instances[0].api_key_env: the environment variable NOT_SET is not set",
         f"6: fleet.instances[0].ca_file: no such file: {at}/ca.pem",
-        f"8: tokenizers.m.path: there is no tokenizer.json in {at}/model",
+        f"8: tokenizers.m.path: no tokenizer.json in {at}/model",
         f"9: tokenizers.n.chat_template: no such file: {at}/chat.jinja",
         f"10: policies_dir: no such folder: {at}/policies",
         "11: index.key_secret_env: the environment variable NOT_SET is not set",
@@ -236,8 +241,8 @@ def test_a_fleet_needs_a_source(folder: Path) -> None:
 def test_two_instances_of_one_name(folder: Path) -> None:
     said = refusal(folder, "fleet:\n  instances:\n    - url: http://a\n    - url: http://A:80\n" + POLICY)
     assert said == [
-        '3: fleet.instances[0]: two instances are called "a:80": give them names of their own',
-        '4: fleet.instances[1]: two instances are called "a:80": give them names of their own',
+        '3: fleet.instances[0]: two instances are called "a:80": give each its own `name`',
+        '4: fleet.instances[1]: two instances are called "a:80": give each its own `name`',
     ]
 
 

@@ -55,7 +55,7 @@ def test_a_missing_key_is_placed_where_it_would_stand(tmp_path: Path) -> None:
 def test_refusals_are_sorted_by_line_and_not_repeated(tmp_path: Path) -> None:
     document = load(written(tmp_path, "a: 1\nb: 2\n"))
     wrong = YamlProblem(("b",), "wrong")
-    error = document.refusal([wrong, YamlProblem(("a",), "bad"), wrong])
+    error = document.to_error([wrong, YamlProblem(("a",), "bad"), wrong])
     assert str(error) == f"{document.name}:1: a: bad\n{document.name}:2: b: wrong"
 
 
@@ -85,13 +85,13 @@ def test_broken_syntax_with_its_line(tmp_path: Path) -> None:
 
 
 def test_tags_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "a: !secret x\n") == "1: a: the YAML tag !secret means nothing here"
-    assert "means nothing here" in refusal(tmp_path, "a: !!python/name:os.system x\n")
+    assert refusal(tmp_path, "a: !secret x\n") == "1: a: the YAML tag !secret is not supported"
+    assert "is not supported" in refusal(tmp_path, "a: !!python/name:os.system x\n")
     assert refusal(tmp_path, "a: !!int seven\n") == "1: not YAML: seven is not of kind int (column 4)"
 
 
 def test_an_alias_inside_itself(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "a: &x\n  - *x\n") == "1: a[0]: an alias inside the thing that it names"
+    assert refusal(tmp_path, "a: &x\n  - *x\n") == "1: a[0]: an alias inside the node that it refers to"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_text_is_called_what_it_is_told() -> None:
     document = parse("a: 1\nb: {c: 2}\n", "policy mine")
     assert (document.name, document.folder, document.data) == ("policy mine", None, {"a": 1, "b": {"c": 2}})
-    assert str(document.refusal([YamlProblem(("b", "c"), "bad")])) == "policy mine:2: b.c: bad"
+    assert str(document.to_error([YamlProblem(("b", "c"), "bad")])) == "policy mine:2: b.c: bad"
     with pytest.raises(ConfigError, match=r"^policy mine:1: the text is empty$"):
         parse("# nothing\n", "policy mine")
 

@@ -497,7 +497,8 @@ async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> No
     await house.control.activate("far", "ann")
     (files.folder / "far.yaml").unlink()
     assert await house.control.reload_files() is None
-    assert house.control.errors["files"].text == "policies.far: removed from the files while in use"
+    problem = house.control.errors["files"].text
+    assert problem == "policies.far: removed from the files while in use; activate another first"
     await house.control.activate("near", "ann")
     assert await house.control.reload_files()
     assert set(house.control.regime.policies) == {"near", "other"}

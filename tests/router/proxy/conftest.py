@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.config.schema import LimitsConfig
-from router.config.sections.listeners import ListenConfig, TlsConfig
+from router.config.sections.listeners import LimitsConfig, ListenConfig, TlsConfig
 from router.errors import RequestRefused
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientDisconnected, ClientRequest

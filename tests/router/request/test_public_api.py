@@ -12,6 +12,7 @@ import pytest
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
@@ -52,7 +53,7 @@ class House:
         fleet.learned("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
         rooms = SimpleNamespace(
-            config=schema.Config(edge=schema.EdgeConfig.model_validate(edge)),
+            config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=ManualClock(wall=1_700_000_000.9),
             metrics=self.metrics,
             core=SimpleNamespace(fleet=fleet),

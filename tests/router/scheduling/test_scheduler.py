@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.listeners import LimitsConfig
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import Key, TargetId, Tier
@@ -50,7 +51,7 @@ class House:
 
     def __init__(self, *scorers: str, count: int = 3, stream: bool = True) -> None:
         self.clock = ManualClock(1000.0, wall=1000.0)
-        limits = schema.LimitsConfig(responses_kept=3)
+        limits = LimitsConfig(responses_kept=3)
         config = schema.Config(seed=1, limits=limits)
         deciding = policy(*(scorers or ("prefix_overlap", "queue_depth:0.5")))
         self.core: Scheduler = build_scheduler(

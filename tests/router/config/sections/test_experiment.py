@@ -65,7 +65,7 @@ def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
         ("arms: {warm: 90, randm: 10}", 'experiment:1: arms.randm: unknown policy "randm": did you mean "random"?'),
         ("arms: {warm: 50, warm: 50}", "arms.warm: given twice"),
         ("arms: {warm: 100}\nshadows: [warm]", "shadows: warm is an arm already"),
-        ("arms: {warm: 100}\nshadows: [random, random]", "shadows: random is named twice"),
+        ("arms: {warm: 100}\nshadows: [random, random]", "shadows: random is given twice"),
         ("arms: {warm: 100}\nshadows: [nope]", 'experiment:2: shadows[0]: unknown policy "nope"'),
         ("arms: {}", "arms"),
         ("unit: sesion\narms: {warm: 100}", "experiment:1: unit"),

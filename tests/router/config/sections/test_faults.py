@@ -33,13 +33,13 @@ def test_one_thing_is_enough_and_the_rest_has_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{}", "events_lost: 0", "down: []\nrouter_starts_s: 0"])
 def test_nothing_at_all_is_refused(tmp_path: Path, text: str) -> None:
     told = refused(tmp_path, text)
-    assert told == ":1: nothing goes wrong: give at least one of down, slow, events_lost, pool_away, router_starts_s"
+    assert told == ":1: no fault is given: give at least one of down, slow, events_lost, pool_away, router_starts_s"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("down: [{from_s: 3}]", ":1: down[0].instance: missing (which one; the first has number 0)"),
+        ("down: [{from_s: 3}]", ":1: down[0].instance: missing (number of the instance; the first is 0)"),
         ("down: [{instance: -1}]", ":1: down[0].instance: found the number -1, wanted at least 0"),
         ("down: [{instance: 1, factor: 2}]", ':1: down[0].factor: unknown key "factor"'),
         (
@@ -62,15 +62,15 @@ def test_what_cannot_be_is_refused_with_its_place(tmp_path: Path, text: str, sai
     [
         (
             "down: [{instance: 1, from_s: 9}]\nslow: [{instance: 1}]",
-            "instance 1 has trouble from 0 s to the end and again from 9 s",
+            "instance 1 has a fault from 0 s to the end and another from 9 s",
         ),
         (
             "down: [{instance: 1, from_s: 20, until_s: 40}, {instance: 1, until_s: 20}]",
-            "instance 1 has trouble from 0 s until 20 s and again from 20 s",
+            "instance 1 has a fault from 0 s until 20 s and another from 20 s",
         ),
         (
             "pool_away: [{until_s: 9}, {from_s: 5, until_s: 7}]",
-            "the pool has trouble from 0 s until 9 s and again from 5 s",
+            "the pool has a fault from 0 s until 9 s and another from 5 s",
         ),
     ],
 )
