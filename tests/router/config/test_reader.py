@@ -111,7 +111,8 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ),
         (
             "active: [a]",
-            "1: active: found a list, wanted text (name of the policy that decides; a shipped one (`warmroute policies`) "
+            "1: active: found a list, wanted text "
+            "(name of the policy that decides; a shipped one (`warmroute policies`) "
             "needs no file)",
         ),
         ("limits: 5", "1: limits: found the number 5, wanted a mapping"),
