@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 .PHONY: run stack test check test-stack bench bench-sim bench-sim-full lock schema clean
 
 run: $(VENV)/.installed  ## the embedded fleet and the router, ready to try
-	$(BIN)/warmroute fleet --config configs/quickstart.yaml
+	$(BIN)/warmroute fleet --config configs/quickstart.yaml --decision-log build/decisions
 
 stack: $(VENV)/.installed  ## two real vLLM engines over a real Mooncake Store, and the router in front of them
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml

@@ -50,9 +50,20 @@ def read_config(path: Path | str) -> Config:
     return read_all(path).config
 
 
+def parse_config(text: str, name: str, folder: Path) -> Config:
+    """Return the main configuration of a text that is called `name` in messages.
+
+    Relative paths start at `folder`. Raises ConfigError with one line per problem, over all files.
+    """
+    return _read_all(parse(text, name, folder)).config
+
+
 def read_all(path: Path | str) -> ReadConfig:
-    """Read the main configuration and all policies. Raises ConfigError with one line per problem, over all files."""
-    document = load(Path(path))
+    """Return the main configuration with its policies. Raises ConfigError with one line per problem, over all files."""
+    return _read_all(load(Path(path)))
+
+
+def _read_all(document: YamlDocument) -> ReadConfig:
     config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
     problems = check_references(config)

@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 import socket
-import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 
-from router.cli import main
 from router.config.reader import read_policy_file
 from router.config.schema import PolicyConfig
 from tests.paths import CONFIGS
+from tests.router.cli.conftest import Shell
 
 OURS = sorted({*CONFIGS.glob("**/*.yaml")} - {*CONFIGS.glob("mooncake/*")})  # the others are for other programs
 POLICY = "scorers: [{name: random}]\n"
 MAIN = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\npolicies: {warm: {scorers: [{name: random}]}}\n"
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    """Runs the command in this process, as the entry point does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-        self._folder = folder
-
-    def __call__(self, *words: str | Path) -> Said:
-        self._monkeypatch.setattr(sys, "argv", ["warmroute", *map(str, words)])
-        code = 0
-        try:
-            main.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Said(code, *self._capsys.readouterr())
-
-    def file(self, text: str, name: str = "main.yaml") -> Path:
-        file = self._folder / name
-        file.write_text(text)
-        return file
-
-
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-    return Shell(monkeypatch, capsys, tmp_path)
 
 
 # words
@@ -62,11 +25,11 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 def test_help_names_every_command(shell: Shell) -> None:
     said = shell("--help")
     assert said.code == 0
-    for command in ("serve", "fleet", "stack", "bench", "engine", "check"):
+    for command in ("serve", "init", "fleet", "stack", "policies", "bench", "engine", "check"):
         assert command in said.out
 
 
-@pytest.mark.parametrize("command", ["serve", "fleet", "stack", "bench", "engine", "check"])
+@pytest.mark.parametrize("command", ["serve", "init", "fleet", "stack", "policies", "bench", "engine", "check"])
 def test_every_command_has_help(shell: Shell, command: str) -> None:
     said = shell(command, "--help")
     assert said.code == 0
@@ -83,6 +46,16 @@ def test_a_wrong_command_is_2(shell: Shell, words: list[str]) -> None:
     assert said.code == 2
     assert said.out + said.err != ""
     assert "Traceback" not in said.err
+
+
+def test_the_version(shell: Shell) -> None:
+    assert shell("--version") == (0, f"warmroute {version('warmroute')}\n", "")
+
+
+def test_the_shell_completion_is_printed(shell: Shell) -> None:
+    said = shell("--show-completion", "bash")
+    assert said.code == 0
+    assert "complete" in said.out
 
 
 # check
@@ -147,6 +120,25 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
 
 
 # serve, fleet, engine: what they refuse before anything runs
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no engines: give their URLs, or --config FILE; for simulated engines: warmroute fleet"),
+        (["http://a:1", "-c", CONFIGS / "production.yaml"], "give engine URLs or --config, not both"),
+        (["10.0.0.1:8100"], "fleet.instances[0].url: found other text, wanted text like ^https?://"),
+        (["http://a:1", "http://a:1/"], 'two instances are called "a:1"'),
+        (["http://a:1", "--tokenizer", "m"], "--tokenizer: found 'm', wanted MODEL=PATH"),
+        (["http://a:1", "--tokenizer", "m=/no/such"], "tokenizers.m.path: there is no tokenizer.json in /no/such"),
+        (["-c", CONFIGS / "production.yaml", "--tokenizer", "m=/x"], "--tokenizer: only beside engine URLs"),
+        (["http://a:1", "--policy", "wram"], '--policy: unknown policy "wram": did you mean "warm"?'),
+    ],
+)
+def test_serve_refuses_what_it_cannot_start_with(shell: Shell, words: list[str | Path], says: str) -> None:
+    said = shell("serve", *words)
+    assert (said.code, said.out) == (2, "")
+    assert says in said.err
 
 
 def test_serve_without_engines_names_the_other_command(shell: Shell) -> None:

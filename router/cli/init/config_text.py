@@ -1,0 +1,86 @@
+"""The configuration that a list of engine URLs amounts to: as settings for `serve`, as a commented file for `init`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from router.cli.init.findings import EngineSurvey, describe_engine, recommend
+from router.config.lookup import SHIPPED
+from router.config.reader import parse_config
+from router.config.schema import Config
+from router.errors import ConfigError
+
+HEADER = """\
+# Warmroute configuration, written by `warmroute init`. All keys and defaults: warmroute check FILE
+# Start the router: warmroute serve --config FILE
+"""
+
+
+def parse_tokenizers(options: Sequence[str]) -> dict[str, str]:
+    """Return the absolute folder of each `MODEL=PATH` by model. Raises ConfigError for an option without `=`."""
+    pairs = [option.partition("=") for option in options]
+    if wrong := [model for model, _, path in pairs if not model or not path]:
+        raise ConfigError(f"--tokenizer: found {wrong[0]!r}, wanted MODEL=PATH")
+    return {model: str(Path(path).absolute()) for model, _, path in pairs}
+
+
+def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
+    """Return the configuration of `warmroute serve URL...`: defaults, and every shipped policy to switch to.
+
+    Raises ConfigError when a URL or a tokenizer folder is wrong.
+    """
+    settings = {
+        "fleet": {"instances": [{"url": url.rstrip("/")} for url in urls]},
+        "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},
+        "policies_dir": str(SHIPPED / "policies"),
+    }
+    return parse_config(json.dumps(settings), "command line", Path.cwd())
+
+
+def config_text(
+    surveys: Sequence[EngineSurvey], tokenizers: Sequence[str], policy: str, port: int, api_key_env: str | None = None
+) -> str:
+    """Return the commented YAML of the configuration; an engine with an error becomes a commented entry."""
+    lines = [HEADER, "listen:", f"  port: {port}", ""]
+    lines += ["admin: # policies, records, metrics; without tokens only on a loopback address", "  port: 8001", ""]
+    lines += ["fleet:", "  instances:"]
+    for survey in surveys:
+        lines += _instance(survey, api_key_env)
+    lines += ["", *_tokenizer_lines(surveys, parse_tokenizers(tokenizers)), ""]
+    lines += ["# `warmroute policies` lists the policies that can stand here.", f"active: {json.dumps(policy)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _instance(survey: EngineSurvey, api_key_env: str | None) -> list[str]:
+    if survey.error is not None:
+        note = "take the # off the next line when it runs"
+        return [f"    # {survey.url}: {survey.error}; {note}", f"    #- url: {survey.url}"]
+    lines = [f"    # {line}" for line in describe_engine(survey)]
+    lines += [f"    # to turn on: {advice.flags}  ({advice.reason})" for advice in recommend(survey)]
+    lines.append(f"    - url: {survey.url}")
+    if api_key_env is not None:
+        lines.append(f"      api_key_env: {api_key_env}")
+    if survey.sources is None:  # the engine cannot be asked where its events are
+        host = urlsplit(survey.url).hostname
+        lines += ["      #kv_events:", f"      #  - endpoint: tcp://{host}:5557"]
+        lines.append(f"      #    replay_endpoint: tcp://{host}:5657")
+    return lines
+
+
+def _tokenizer_lines(surveys: Sequence[EngineSurvey], tokenizers: dict[str, str]) -> list[str]:
+    models = {survey.model: survey.root for survey in surveys if survey.model is not None}
+    lines = ["# A local tokenizer finds a prompt's blocks faster than a request to the engine's /tokenize."]
+    given = [model for model in {**models, **tokenizers} if model in tokenizers]
+    if given:
+        lines.append("tokenizers:")
+        lines += [f"  {json.dumps(model)}:\n    path: {json.dumps(tokenizers[model])}" for model in given]
+    missing = [model for model in models if model not in tokenizers]
+    if missing and not given:
+        lines.append("#tokenizers:")
+    for model in missing:
+        root = models[model] or ""
+        lines += [f"#  {json.dumps(model)}:", f"#    path: {root if root.startswith('/') else '/path/to/model'}"]
+    return lines

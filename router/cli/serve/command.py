@@ -1,0 +1,237 @@
+"""`warmroute serve`, `fleet` and `stack`: run the router in front of given, simulated or locally started engines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from router.errors import ConfigError, WarmrouteError
+
+if TYPE_CHECKING:
+    from router.app import App
+    from router.config.schema import Config
+    from router.config.sections.local_stack import EmbeddedFleetConfig
+    from router.testbed.emulator.options import EngineOptions
+    from router.testbed.local_stack.supervisor import RunningStack
+
+FIRST_STEPS = """
+Ready. Try it:
+
+  curl -s http://127.0.0.1:{port}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+
+  from openai import OpenAI  # pip install openai
+  client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
+  chat = [{{"role": "user", "content": "Tell me a long story about routers. " * 20}}]
+  for turn in ("Go on.", "And then?"):
+      answer = client.chat.completions.with_raw_response.create(model="{model}", messages=chat)
+      reply = answer.parse()
+      usage = reply.usage
+      print(answer.headers["x-warmroute-target"], usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
+      chat.append({{"role": "assistant", "content": reply.choices[0].message.content}})
+      chat.append({{"role": "user", "content": turn}})
+
+The second turn hits the cache. Why each request went where it went:
+
+  curl -s 'http://127.0.0.1:{admin}/admin/records?limit=1' | python3 -m json.tool
+
+Ctrl-C stops everything.
+"""
+
+err = Console(stderr=True, highlight=False)
+
+Urls = Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="engines, like http://10.0.0.1:8100")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True),
+]
+StackConfig = Annotated[
+    Path, typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
+]
+PolicyOption = Annotated[
+    str | None, typer.Option(help="policy in force, a name or a file; replaces `active` and `experiment`")
+]
+PortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="public port, replaces `listen.port`; 0: the system chooses")
+]
+AdminPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="admin port, replaces `admin.port`; 0: the system chooses")
+]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes on the public port, replaces `workers`")]
+TokenizerOption = Annotated[
+    list[str] | None,
+    typer.Option("--tokenizer", metavar="MODEL=PATH", help="folder with the model's tokenizer.json; repeatable"),
+]
+LogOption = Annotated[
+    Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
+]
+
+
+def serve(
+    urls: Urls = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    port: PortOption = None,
+    admin_port: AdminPortOption = None,
+    workers: WorkersOption = None,
+    tokenizer: TokenizerOption = None,
+) -> None:
+    """Run the router in front of the engines at these URLs, or of those that a configuration names."""
+    import uvloop
+
+    from router.app import serve as serve_router
+    from router.cli.init.config_text import config_of_urls
+    from router.config.reader import read_config
+
+    if urls and config is not None:
+        raise ConfigError(f"serve: give engine URLs or --config, not both; add the URLs to fleet.instances in {config}")
+    if config is not None:
+        if tokenizer:
+            raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
+        settings = read_config(config)
+        if not settings.fleet.instances and settings.fleet.file is None:
+            raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
+    elif urls:
+        settings = config_of_urls(urls, tokenizer or [])
+    else:
+        raise ConfigError(
+            "serve: no engines: give their URLs, or --config FILE; for simulated engines: warmroute fleet"
+        )
+    settings = _override(settings, policy, port, admin_port, workers)
+    log_to_stderr(settings.log.level)
+    uvloop.run(serve_router(settings, file=config))
+
+
+def fleet(
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    port: PortOption = None,
+    admin_port: AdminPortOption = None,
+    decision_log: LogOption = None,
+) -> None:
+    """Run simulated engines with the router in front of them; without --config, four engines on ports 8000 and 8001."""
+    import uvloop
+
+    from router.config.lookup import SHIPPED
+    from router.config.reader import read_config
+    from router.config.schema import DecisionLogConfig
+
+    settings = read_config(config or SHIPPED / "quickstart.yaml")
+    if (engines := settings.fleet.embedded) is None:
+        raise ConfigError(f"{config}: fleet.embedded: is needed for `warmroute fleet`")
+    if decision_log is not None:
+        records = settings.records.model_copy(update={"decision_log": DecisionLogConfig(folder=str(decision_log))})
+        settings = settings.model_copy(update={"records": records})
+    settings = _override(settings, policy, port, admin_port)
+    log_to_stderr(settings.log.level)
+    uvloop.run(_serve_simulated(settings, engines, config))
+
+
+def stack(config: StackConfig, policy: PolicyOption = None) -> None:
+    """Run real vLLM engines over a real Mooncake Store on this machine, with the router in front of them."""
+    import uvloop
+
+    from router.config.reader import read_config
+    from router.testbed.local_stack import ports
+    from router.testbed.local_stack.progress import show_progress
+    from router.testbed.local_stack.supervisor import RunningStack
+
+    settings = _override(read_config(config), policy)
+    if settings.stack is None:
+        raise ConfigError(f"{config}: stack: is needed for `warmroute stack`")
+    log_to_stderr(settings.log.level)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the start as Ctrl-C does, until the router runs
+    ports.check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
+    with ExitStack() as opened:
+        with show_progress(err) as (line, waiting):
+            running = opened.enter_context(RunningStack(settings.stack, report=line, report_wait=waiting))
+        uvloop.run(_serve_stack(settings, running, config))
+
+
+def _override(
+    settings: Config,
+    policy: str | None,
+    port: int | None = None,
+    admin_port: int | None = None,
+    workers: int | None = None,
+) -> Config:
+    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy."""
+    from router.config.reader import select_policy
+
+    changes: dict[str, object] = {} if workers is None else {"workers": workers}
+    if port is not None:
+        changes["listen"] = settings.listen.model_copy(update={"port": port})
+    if admin_port is not None:
+        changes["admin"] = settings.admin.model_copy(update={"port": admin_port})
+    settings = settings.model_copy(update=changes)
+    return settings if policy is None else select_policy(settings, policy)
+
+
+async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Path | None) -> None:
+    from router.app import serve as serve_router
+    from router.config.schema import InstanceConfig, TokenizerSource
+    from router.testbed.emulator.supervisor import EmbeddedFleet
+    from router.testbed.emulator.vocabulary import DATA
+
+    err.print(f"starting {spec.engines} simulated engines ...")
+    async with EmbeddedFleet(_engine_options(spec)) as engines:
+        for member in engines.members:
+            err.print(f"  {member.name}  {member.url}  pid {member.pid}")
+        instances = [InstanceConfig(name=member.name, url=member.url) for member in engines.members]
+        whole = settings.fleet.model_copy(update={"instances": [*settings.fleet.instances, *instances]})
+        tokenizers = {spec.model: TokenizerSource(path=str(DATA))} | settings.tokenizers
+        changed = settings.model_copy(update={"fleet": whole, "tokenizers": tokenizers})
+        await serve_router(changed, lambda app: _print_first_steps(app, spec.model), file)
+
+
+async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
+    """Serve until the router is stopped. Raises StackFailed when one of the stack's processes ends by itself."""
+    from router.app import serve as serve_router
+    from router.testbed.local_stack.router_config import build_router_config
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(running.wait_for_failure(), name="stack:watch")
+            changed = build_router_config(settings, running)
+            await serve_router(changed, lambda app: _print_first_steps(app, running.config.served_name), file)
+            watch.cancel()
+    except* WarmrouteError as failed:
+        raise failed.exceptions[0] from None
+
+
+def _print_first_steps(app: App, model: str) -> None:
+    sys.stdout.write(FIRST_STEPS.format(port=app.port, admin=app.admin_port, model=model))
+    sys.stdout.flush()
+
+
+def _engine_options(spec: EmbeddedFleetConfig) -> list[EngineOptions]:
+    from router.testbed.emulator.options import EngineOptions
+
+    return [
+        EngineOptions(
+            name=f"engine-{i}",
+            model=spec.model,
+            block_tokens=spec.block_tokens,
+            blocks=spec.blocks,
+            prefill_tokens_per_s=spec.prefill_tokens_per_s,
+            decode_ms_per_token=spec.decode_ms_per_token,
+            seed=i,
+        )
+        for i in range(spec.engines)
+    ]
+
+
+def log_to_stderr(level: str) -> None:
+    """Write log lines of this level and above to standard error."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request at info
