@@ -183,13 +183,13 @@ def engine(
     """Run one simulated engine; it prints one line of JSON when it accepts requests."""
     import msgspec
 
-    from router.testbed.emulator.__main__ import run
     from router.testbed.emulator.options import EngineOptions
+    from router.testbed.emulator.server import run_engine
 
     log_to_stderr("warning")
     try:
         given = {"name": name, "host": host, "port": port, "model": model} | msgspec.json.decode(options, type=dict)
-        run(msgspec.convert(given, EngineOptions))
+        run_engine(msgspec.convert(given, EngineOptions))
     except msgspec.DecodeError as wrong:
         raise ConfigError(f"--options: {wrong}") from wrong
     except OSError as failure:

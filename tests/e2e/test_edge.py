@@ -173,14 +173,14 @@ async def test_a_template_of_the_clients_is_not_rendered_here(routed: Any) -> No
 async def test_everything_else_is_404_and_reaches_no_engine(routed: Any, method: str, path: str) -> None:
     """Sent as raw bytes: an HTTP client would tidy the path up."""
     fake = routed.engines[0]
-    before = [call for call in fake.server.app.seen if call.path != "/metrics"]
+    before = [call for call in fake.server.app.requests if call.path != "/metrics"]
     body = json.dumps(BODY).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     answer = await raw(routed, head.encode() + body)
     assert answer.split(b" ")[1] == b"404", answer
-    after = [call for call in fake.server.app.seen if call.path != "/metrics"]
+    after = [call for call in fake.server.app.requests if call.path != "/metrics"]
     assert [call for call in after if call not in before and call.path != "/health"] == []
 
 
@@ -357,4 +357,4 @@ async def test_an_engine_with_a_certificate_nobody_vouches_for_never_joins(
     cert, key = certificate
     async with engine(cert_file=cert, key_file=key) as a, router([{"url": a.url}], wait=False) as r:
         await eventually(lambda: r.app._health.trouble(a.address))
-        assert not a.server.app.seen
+        assert not a.server.app.requests

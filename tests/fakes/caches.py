@@ -1,4 +1,4 @@
-"""Prompts and caches without engines: token ids with their keys, and what an engine would tell of what it cached."""
+"""Prompts and caches without engines: token ids with their keys, and the events of an engine that caches them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RING = Keyring(1)
 def prompt_of(
     ids: Sequence[int], *sizes: int, complete: bool = True, model: str = "m", adapter: str | None = None
 ) -> TokenizedPrompt:
-    """These token ids as the tokenizing room hands them on, with keys for blocks of these sizes."""
+    """These token ids as the tokenizer returns them, with keys for blocks of these sizes."""
     tokens = array("I", ids)
     root = RING.root(model, adapter, None)
     keys = {size: RING.chain(root, tokens, size) for size in sizes or (4,)}
@@ -23,7 +23,7 @@ def prompt_of(
 
 
 class Cache:
-    """One rank's cache in blocks of `size`, and the batches in which it tells of what happens to it."""
+    """One rank's cache in blocks of `size`, and the event batches that report its changes."""
 
     def __init__(self, size: int = 4, adapter: str | None = None) -> None:
         self.size = size
@@ -37,7 +37,7 @@ class Cache:
         return EventBatch(self.seq, self.wall_s, 0, list(events), skipped or {})
 
     def stored(self, ids: Sequence[int], start: int = 0, tier: Tier = Tier.GPU) -> BlocksStored:
-        """The full blocks of `ids` from block `start` on."""
+        """Event for the full blocks of `ids` from block `start` on."""
         hashes = self.hashes(ids)
         tokens = array("I", ids[start * self.size : len(hashes) * self.size])
         parent = hashes[start - 1] if start else None
@@ -50,10 +50,10 @@ class Cache:
         return BlocksCleared()
 
     def restart(self) -> None:
-        """Another process: it counts from 0 again, and clocks go on."""
+        """Act as a new process: sequences from 0 again, while the clock goes on."""
         self.seq = -1
 
     def hashes(self, ids: Sequence[int]) -> list[EngineHash]:
-        """Of all full blocks of `ids`; this engine's own, which nobody else could compute."""
+        """Hashes of all full blocks of `ids`, specific to this engine: no other could compute them."""
         ends = range(self.size, len(ids) + 1, self.size)
         return [EngineHash(hash((self.size, self.adapter, *ids[:end])) & 0xFFFF_FFFF_FFFF) for end in ends]

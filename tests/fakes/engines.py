@@ -1,9 +1,9 @@
-"""Emulated engines for everybody's tests: real sockets, ports from the system, no time spent unless asked for.
+"""Emulated engines for tests: real sockets, ports chosen by the system, no time spent unless configured.
 
     async with engine(ranks=2) as fake:              in this process and loop; look inside with fake.server
-    async with engine_process(model="m") as member:  a process of its own, to be killed; restarted by its fleet
+    async with engine_process(model="m") as member:  a process of its own, for tests that kill it; its fleet restarts it
 
-Options are the fields of `EngineOptions`. Everything is gone when the block is left.
+Options are the fields of `EngineOptions`. Everything is stopped when the block is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, 
 
 
 class FakeEngine:
-    """A running emulated engine and the levers that tests pull."""
+    """A running emulated engine, with what tests inspect and change."""
 
     def __init__(self, server: EmulatedServer) -> None:
         self.server = server
@@ -42,22 +42,22 @@ class FakeEngine:
 
     @property
     def bootstrap_url(self) -> str | None:
-        """Of a prefill engine with a transfer: where decode engines find it."""
+        """Where decode engines find a prefill engine; `None` for one without a transfer."""
         return self.server.connectors.bootstrap_url
 
     def faults(self, **changes: Any) -> None:
         """Set the named faults, keep the others."""
         cores = self.server.cores
-        cores.disturb(cores.faults.changed(msgspec.json.encode(changes)))
+        cores.apply_faults(cores.faults.merge_json(msgspec.json.encode(changes)))
 
     def restart(self) -> None:
-        """The engine core crashes and comes back empty; the HTTP server stays."""
+        """Crash the engine core, which comes back empty; the HTTP server stays."""
         self.server.cores.restart()
         self.server.connectors.restart()
 
     def seen(self, path: str) -> list[HttpExchange]:
         """Requests to this path, oldest first, as they arrived."""
-        return [call for call in self.server.app.seen if call.path == path]
+        return [exchange for exchange in self.server.app.requests if exchange.path == path]
 
     def gauges(self, rank: int = 0) -> EngineGauges:
         return self.server.cores.all[rank].engine.gauges()
@@ -68,7 +68,7 @@ class FakeEngine:
         return sum(core.saving for core in self.server.cores.all)
 
     def sources(self) -> dict[str, dict[str, Any]]:
-        """As GET /kv_event_sources tells them."""
+        """The body of GET /kv_event_sources."""
         return self.server.cores.sources()
 
 
@@ -80,13 +80,13 @@ async def engine(**options: Any) -> AsyncIterator[FakeEngine]:
 
 @asynccontextmanager
 async def engine_process(**options: Any) -> AsyncIterator[Callable[[], EmulatedEngine]]:
-    """Yields a function that tells the process as it is now: its pid changes when it is killed and comes back."""
+    """Yield a function that returns the current process: its pid changes when it is killed and restarted."""
     async with EmbeddedFleet([EngineOptions(**(INSTANT | options))]) as fleet:
         yield lambda: fleet.members[0]
 
 
 async def eventually(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
-    """Wait until it holds. Fails with its last value when it does not in time."""
+    """Wait until `condition()` is true. Fails with its last value after `deadline_s`."""
     end = asyncio.get_running_loop().time() + deadline_s
     while not (value := condition()):
         assert asyncio.get_running_loop().time() < end, f"not in {deadline_s} s: still {value!r}"

@@ -1,4 +1,4 @@
-"""What the four answer formats have in common: the facts they tell, and when they tell them.
+"""The frame of the four answer formats: the facts that an answer reports, and when it reports them.
 
     greeting   at once, before anything is computed
     opening    with the first token
@@ -6,14 +6,15 @@
     closing    after the last
     whole      instead of all these, without streaming
 
-The formats themselves are in chat.py, completions.py, responses.py and messages.py; they follow vLLM 0.32's own,
-field by field, recorded answers included.
+The formats are in openai_shapes.py, responses.py and messages.py; they follow vLLM 0.32's own field by field, checked
+against recorded answers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,12 +28,12 @@ encode = msgspec.json.Encoder().encode
 
 
 class AnswerFacts(NamedTuple):
-    """Of one answer: who, when, to what."""
+    """Facts about one answer that are known before its first token."""
 
     id: str  # unprefixed
     created: int  # seconds since the epoch
-    order: RequestParams
-    details: bool  # the engine tells cached tokens
+    params: RequestParams
+    details: bool  # the engine reports cached tokens
 
 
 class AnswerUsage(NamedTuple):
@@ -41,7 +42,7 @@ class AnswerUsage(NamedTuple):
     cached_tokens: int
 
     def and_token(self, cached_tokens: int) -> AnswerUsage:
-        """One token more, of a choice that found so much in the cache; the best of several counts."""
+        """Return the usage with one token more, of a choice that found `cached_tokens`; the best choice counts."""
         return AnswerUsage(self.prompt_tokens, self.completion_tokens + 1, max(self.cached_tokens, cached_tokens))
 
 
@@ -68,12 +69,27 @@ class TokenPiece(NamedTuple):
     usage: AnswerUsage  # so far
 
 
-class AnswerShape(Protocol):
-    def greeting(self) -> bytes: ...
-    def opening(self, usage: AnswerUsage) -> bytes: ...
+class AnswerShape(ABC):
+    """One answer in the making: it turns facts, tokens and usage into the bytes and values of its format."""
+
+    def __init__(self, facts: AnswerFacts) -> None:
+        self._facts = facts
+        self._params = facts.params
+
+    def greeting(self) -> bytes:
+        return b""
+
+    def opening(self, usage: AnswerUsage) -> bytes:
+        return b""
+
+    @abstractmethod
     def piece(self, piece: TokenPiece) -> bytes: ...
-    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes: ...
-    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def closing(self, choices: list[ChoiceText], usage: AnswerUsage) -> bytes: ...
+
+    @abstractmethod
+    def whole(self, choices: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]: ...
 
 
 def sse_data(value: object) -> bytes:
@@ -82,23 +98,5 @@ def sse_data(value: object) -> bytes:
 
 
 def sse_event(name: str, value: object) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
-
-
-def usage_json(usage: AnswerUsage, details: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "completion_tokens": usage.completion_tokens,
-    }
-    if details:
-        told["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    return told
-
-
-def full_usage_json(usage: AnswerUsage, details: bool) -> dict[str, Any]:
-    """As a complete answer has it: nothing left out."""
-    told = usage_json(usage, details) | {"completion_tokens_details": None}
-    nothing = {"created_cache_tokens": None, "multimodal_tokens": None}
-    told["prompt_tokens_details"] = told["prompt_tokens_details"] | nothing if details else None
-    return told
+    """One server-sent event."""
+    return b"event: " + name.encode() + b"\n" + sse_data(value)

@@ -1,9 +1,9 @@
-"""The ASGI application of one emulated engine: which path goes where, who may come in, and what errors look like.
+"""The ASGI application of one emulated engine: routes, authentication, and the shape of errors.
 
-Beside vLLM's own endpoints it has its own, which no key guards and no fault touches:
+Beside vLLM's own endpoints it has these, which need no API key and are not affected by faults:
 
-    GET  /emulate/last?path=P   the newest requests (to P), as they arrived: for tests to look at
-    GET  /emulate/state         per rank, what the core counts
+    GET  /emulate/last?path=P   the newest requests (to P), as they arrived: for tests
+    GET  /emulate/state         per rank, the core's counters
     GET  /emulate/faults        the faults in force;  POST changes those that its JSON object names
     POST /emulate/restart       the engine processes crash and come back with nothing cached
 """
@@ -34,12 +34,12 @@ from router.testbed.emulator.vocabulary import Vocabulary
 log = logging.getLogger("warmroute.engine")
 
 AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference")
-REQUEST_LOG_SIZE = 256  # requests remembered for /emulate/last
+REQUEST_LOG_SIZE = 256  # requests stored for /emulate/last
 Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
 class EmulatorApp:
-    """A plain ASGI callable, raw because the benches measure the router, not its engines."""
+    """A plain ASGI callable, without a framework, because benchmarks measure the router and not its engines."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class EmulatorApp:
         self._cores = cores
         self._connectors = connectors
         self._clock = clock
-        self.seen: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
-        self._generating = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
+        self.requests: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
+        self._generate = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
         self._key = _digest(options.api_key) if options.api_key else None
-        small = OtherEndpoints(options, vocabulary, self._generating.params_reader, clock)
-        self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generating for path in SHAPES} | {
-            ("POST", "/v1/messages/count_tokens"): small.count_tokens,
-            ("POST", "/v1/embeddings"): small.embeddings,
-            ("POST", "/v1/rerank"): small.rerank,
-            ("POST", "/v1/score"): small.score,
-            ("POST", "/tokenize"): small.tokenize,
-            ("POST", "/detokenize"): small.detokenize,
-            ("GET", "/v1/models"): small.models,
-            ("GET", "/version"): small.version,
+        other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock)
+        self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generate for path in SHAPES} | {
+            ("POST", "/v1/messages/count_tokens"): other.count_tokens,
+            ("POST", "/v1/embeddings"): other.embeddings,
+            ("POST", "/v1/rerank"): other.rerank,
+            ("POST", "/v1/score"): other.score,
+            ("POST", "/tokenize"): other.tokenize,
+            ("POST", "/detokenize"): other.detokenize,
+            ("GET", "/v1/models"): other.models,
+            ("GET", "/version"): other.version,
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
             ("GET", "/load"): self._load,
@@ -75,119 +75,120 @@ class EmulatorApp:
             ("POST", "/reset_prefix_cache"): self._reset,
             ("GET", "/emulate/last"): self._last,
             ("GET", "/emulate/state"): self._state,
-            ("GET", "/emulate/faults"): self._tell_faults,
+            ("GET", "/emulate/faults"): self._faults,
             ("POST", "/emulate/faults"): self._change_faults,
             ("POST", "/emulate/restart"): self._restart,
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = HttpExchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
-            await call.read()
-            ours = call.path.startswith("/emulate/")
-            if not ours:
-                self.seen.append(call)
-            if self._cores.faults.freeze and not ours:
-                await call.gone()
-                return
-            await self._handle(call)
+            await exchange.read()
+            if not exchange.path.startswith("/emulate/"):
+                self.requests.append(exchange)
+                if self._cores.faults.freeze:
+                    await exchange.wait_closed()
+                    return
+            await self._handle(exchange)
         except ClientLeft:
             return
 
-    async def _handle(self, call: HttpExchange) -> None:
-        if self._key is not None and call.path.startswith(AUTHENTICATED_PATHS) and not self._knows_key(call):
-            await call.answer({"error": "Unauthorized"}, 401)
+    async def _handle(self, exchange: HttpExchange) -> None:
+        if self._key is not None and exchange.path.startswith(AUTHENTICATED_PATHS) and not self._has_key(exchange):
+            await exchange.send_json({"error": "Unauthorized"}, 401)
             return
         try:
-            await self._route(call)(call)
+            await self._route(exchange)(exchange)
         except RequestRefused as refused:
-            await _answer_error(call, refused.message, type(refused).__name__ + "Error", refused.param, refused.status)
-        except EngineFailed as broken:
-            await _answer_error(call, str(broken), "InternalServerError", None, 500)
-        except (AttributeError, KeyError, TypeError, ValueError) as wrong:  # an odd body; vLLM's schema says 400, too
-            if call.started:
+            kind = type(refused).__name__ + "Error"
+            await _send_error(exchange, refused.message, kind, refused.param, refused.status)
+        except EngineFailed as failure:
+            await _send_error(exchange, str(failure), "InternalServerError", None, 500)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # vLLM's schema answers 400, too
+            if exchange.started:
                 raise
-            await _answer_error(call, f"a field has the wrong type: {wrong}", "BadRequestError", None, 400)
+            await _send_error(exchange, f"a field has the wrong type: {error}", "BadRequestError", None, 400)
 
-    def _route(self, call: HttpExchange) -> Handler:
-        handler = self._routes.get((call.method, call.path))
+    def _route(self, exchange: HttpExchange) -> Handler:
+        handler = self._routes.get((exchange.method, exchange.path))
         if handler is not None:
             return handler
-        if call.path.startswith("/v1/responses/"):
-            if call.method == "GET":
+        if exchange.path.startswith("/v1/responses/"):
+            if exchange.method == "GET":
                 return self._retrieve
-            if call.path.endswith("/cancel"):
+            if exchange.path.endswith("/cancel"):
                 return self._cancel
         raise NotFound("Not Found")
 
-    def _knows_key(self, call: HttpExchange) -> bool:
-        scheme, _, key = call.headers.get("authorization", "").partition(" ")
+    def _has_key(self, exchange: HttpExchange) -> bool:
+        scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key), self._key or b"")
 
-    # -- vLLM's
+    # -- endpoints of vLLM
 
-    async def _retrieve(self, call: HttpExchange) -> None:
-        await call.answer(self._generating.kept.get(call.path.rpartition("/")[2]))
+    async def _retrieve(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(self._generate.responses.get(exchange.path.rpartition("/")[2]))
 
-    async def _cancel(self, call: HttpExchange) -> None:
-        await call.answer(self._generating.cancel(call.path.split("/")[3]))
+    async def _cancel(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(self._generate.cancel(exchange.path.split("/")[3]))
 
-    async def _health(self, call: HttpExchange) -> None:
-        await call.send(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)
+    async def _health(self, exchange: HttpExchange) -> None:
+        await exchange.send_body(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)
 
-    async def _load(self, call: HttpExchange) -> None:
-        await call.answer({"server_load": self._generating.in_flight})
+    async def _load(self, exchange: HttpExchange) -> None:
+        await exchange.send_json({"server_load": self._generate.in_flight})
 
-    async def _metrics(self, call: HttpExchange) -> None:
+    async def _metrics(self, exchange: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
         body = render_metrics(self._options, gauges, self._clock.wall())
-        await call.send(body, "text/plain; version=0.0.4; charset=utf-8")
+        await exchange.send_body(body, "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _sources(self, call: HttpExchange) -> None:
-        await call.answer(self._cores.sources())
+    async def _sources(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(self._cores.sources())
 
-    async def _reset(self, call: HttpExchange) -> None:
-        """200 whether it worked or not, as on vLLM."""
+    async def _reset(self, exchange: HttpExchange) -> None:
+        """Answer 200 whether the reset worked or not, as vLLM does."""
         for core in self._cores.all:
             core.engine.reset_prefix_cache()
-        await call.send(b"", "text/plain")
+        await exchange.send_body(b"", "text/plain")
 
-    # -- our own
+    # -- endpoints of the emulator
 
-    async def _last(self, call: HttpExchange) -> None:
-        path = parse_qs(call.query).get("path", [None])[0]
-        await call.answer([_describe_request(one) for one in self.seen if path in (None, one.path)])
+    async def _last(self, exchange: HttpExchange) -> None:
+        path = parse_qs(exchange.query).get("path", [None])[0]
+        await exchange.send_json([_describe_request(one) for one in self.requests if path in (None, one.path)])
 
-    async def _state(self, call: HttpExchange) -> None:
+    async def _state(self, exchange: HttpExchange) -> None:
         ranks = [core.engine.gauges()._asdict() for core in self._cores.all]
-        await call.answer({"in_flight": self._generating.in_flight, "ranks": ranks})
+        await exchange.send_json({"in_flight": self._generate.in_flight, "ranks": ranks})
 
-    async def _tell_faults(self, call: HttpExchange) -> None:
-        await call.answer(self._cores.faults)
+    async def _faults(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(self._cores.faults)
 
-    async def _change_faults(self, call: HttpExchange) -> None:
+    async def _change_faults(self, exchange: HttpExchange) -> None:
         try:
-            faults = self._cores.faults.changed(call.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
-            raise BadRequest(str(wrong)) from None
-        self._cores.disturb(faults)
-        await call.answer(faults)
+            faults = self._cores.faults.merge_json(exchange.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(str(error)) from None
+        self._cores.apply_faults(faults)
+        await exchange.send_json(faults)
 
-    async def _restart(self, call: HttpExchange) -> None:
-        log.info("%s: the engine core restarts", self._options.name)
+    async def _restart(self, exchange: HttpExchange) -> None:
+        log.info("%s: restarting the engine core", self._options.name)
         self._cores.restart()
         self._connectors.restart()
-        await call.answer({})
+        await exchange.send_json({})
 
 
-def _describe_request(call: HttpExchange) -> dict[str, object]:
-    body = call.body.decode("utf-8", "replace")
-    return {"method": call.method, "path": call.path, "headers": call.headers, "body": body}
+def _describe_request(exchange: HttpExchange) -> dict[str, object]:
+    body = exchange.body.decode("utf-8", "replace")
+    return {"method": exchange.method, "path": exchange.path, "headers": exchange.headers, "body": body}
 
 
-async def _answer_error(call: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
-    """vLLM's error shape."""
-    await call.answer({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+async def _send_error(exchange: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
+    """Answer with vLLM's error shape."""
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    await exchange.send_json({"error": error}, status)
 
 
 def _digest(key: str) -> bytes:

@@ -1,10 +1,10 @@
-"""The side door of a prefill engine: where decode engines find out who it is, and fetch what it has computed for them.
+"""The bootstrap server of a prefill engine, where decode engines identify it and fetch the KV computed for them.
 
-    GET  /query          of a Mooncake bootstrap server: engine ids by data-parallel rank, new at every start
-    POST /emulate/fetch  {"engine_id", "name", "wait_s"}: the blocks kept under that name are given away and freed;
-                         in place of the RDMA between real ones. 404: another engine's id; 410: not there in time
+    GET  /query          as a Mooncake bootstrap server: engine ids by data-parallel rank, new at every start
+    POST /emulate/fetch  {"engine_id", "name", "wait_s"}: hand over and free the blocks held under that name, in place
+                         of the RDMA transfer between real engines. 404: another engine's id; 410: not ready in time
 
-A decode engine may come before the prompt is computed, and waits. Blocks that nobody fetches are freed after a while.
+A decode engine may ask before the prompt is computed, and waits. Blocks that no engine fetches are freed after a while.
 """
 
 from __future__ import annotations
@@ -20,71 +20,73 @@ from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Mess
 from router.testbed.emulator.listener import EmulatorListener
 
 
-class _Fetch(msgspec.Struct, forbid_unknown_fields=True):
+class _FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
     engine_id: str
     name: str
     wait_s: float
 
 
-class BootstrapServer:
-    """Open between enter and exit."""
+class BootstrapServer(EmulatorListener):
+    """Listens while entered."""
 
     def __init__(self, host: str, port: int, ranks: int) -> None:
-        self.listener = EmulatorListener(self._serve, host, port)
+        super().__init__(self._handle, host, port)
         self.engine_ids: list[str] = []
         self._ranks = ranks
-        self._places: dict[str, asyncio.Future[Callable[[], None]]] = {}
+        self._held: dict[str, asyncio.Future[Callable[[], None]]] = {}
         self.restart()
 
     def restart(self) -> None:
-        """A new engine: nobody knows its ids, and what was kept is lost."""
+        """Act as a new engine: with new ids, and without the blocks that were held."""
         self.engine_ids = [f"{uuid.uuid4()}_dp{rank}" for rank in range(self._ranks)]
-        self._places.clear()
+        self._held.clear()
 
-    def keep(self, name: str, free: Callable[[], None], for_s: float) -> None:
-        """Blocks are ready to be fetched; `free` is called once, when they are not needed any longer."""
-        self._let_go(name)  # of an earlier one of that name: ids were to be unique
-        self._place(name).set_result(free)
-        asyncio.get_running_loop().call_later(for_s, self._let_go, name)
+    def hold(self, name: str, free: Callable[[], None], lease_s: float) -> None:
+        """Offer blocks for fetching; `free` is called once, when they are fetched or `lease_s` has passed."""
+        self._release(name)  # names are meant to be unique; a repeated one replaces the earlier
+        self._future(name).set_result(free)
+        asyncio.get_running_loop().call_later(lease_s, self._release, name)
 
-    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = HttpExchange(scope, receive, send)
+    async def _handle(self, scope: Message, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send)
         with suppress(ClientLeft):
-            await call.read()
-            match call.method, call.path:
+            await exchange.read()
+            match exchange.method, exchange.path:
                 case "GET", "/query":
-                    await call.answer({str(rank): self._entry(id) for rank, id in enumerate(self.engine_ids)})
+                    await exchange.send_json({str(rank): self._entry(id) for rank, id in enumerate(self.engine_ids)})
                 case "POST", "/emulate/fetch":
-                    await call.answer({}, await self._fetch(msgspec.json.decode(call.body, type=_Fetch)))
+                    request = msgspec.json.decode(exchange.body, type=_FetchRequest)
+                    await exchange.send_json({}, await self._fetch(request))
                 case _:
-                    await call.answer({"detail": "Not Found"}, 404)
+                    await exchange.send_json({"detail": "Not Found"}, 404)
 
     def _entry(self, engine_id: str) -> dict[str, object]:
-        address = self.listener.url.replace("http://", "tcp://")
+        address = self.url.replace("http://", "tcp://")
         return {"engine_id": engine_id, "worker_addr": {"0": {"0": address}}}
 
-    async def _fetch(self, asked: _Fetch) -> int:
-        if asked.engine_id not in self.engine_ids:
+    async def _fetch(self, request: _FetchRequest) -> int:
+        """Return the status of the answer."""
+        if request.engine_id not in self.engine_ids:
             return 404
-        place = self._place(asked.name)
+        future = self._future(request.name)
         with suppress(TimeoutError):
-            async with asyncio.timeout(asked.wait_s):
-                await asyncio.wait([place])
-        if not place.done():
-            self._places.pop(asked.name, None)
+            async with asyncio.timeout(request.wait_s):
+                await asyncio.wait([future])
+        if not future.done():
+            self._held.pop(request.name, None)
             return 410
-        return 200 if self._let_go(asked.name) else 410
+        return 200 if self._release(request.name) else 410
 
-    def _place(self, name: str) -> asyncio.Future[Callable[[], None]]:
-        if name not in self._places:
-            self._places[name] = asyncio.get_running_loop().create_future()
-        return self._places[name]
+    def _future(self, name: str) -> asyncio.Future[Callable[[], None]]:
+        if name not in self._held:
+            self._held[name] = asyncio.get_running_loop().create_future()
+        return self._held[name]
 
-    def _let_go(self, name: str) -> bool:
-        """False: nothing is kept under that name, or not any longer."""
-        place = self._places.get(name)
-        if place is None or not place.done():
+    def _release(self, name: str) -> bool:
+        """Free the blocks held under `name`; return whether there were any."""
+        future = self._held.get(name)
+        if future is None or not future.done():
             return False
-        del self._places[name]
-        place.result()()
+        del self._held[name]
+        future.result()()
         return True

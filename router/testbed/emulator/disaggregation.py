@@ -1,4 +1,4 @@
-"""The halves of a prefill/decode pair as a request names them: `kv_transfer_params`, read as vLLM's connectors do.
+"""The half of a prefill/decode pair that a request asks for: `kv_transfer_params`, read as vLLM's connectors do.
 
     mooncake   P and D get the same `transfer_id`; D finds P through its bootstrap server and waits for it there
     nixl       P's answer carries the params for D, which come back verbatim and name blocks under a lease
@@ -22,25 +22,25 @@ HOLD_AFTER: dict[str, tuple[Finish, ...]] = {"mooncake": ("length",), "nixl": ("
 
 
 class PrefillParams(NamedTuple):
-    """This engine computes the prompt, and keeps its blocks under `name` for another to fetch."""
+    """This engine computes the prompt and holds its blocks under `name` until a peer fetches them."""
 
     name: str
-    keeps_after: tuple[Finish, ...]
+    keeps_after: tuple[Finish, ...]  # the finishes after which blocks are held
 
 
 class DecodeParams(NamedTuple):
-    """This engine fetches what another has computed."""
+    """This engine fetches the KV that a peer has computed."""
 
-    address: str  # base URL of that one's side door
+    address: str  # base URL of the peer's bootstrap server
     engine_id: str
     name: str
-    cached_tokens: int | None  # what P found in its caches, where it told (nixl)
+    cached_tokens: int | None  # tokens that P found in its caches; `None`: not reported (mooncake)
 
 
 def read_transfer(options: EngineOptions, params: object, request_id: str) -> PrefillParams | DecodeParams | None:
-    """None: the request concerns this engine alone, also where what it names is not enough to go by.
+    """Return which half of a pair the request is, `None` for neither or when its params are incomplete.
 
-    Raises Broken where the scheduler of a real engine asserts its role, and dies.
+    Raises EngineFailed where the scheduler of a real engine asserts its role, and dies.
     """
     if options.transfer is None or not isinstance(params, dict):
         return None
@@ -72,7 +72,7 @@ def _read_decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams
 def nixl_params(
     name: str, engine_id: str, host: str, port: int, tokens: int, block_tokens: int, cached_tokens: int
 ) -> dict[str, Any]:
-    """What P's answer carries for D: protocol 7.2, all keys of 0.32. Which blocks they were is nobody's business."""
+    """Params in P's answer for D: protocol 7.2, all keys of 0.32. The block ids are made up: no one reads them."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,

@@ -1,8 +1,7 @@
 """The engine cores of one emulated server, driven in real time: each rank's simulated engine steps when it is due.
 
-An `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the
-order in which they were made. Whoever holds one closes it; closing cancels what is still running, as vLLM's abort
-does.
+A `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the order
+in which they were made. Its holder closes it; closing cancels what still runs, as vLLM's abort does.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from router.testbed.simulator.step_engine import StepEngine
 
 
 class RequestGone(Exception):
-    """There is no use in going on: the client left, or the engine core died."""
+    """The request has no taker any more: its client disconnected, or the engine core died."""
 
 
 class EngineFailed(WarmrouteError):
-    """The engine failed at a request: 500."""
+    """The engine failed on a request; answered with status 500."""
 
 
 class TokenStream:
-    """Tokens as they come, tagged with the number of their sequence."""
+    """The tokens of one HTTP request as they are made, tagged with the number of their sequence."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -50,10 +49,13 @@ class TokenStream:
         self._new: list[tuple[int, SequenceOutput]] = []
         self._wake = asyncio.Event()
         self._end: RequestGone | EngineFailed | None = None
-        self._bringing: asyncio.Task[None] | None = None
+        self._fetch: asyncio.Task[None] | None = None
 
     async def tokens(self) -> list[tuple[int, SequenceOutput]]:
-        """At least one new token; an empty list when every sequence has ended. Raises Gone, Broken."""
+        """Return at least one new token, or an empty list when every sequence has ended.
+
+        Raises RequestGone after `abandon`, EngineFailed after `fail`.
+        """
         while not self._new and self._open and self._end is None:
             self._wake.clear()
             await self._wake.wait()
@@ -63,29 +65,32 @@ class TokenStream:
         return new
 
     def abandon(self) -> None:
-        """Nobody wants it any more."""
+        """End the stream because its client has gone."""
         self._stop(RequestGone())
 
     def fail(self) -> None:
-        """The engine gives it up."""
+        """End the stream with an error of the engine."""
         self._stop(EngineFailed("Internal server error"))
 
-    def bring(self, task: asyncio.Task[None]) -> None:
-        """This task gets its prompt's KV, and is of no use without it."""
-        self._bringing = task
+    def attach_fetch(self, task: asyncio.Task[None]) -> None:
+        """Cancel `task`, which fetches the prompt's KV, when the stream is closed."""
+        self._fetch = task
 
     def close(self) -> None:
-        if self._bringing is not None:
-            self._bringing.cancel()
+        """Cancel the sequences that still run, and the fetch."""
+        if self._fetch is not None:
+            self._fetch.cancel()
         for id in self._open:
             self.core.cancel(id, self)
         self._open.clear()
 
     def expect(self, id: RequestId, sequence: int) -> None:
+        """Register a sequence that the engine has queued."""
         self.ids.append(id)
         self._open[id] = sequence
 
-    def take(self, id: RequestId, output: SequenceOutput) -> None:
+    def put(self, id: RequestId, output: SequenceOutput) -> None:
+        """Add a token."""
         self._new.append((self._open[id], output))
         if output.finish is not None:
             self.finishes[self._open.pop(id)] = output.finish
@@ -97,7 +102,7 @@ class TokenStream:
 
 
 class EngineCore:
-    """One rank: a simulated engine, its publisher, and who waits for what."""
+    """One rank: a simulated engine, its event publisher, and the streams that wait for its tokens."""
 
     def __init__(
         self,
@@ -111,55 +116,55 @@ class EngineCore:
         self.rank = rank
         self.engine = StepEngine(shape)
         self.publisher = publisher
-        self.saving = 0  # prompts on their way into the pool
+        self.saving = 0  # prompts that are being written to the pool
         self.may_run = asyncio.Event()  # not set: frozen
         self.may_run.set()
         self._shape = shape
         self._clock = clock
         self._store = store
         self._tasks = tasks
-        self._answers: dict[RequestId, TokenStream] = {}
+        self._streams: dict[RequestId, TokenStream] = {}
         self._work = asyncio.Event()
 
     def submit(self, requests: Sequence[SequenceRequest]) -> TokenStream | Refusal:
         """Queue all sequences of one HTTP request, or none of them."""
-        answer = TokenStream(self)
+        stream = TokenStream(self)
         for number, request in enumerate(requests):
             id = self.engine.submit(request, self._clock.now())
             if isinstance(id, str):
-                answer.close()
+                stream.close()
                 return id
-            answer.expect(id, number)
-            self._answers[id] = answer
+            stream.expect(id, number)
+            self._streams[id] = stream
         self._work.set()
-        return answer
+        return stream
 
-    def cancel(self, id: RequestId, answer: TokenStream) -> None:
-        """Nothing happens when the id is no longer this answer's: a restarted engine counts from 0 again."""
-        if self._answers.get(id) is answer:
-            del self._answers[id]
+    def cancel(self, id: RequestId, stream: TokenStream) -> None:
+        """Cancel a sequence, unless `id` is another stream's by now: a restarted engine counts from 0 again."""
+        if self._streams.get(id) is stream:
+            del self._streams[id]
             self.engine.cancel(id, self._clock.now())
             self._work.set()
 
-    def arrived(self, answer: TokenStream) -> None:
-        """The KV that it waits for can be had."""
-        for id in self._mine(answer):
+    def finish_load(self, stream: TokenStream) -> None:
+        """Let the sequences go on that wait for KV from a peer: it has arrived."""
+        for id in self._ids_of(stream):
             self.engine.arrived(id, self._clock.now())
         self._work.set()
 
-    def lost(self, answer: TokenStream) -> None:
-        """The KV that it waits for will not come."""
-        for id in self._mine(answer):
+    def fail_load(self, stream: TokenStream) -> None:
+        """Let the sequences be computed that wait for KV from a peer: it will not arrive."""
+        for id in self._ids_of(stream):
             self.engine.lost(id)
         self._work.set()
 
     def free(self, id: RequestId, engine: StepEngine) -> None:
-        """Nobody needs the blocks any more that `engine`, ours or one before a restart, kept of a finished request."""
+        """Free the blocks of a finished request that `engine`, the current one or one before a restart, holds."""
         engine.free(id)
         self._work.set()
 
     async def run(self) -> None:
-        """Step when due, for ever. With no time to spend, other work still gets its turn after every step."""
+        """Step the engine whenever a step is due, until cancelled; other tasks run after every step."""
         while True:
             await self.may_run.wait()
             now = self._clock.now()
@@ -167,8 +172,8 @@ class EngineCore:
             if result.events and self.publisher is not None:
                 self.publisher.publish(result.events)
             for id, output in result.outputs.items():
-                answer = self._answers[id] if output.finish is None else self._answers.pop(id)
-                answer.take(id, output)
+                stream = self._streams[id] if output.finish is None else self._streams.pop(id)
+                stream.put(id, output)
             for save in result.saves:
                 self.saving += 1
                 self._tasks.spawn("save", self._save(save))
@@ -179,29 +184,29 @@ class EngineCore:
                 await self._idle(pause_s)
 
     def restart(self) -> None:
-        """A new engine core in the old one's place: an empty cache, sequences from 0, and everybody's answer lost."""
-        lost = set(self._answers.values())
-        self._answers.clear()
+        """Replace the engine by a new one with an empty cache and sequences from 0; running requests are lost."""
+        lost = set(self._streams.values())
+        self._streams.clear()
         slowdown = self.engine.slowdown
         self.engine = StepEngine(self._shape)
         self.engine.slowdown = slowdown
         if self.publisher is not None:
             self.publisher.restart()
-        for answer in lost:
-            answer.abandon()
+        for stream in lost:
+            stream.abandon()
 
-    def _mine(self, answer: TokenStream) -> list[RequestId]:
-        return [id for id in answer.ids if self._answers.get(id) is answer]
+    def _ids_of(self, stream: TokenStream) -> list[RequestId]:
+        return [id for id in stream.ids if self._streams.get(id) is stream]
 
     async def _idle(self, pause_s: float | None) -> None:
-        """Until there is work, or a load is done."""
+        """Wait for work, at most `pause_s`: then a KV load is done."""
         self._work.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._work.wait()
 
     async def _save(self, save: BlockSave) -> None:
-        """Puts a computed prompt into the pool, and announces what is new there: a batch of its own."""
+        """Write a computed prompt to the pool, and publish the blocks that are new there as a batch of their own."""
         assert self._store is not None
         pooled = save.pooled(await self._store.put(save.digests))
         await self.may_run.wait()
@@ -211,7 +216,7 @@ class EngineCore:
 
 
 class EngineCores:
-    """All ranks of a server, and vLLM's way of choosing one when the request does not."""
+    """All ranks of a server, and vLLM's choice of a rank for a request that names none."""
 
     def __init__(
         self, options: EngineOptions, shape: EngineShape, clock: Clock, store: EmulatedStoreClient | None
@@ -224,31 +229,36 @@ class EngineCores:
                 rank,
                 shape,
                 clock,
-                self._publisher(options, rank, clock) if options.events else None,
+                KvPublisher(self._context, options, rank, clock, lambda: self.faults) if options.events else None,
                 store,
                 self._tasks,
             )
             for rank in range(options.ranks)
         ]
-        self.disturb(options.faults)
+        self.apply_faults(options.faults)
+
+    @property
+    def _publishers(self) -> list[KvPublisher]:
+        return [core.publisher for core in self.all if core.publisher is not None]
 
     def start(self) -> None:
+        """Run all cores and their replay sockets until `close`."""
         for rank, core in enumerate(self.all):
             self._tasks.spawn(f"core {rank}", core.run())
-            if core.publisher is not None:
-                self._tasks.spawn(f"replays {rank}", core.publisher.serve_replays())
+        for publisher in self._publishers:
+            self._tasks.spawn(f"replays {publisher.rank}", publisher.serve_replays())
 
     def least_busy(self) -> int:
-        """The rank that vLLM's own balancer would take."""
+        """The rank that vLLM's own balancer would choose."""
         loads = [core.engine.load for core in self.all]
         return loads.index(min(loads))
 
     def sources(self) -> dict[str, dict[str, object]]:
-        publishers = [core.publisher for core in self.all]
-        return {str(publisher.rank): publisher.source() for publisher in publishers if publisher is not None}
+        """The body of `GET /kv_event_sources`."""
+        return {str(publisher.rank): publisher.source() for publisher in self._publishers}
 
-    def disturb(self, faults: EngineFaults) -> None:
-        """These faults are in force from now on."""
+    def apply_faults(self, faults: EngineFaults) -> None:
+        """Put these faults into force in place of the earlier ones."""
         self.faults = faults
         for core in self.all:
             core.engine.slowdown = faults.slow
@@ -258,16 +268,13 @@ class EngineCores:
                 core.may_run.set()
 
     def restart(self) -> None:
-        """What a crash of the engine processes looks like from outside."""
+        """Crash and restart the engine processes of all ranks."""
         for core in self.all:
             core.restart()
 
-    def _publisher(self, options: EngineOptions, rank: int, clock: Clock) -> KvPublisher:
-        return KvPublisher(self._context, options, rank, clock, lambda: self.faults)
-
     async def close(self) -> None:
+        """Stop all cores and close their sockets."""
         await self._tasks.close()
-        for core in self.all:
-            if core.publisher is not None:
-                core.publisher.close()
+        for publisher in self._publishers:
+            publisher.close()
         self._context.term()

@@ -1,7 +1,7 @@
-"""The four generating endpoints: an order goes to a core, tokens come back, a shape puts them into bytes.
+"""The four generating endpoints: a request goes to a core, tokens come back, an answer shape turns them into bytes.
 
-This is the line every request of an emulated engine takes, and the place of its request faults: errors, refusals, and
-connections cut before the first byte or inside the answer.
+Every generating request takes this path, and request faults are injected here: errors, refusals, and connections that
+are cut before the first byte or inside the answer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from router.testbed.emulator.answer_shape import (
     TokenPiece,
     sse_data,
 )
-from router.testbed.emulator.chat import ChatShape
-from router.testbed.emulator.completions import CompletionShape
 from router.testbed.emulator.disaggregation import DecodeParams
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed, RequestGone, TokenStream
 from router.testbed.emulator.http_exchange import HttpExchange
 from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.messages import MessageShape
+from router.testbed.emulator.openai_shapes import ChatShape, CompletionShape
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.request_params import (
     CHAT,
@@ -55,7 +54,7 @@ CUT_AFTER_TOKENS = 3  # where `die_mid_stream` ends an answer
 
 
 class GenerateEndpoints:
-    """Serves all four; `in_flight` is what `/load` tells."""
+    """Serves all four; `in_flight` counts running requests for `/load`."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class GenerateEndpoints:
         tasks: Tasks,
     ) -> None:
         self.params_reader = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults)
-        self.kept = StoredResponses()
+        self.responses = StoredResponses()
         self.in_flight = 0
         self._options = options
         self._vocabulary = vocabulary
@@ -75,155 +74,161 @@ class GenerateEndpoints:
         self._connectors = connectors
         self._clock = clock
         self._tasks = tasks
-        self._dice = Rng(options.seed)
+        self._rng = Rng(options.seed)
         self._background: dict[str, TokenStream] = {}
 
-    async def __call__(self, call: HttpExchange) -> None:
-        """Answers, or raises what is to be told as an error: Refused, Broken."""
-        self._fail_by_chance()
-        raw, body = call.body, read_json(call)
-        rank = self._rank(call)
-        if call.path == RESPONSES and body.get("previous_response_id") is not None:
-            body = self.kept.continued(body) | {"previous_response_id": None}
+    async def __call__(self, exchange: HttpExchange) -> None:
+        """Answer one request. Raises RequestRefused or EngineFailed for what is to be answered as an error."""
+        self._inject_errors()
+        raw, body = exchange.body, read_json(exchange)
+        rank = self._read_rank(exchange)
+        if exchange.path == RESPONSES and body.get("previous_response_id") is not None:
+            body = self.responses.expand(body) | {"previous_response_id": None}
             raw = msgspec.json.encode(body)
-        id = call.headers.get("x-request-id") or uuid.uuid4().hex[:16]
-        order = self.params_reader.read(call.path, raw, body)
-        order = await self._connectors.find(order, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
-        answer = self._submit(order, rank)
-        self._connectors.begin(order, answer)
-        facts = AnswerFacts(id, int(self._clock.wall()), order, self._options.cached_tokens)
-        shape = SHAPES[call.path](facts)
+        id = exchange.headers.get("x-request-id") or uuid.uuid4().hex[:16]
+        params = self.params_reader.read(exchange.path, raw, body)
+        params = await self._connectors.find(params, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
+        stream = self._submit(params, rank)
+        self._connectors.begin(params, stream)
+        facts = AnswerFacts(id, int(self._clock.wall()), params, self._options.cached_tokens)
+        shape = SHAPES[exchange.path](facts)
         if isinstance(shape, ResponseShape) and body.get("background"):
-            await call.answer(self._start_background(shape, order, answer))
+            await exchange.send_json(self._start_background(shape, params, stream))
             return
-        watch = self._tasks.spawn("watch", _abandon(call, answer))
+        watch = self._tasks.spawn("watch", _abandon_when_closed(exchange, stream))
         self.in_flight += 1
         try:
-            await self._speak(call, order, answer, shape)
+            await self._answer(exchange, params, stream, shape)
         except RequestGone:
-            await call.cut()
-        except EngineFailed as broken:
-            if not call.started:
+            await exchange.abort()
+        except EngineFailed as failure:
+            if not exchange.started:
                 raise
-            error = {"message": str(broken), "type": "InternalServerError", "param": None, "code": 500}
-            await call.write(sse_data({"error": error}) + DONE)
-            await call.end()
+            error = {"message": str(failure), "type": "InternalServerError", "param": None, "code": 500}
+            await exchange.write(sse_data({"error": error}) + DONE)
+            await exchange.finish_stream()
         finally:
             self.in_flight -= 1
-            answer.close()
+            stream.close()
             watch.cancel()
 
     def cancel(self, response_id: str) -> dict[str, Any]:
-        """A background response is ended; others cannot be. Raises NotFound, BadRequest."""
-        response = self.kept.get(response_id)
-        answer = self._background.pop(response_id, None)
-        if answer is None:
+        """Cancel a background response. Raises NotFound for an unknown id, BadRequest for any other response."""
+        response = self.responses.get(response_id)
+        stream = self._background.pop(response_id, None)
+        if stream is None:
             raise BadRequest("Cannot cancel a synchronous response.", param="response_id")
-        answer.abandon()
+        stream.abandon()
         response["status"] = "cancelled"
         return response
 
-    async def _speak(self, call: HttpExchange, order: RequestParams, answer: TokenStream, shape: AnswerShape) -> None:
-        if self._dice.happens(self._cores.faults.die_before_first_byte):
+    async def _answer(
+        self, exchange: HttpExchange, params: RequestParams, stream: TokenStream, shape: AnswerShape
+    ) -> None:
+        if self._rng.happens(self._cores.faults.die_before_first_byte):
             raise RequestGone
-        dies = self._dice.happens(self._cores.faults.die_mid_stream)
-        said, usage = [ChoiceText() for _ in order.requests], AnswerUsage(order.prompt_tokens, 0, 0)
-        if order.stream:
-            await call.stream()
+        dies = self._rng.happens(self._cores.faults.die_mid_stream)
+        choices, usage = [ChoiceText() for _ in params.sequences], AnswerUsage(params.prompt_tokens, 0, 0)
+        if params.stream:
+            await exchange.start_stream()
             if greeting := shape.greeting():
-                await call.write(greeting)
-        while pieces := self._pieces(order, await answer.tokens(), said, usage):
-            if order.stream:
+                await exchange.write(greeting)
+        while pieces := self._pieces(params, await stream.tokens(), choices, usage):
+            if params.stream:
                 opening = shape.opening(pieces[0].usage) if usage.completion_tokens == 0 else b""
-                await call.write(opening + b"".join(map(shape.piece, pieces)))
+                await exchange.write(opening + b"".join(map(shape.piece, pieces)))
             usage = pieces[-1].usage
             if dies and usage.completion_tokens >= CUT_AFTER_TOKENS:
                 raise RequestGone
         if dies:
             raise RequestGone
-        whole = shape.whole(said, usage)
-        if (params := self._connectors.end(order, answer, usage.cached_tokens)) is not None:
-            whole["kv_transfer_params"] = params
-        if isinstance(shape, ResponseShape) and order.body.get("store") is not False:
-            self.kept.keep(whole, input_items(order.body))
-        if order.stream:
-            await call.write(shape.closing(said, usage))
-            await call.end()
+        whole = shape.whole(choices, usage)
+        if (transfer := self._connectors.end(params, stream, usage.cached_tokens)) is not None:
+            whole["kv_transfer_params"] = transfer
+        if isinstance(shape, ResponseShape) and params.body.get("store") is not False:
+            self.responses.put(whole, input_items(params.body))
+        if params.stream:
+            await exchange.write(shape.closing(choices, usage))
+            await exchange.finish_stream()
         else:
-            await call.answer(whole)
+            await exchange.send_json(whole)
 
     def _pieces(
-        self, order: RequestParams, tokens: list[tuple[int, SequenceOutput]], said: list[ChoiceText], usage: AnswerUsage
+        self,
+        params: RequestParams,
+        tokens: list[tuple[int, SequenceOutput]],
+        choices: list[ChoiceText],
+        usage: AnswerUsage,
     ) -> list[TokenPiece]:
-        """Writes new tokens down, and makes pieces of them."""
+        """Append new tokens to their choices, and return them as pieces."""
         pieces = []
-        told = order.half.cached_tokens if isinstance(order.half, DecodeParams) else None
-        for choice, output in tokens:
-            usage = usage.and_token(output.cached_tokens if told is None else told)
+        prefill_cached = params.transfer.cached_tokens if isinstance(params.transfer, DecodeParams) else None
+        for number, output in tokens:
+            usage = usage.and_token(output.cached_tokens if prefill_cached is None else prefill_cached)
             text = "" if output.finish == "stop" else self._vocabulary.text(output.token)
-            one = said[choice]
-            one.tokens.append(output.token)
-            one.texts.append(text)
-            one.finish = output.finish
-            pieces.append(TokenPiece(choice, output.token, text, output.finish, usage))
+            choice = choices[number]
+            choice.tokens.append(output.token)
+            choice.texts.append(text)
+            choice.finish = output.finish
+            pieces.append(TokenPiece(number, output.token, text, output.finish, usage))
         return pieces
 
-    def _start_background(self, shape: ResponseShape, order: RequestParams, answer: TokenStream) -> dict[str, Any]:
+    def _start_background(self, shape: ResponseShape, params: RequestParams, stream: TokenStream) -> dict[str, Any]:
         response = shape.unfinished("queued")
-        self.kept.keep(response, input_items(order.body))
-        self._background[response["id"]] = answer
-        self._tasks.spawn("background response", self._finish_background(shape, order, answer))
+        self.responses.put(response, input_items(params.body))
+        self._background[response["id"]] = stream
+        self._tasks.spawn("background response", self._finish_background(shape, params, stream))
         return response
 
-    async def _finish_background(self, shape: ResponseShape, order: RequestParams, answer: TokenStream) -> None:
-        said, usage = [ChoiceText()], AnswerUsage(order.prompt_tokens, 0, 0)
+    async def _finish_background(self, shape: ResponseShape, params: RequestParams, stream: TokenStream) -> None:
+        choices, usage = [ChoiceText()], AnswerUsage(params.prompt_tokens, 0, 0)
         try:
-            while pieces := self._pieces(order, await answer.tokens(), said, usage):
+            while pieces := self._pieces(params, await stream.tokens(), choices, usage):
                 usage = pieces[-1].usage
         except RequestGone:
             return
         finally:
-            answer.close()
-        whole = shape.whole(said, usage)
+            stream.close()
+        whole = shape.whole(choices, usage)
         self._background.pop(whole["id"], None)
-        self.kept.keep(whole, input_items(order.body))
+        self.responses.put(whole, input_items(params.body))
 
-    def _submit(self, order: RequestParams, rank: int) -> TokenStream:
-        answer = self._cores.all[rank].submit(order.requests)
-        if answer == "queue full":
+    def _submit(self, params: RequestParams, rank: int) -> TokenStream:
+        stream = self._cores.all[rank].submit(params.sequences)
+        if stream == "queue full":
             raise NoTarget("The engine's queue is full.")
-        if isinstance(answer, str):
-            raise BadRequest(f"The engine refuses the request: {answer}.")
-        return answer
+        if isinstance(stream, str):
+            raise BadRequest(f"The engine refuses the request: {stream}.")
+        return stream
 
-    def _rank(self, call: HttpExchange) -> int:
-        """As vLLM reads the header: what is no number is ignored, a rank that is not there is refused."""
+    def _read_rank(self, exchange: HttpExchange) -> int:
+        """Read the rank header as vLLM does: ignore what is not a number, refuse a rank that does not exist."""
         try:
-            rank = int(call.headers.get("x-data-parallel-rank", ""))
+            rank = int(exchange.headers.get("x-data-parallel-rank", ""))
         except ValueError:
             return self._cores.least_busy()
         if not 0 <= rank < len(self._cores.all):
             raise BadRequest(f"data_parallel_rank {rank} is out of range [0, {len(self._cores.all)}).")
         return rank
 
-    def _fail_by_chance(self) -> None:
+    def _inject_errors(self) -> None:
         faults = self._cores.faults
         if faults.refuse:
             raise NoTarget("The engine takes no requests.")
-        if self._dice.happens(faults.error_rate):
-            raise EngineFailed("The engine failed, as it was told to.")
+        if self._rng.happens(faults.error_rate):
+            raise EngineFailed("The engine failed: fault error_rate.")
 
 
-def read_json(call: HttpExchange) -> dict[str, Any]:
-    """The body as an object. Raises BadRequest."""
-    if not call.headers.get("content-type", "").startswith("application/json"):
+def read_json(exchange: HttpExchange) -> dict[str, Any]:
+    """Return the body as an object. Raises BadRequest when it is not a JSON object."""
+    if not exchange.headers.get("content-type", "").startswith("application/json"):
         raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        return msgspec.json.decode(call.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        raise BadRequest(f"The body is not a JSON object: {wrong}") from None
+        return msgspec.json.decode(exchange.body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is not a JSON object: {error}") from None
 
 
-async def _abandon(call: HttpExchange, answer: TokenStream) -> None:
-    await call.gone()
-    answer.abandon()
+async def _abandon_when_closed(exchange: HttpExchange, stream: TokenStream) -> None:
+    await exchange.wait_closed()
+    stream.abandon()

@@ -1,16 +1,15 @@
-"""An emulated engine's connectors: KV from the shared pool, KV for a peer, KV from a peer.
+"""The KV connectors of an emulated engine: KV from the shared pool, KV for a peer, KV from a peer.
 
-    find     before a request is queued: what the pool holds of it, or which half of a pair it is
-    begin    it is queued: the decode half goes and fetches, however long its peer may take
-    end      it has all its tokens: the prefill half keeps its blocks, and tells (nixl) where they are
+    find     before a request is queued: look up what the pool holds of it, or which half of a pair it is
+    begin    it is queued: the decode half starts to fetch from its peer, however long that takes
+    end      it has all its tokens: the prefill half holds its blocks, and (nixl) answers where they are
 
-As under vLLM's MultiConnector the peer comes first: what is fetched from there is not looked for in the pool.
+As under vLLM's MultiConnector the peer has precedence: what is fetched from a peer is not looked up in the pool.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -27,11 +26,11 @@ from router.testbed.simulator.engine_types import SequenceRequest
 
 CONNECT_TIMEOUT_S = 1.0
 KEEPALIVE_S = 4.0
-REPLY_S = 1.0  # on top of the time that a peer was asked to wait
+REPLY_S = 1.0  # on top of the time for which a peer was asked to wait
 
 
 class KvConnectors:
-    """Its side door is open between enter and exit, if it has one. Entering raises OSError when a port is taken."""
+    """The bootstrap server, if there is one, listens while entered; entering raises OSError when its port is in use."""
 
     def __init__(self, options: EngineOptions, tasks: Tasks) -> None:
         self._options = options
@@ -47,77 +46,83 @@ class KvConnectors:
 
     async def __aenter__(self) -> Self:
         if self.bootstrap is not None:
-            await self.bootstrap.listener.__aenter__()
+            await self.bootstrap.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self.bootstrap is not None:
-            await self.bootstrap.listener.__aexit__(kind, error, trace)
+            await self.bootstrap.__aexit__(*error)
         self._upstreams.close()
 
     @property
     def bootstrap_url(self) -> str | None:
-        """Mooncake calls it the bootstrap address."""
-        return None if self.bootstrap is None else self.bootstrap.listener.url
+        """Base URL of the bootstrap server; `None` when this engine does not prefill for others."""
+        return None if self.bootstrap is None else self.bootstrap.url
 
     def restart(self) -> None:
+        """Lose what is held for peers, as an engine that restarts does."""
         if self.bootstrap is not None:
             self.bootstrap.restart()
 
-    async def find(self, order: RequestParams, id: str, core: EngineCore) -> RequestParams:
-        """The order, with what is to be had outside. Raises Broken."""
-        half = read_transfer(self._options, order.body.get("kv_transfer_params"), id)
-        match half:
+    async def find(self, params: RequestParams, id: str, core: EngineCore) -> RequestParams:
+        """Return the request with the KV that the pool or a peer has for it.
+
+        Raises EngineFailed when it asks for a half that contradicts this engine's role.
+        """
+        transfer = read_transfer(self._options, params.body.get("kv_transfer_params"), id)
+        match transfer:
             case DecodeParams():
-                self._know(half.address)
-                requests = [r._replace(external_tokens=len(r.token_ids), source="peer") for r in order.requests]
+                self._add_peer(transfer.address)
+                sequences = [r._replace(external_tokens=len(r.token_ids), source="peer") for r in params.sequences]
             case _:
-                requests = [await self._pooled(request, core) for request in order.requests]
-        if isinstance(half, PrefillParams):
-            requests[0] = requests[0]._replace(keeps_after=half.keeps_after)
-        return order._replace(requests=requests, half=half)
+                sequences = [await self._find_in_pool(request, core) for request in params.sequences]
+        if isinstance(transfer, PrefillParams):
+            sequences[0] = sequences[0]._replace(keeps_after=transfer.keeps_after)
+        return params._replace(sequences=sequences, transfer=transfer)
 
-    def begin(self, order: RequestParams, answer: TokenStream) -> None:
-        if isinstance(order.half, DecodeParams):
-            answer.bring(self._tasks.spawn("fetch", self._fetch(order.half, answer)))
+    def begin(self, params: RequestParams, stream: TokenStream) -> None:
+        """Start the fetch of a decode half."""
+        if isinstance(params.transfer, DecodeParams):
+            stream.attach_fetch(self._tasks.spawn("fetch", self._fetch(params.transfer, stream)))
 
-    def end(self, order: RequestParams, answer: TokenStream, cached_tokens: int) -> dict[str, Any] | None:
-        """`kv_transfer_params` of its answer."""
-        half, bootstrap, options = order.half, self.bootstrap, self._options
-        if not isinstance(half, PrefillParams) or bootstrap is None or answer.finishes[0] not in half.keeps_after:
+    def end(self, params: RequestParams, stream: TokenStream, cached_tokens: int) -> dict[str, Any] | None:
+        """Hold the blocks of a prefill half; return the `kv_transfer_params` of its answer, `None` without any."""
+        transfer, bootstrap, options = params.transfer, self.bootstrap, self._options
+        if not isinstance(transfer, PrefillParams) or bootstrap is None:
             return None
-        bootstrap.keep(half.name, partial(answer.core.free, answer.ids[0], answer.core.engine), options.lease_s)
+        if stream.finishes[0] not in transfer.keeps_after:
+            return None
+        bootstrap.hold(transfer.name, partial(stream.core.free, stream.ids[0], stream.core.engine), options.lease_s)
         if options.transfer == "mooncake":
             return None
-        tokens = len(order.requests[0].token_ids)
-        engine_id, listener = bootstrap.engine_ids[answer.core.rank], bootstrap.listener
+        tokens, engine_id = len(params.sequences[0].token_ids), bootstrap.engine_ids[stream.core.rank]
         return nixl_params(
-            half.name, engine_id, listener.host, listener.port, tokens, options.block_tokens, cached_tokens
+            transfer.name, engine_id, bootstrap.host, bootstrap.port, tokens, options.block_tokens, cached_tokens
         )
 
-    async def _pooled(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:
-        """Of a prompt that the pool holds to the end, the last block is computed all the same."""
+    async def _find_in_pool(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:
+        """Fill in how much of the prompt the pool holds; its last block is always computed."""
         if self.store is None:
             return request
         usable = (len(request.token_ids) - 1) // self._options.block_tokens
-        held = await self.store.leading(core.engine.digests(request))
+        held = await self.store.count_leading(core.engine.digests(request))
         return request._replace(external_tokens=min(held, usable) * self._options.block_tokens)
 
-    def _know(self, address: str) -> None:
-        """Raises ValueError for what is no address."""
+    def _add_peer(self, address: str) -> None:
+        """Make the peer reachable. Raises ValueError when `address` is not a URL."""
         if address not in self._peers:
             self._upstreams.add(address, address)
             self._peers.add(address)
 
-    async def _fetch(self, half: DecodeParams, answer: TokenStream) -> None:
+    async def _fetch(self, transfer: DecodeParams, stream: TokenStream) -> None:
         wait_s = self._options.transfer_timeout_s if self._options.transfer == "mooncake" else 0.0
-        asked = msgspec.json.encode({"engine_id": half.engine_id, "name": half.name, "wait_s": wait_s})
-        told = await self._upstreams.fetch(half.address, "POST", "/emulate/fetch", asked, timeout_s=wait_s + REPLY_S)
-        if told is not None and told.status == 200:
-            answer.core.arrived(answer)
+        body = msgspec.json.encode({"engine_id": transfer.engine_id, "name": transfer.name, "wait_s": wait_s})
+        answer = await self._upstreams.fetch(
+            transfer.address, "POST", "/emulate/fetch", body, timeout_s=wait_s + REPLY_S
+        )
+        if answer is not None and answer.status == 200:
+            stream.core.finish_load(stream)
         elif self._options.kv_load_failure_policy == "recompute":
-            answer.core.lost(answer)
+            stream.core.fail_load(stream)
         else:
-            answer.fail()
+            stream.fail()

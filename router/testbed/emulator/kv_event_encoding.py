@@ -1,8 +1,8 @@
-"""KV events as vLLM puts them on the wire: domain events in, msgpack out. The inverse of `backends/vllm/kv_events.py`.
+"""KV events in vLLM's wire format, msgpack: the inverse of `backends/vllm/kv_events.py`.
 
 A message's payload is `[ts, events, rank]`. Since vLLM 0.24 an event is a map that leaves out fields at their default;
-before, it was an array with the tag first and every field in place. Both are written from the same table of fields, so
-that what is in one is in the other. Facts: vLLM distributed/kv_events.py, checked against recordings of 0.32.
+before, it was an array with the tag first and every field in place. Both are encoded from the same table of fields, so
+they carry the same facts. Source: vLLM distributed/kv_events.py, checked against recordings of 0.32.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode_batch(
     events: Sequence[Event], wall_s: float, rank: int, *, form: Format, adapter_ids: Mapping[str, int]
 ) -> bytes:
-    """One message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters."""
-    shape = _SHAPES[form]
-    return _encode([wall_s, [shape(*_fields(event, adapter_ids)) for event in events], rank])
+    """Encode one message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters."""
+    format_event = _FORMATS[form]
+    return _encode([wall_s, [format_event(*_fields(event, adapter_ids)) for event in events], rank])
 
 
 def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
-    """An event's tag and its fields in the order of the array format of 0.23."""
+    """Tag and fields of an event, in the order of the array format of 0.23."""
     match event:
         case BlocksStored():
             return "BlockStored", {
@@ -54,7 +54,7 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
             }
         case BlocksRemoved():
             return "BlockRemoved", {"block_hashes": event.hashes, "medium": MEDIUM, "group_idx": event.group}
-        case BlocksPooled():  # as MooncakeStoreConnector has it: no extra keys, no kind
+        case BlocksPooled():  # as MooncakeStoreConnector publishes it: no extra keys, no kind
             return "BlockStored", {
                 "block_hashes": event.hashes,
                 "parent_block_hash": event.parent,
@@ -71,7 +71,7 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
 
 
 def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
-    """Per block, untagged: the adapter's name on each, the salt on the first of the chain."""
+    """Extra keys by block: the adapter's name on each, the salt on the first of the chain."""
     each = [event.adapter] if event.adapter is not None else []
     keys: list[list[str] | None] = [each or None for _ in event.hashes]
     if event.salt is not None and keys:
@@ -87,4 +87,4 @@ def _array(tag: str, fields: Fields) -> list[Any]:
     return [tag, *fields.values()]
 
 
-_SHAPES: dict[Format, Callable[[str, Fields], Any]] = {"map": _map, "array": _array}
+_FORMATS: dict[Format, Callable[[str, Fields], Any]] = {"map": _map, "array": _array}

@@ -1,8 +1,8 @@
-"""One rank's event publisher: a real ZeroMQ PUB socket, and a ROUTER that replays what was published.
+"""One rank's event publisher: a real ZeroMQ PUB socket, and a ROUTER socket that replays what was published.
 
 Frames of a live message: `[topic][sequence, 8 bytes big-endian][payload]`. A replay request is `[empty][first
-sequence]` from a DEALER; the answer is one message per kept batch from there on, then an end marker whose sequence is
--1. Losses, doubles and disorder are put in here, behind the replay buffer, where a network would put them.
+sequence]` from a DEALER; the answer is one message per stored batch from there on, then an end marker whose sequence is
+-1. Losses, duplicates and reordering happen here, behind the replay buffer, where a network would cause them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from router.clock import Clock
 from router.kvcache.events import Event
-from router.testbed.emulator import kv_event_encoding
+from router.testbed.emulator.kv_event_encoding import encode_batch
 from router.testbed.emulator.options import EngineFaults, EngineOptions
 from router.testbed.rng import Rng
 
@@ -26,7 +26,7 @@ Frames = list[bytes]
 
 
 class KvPublisher:
-    """Binds at once. `publish` never blocks; `serve_replays` runs until cancelled; `close` gives the ports back."""
+    """Binds when it is made; `publish` never blocks; `serve_replays` runs until cancelled; `close` frees the ports."""
 
     def __init__(
         self,
@@ -40,34 +40,30 @@ class KvPublisher:
         self._options = options
         self._clock = clock
         self._faults = faults
-        self._dice = Rng(options.seed * 1_000_003 + rank)
+        self._rng = Rng(options.seed * 1_000_003 + rank)
         self._topic = options.topic.encode()
         self._adapter_ids = {name: number for number, name in enumerate(options.adapters(), start=1)}
         self._sequence = 0
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=options.replay_steps)
-        self._held: Frames | None = None  # a message that is to be overtaken by the next
+        self._replay_buffer: deque[tuple[int, bytes]] = deque(maxlen=options.replay_steps)
+        self._delayed: Frames | None = None  # a message that the next one is to overtake
         self._live: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self._replay = zmq.asyncio.Socket(context, zmq.ROUTER)
         self.endpoint = self._bind(self._live, options.events_port)
         self.replay_endpoint = self._bind(self._replay, options.replay_port)
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Give these events the next sequence number, keep them for replays, and send them as the faults allow."""
-        payload = kv_event_encoding.encode_batch(
-            events,
-            self._clock.wall(),
-            self.rank,
-            form=self._options.events_format,
-            adapter_ids=self._adapter_ids,
+        """Give these events the next sequence number, store them for replays, and send them as the faults allow."""
+        payload = encode_batch(
+            events, self._clock.wall(), self.rank, form=self._options.events_format, adapter_ids=self._adapter_ids
         )
-        self._kept.append((self._sequence, payload))
+        self._replay_buffer.append((self._sequence, payload))
         frames = [self._topic, self._sequence.to_bytes(8, "big"), payload]
         self._sequence += 1
-        for message in self._disturbed(frames):
+        for message in self._apply_faults(frames):
             self._send(message)
 
     def source(self) -> dict[str, object]:
-        """This rank's entry of `GET /kv_event_sources`."""
+        """This rank's entry in `GET /kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -80,40 +76,42 @@ class KvPublisher:
         }
 
     async def serve_replays(self) -> None:
+        """Answer replay requests until cancelled; like vLLM it ignores malformed ones."""
         while True:
             request = await self._replay.recv_multipart()
             if len(request) != 3 or len(request[2]) != 8:
-                continue  # as vLLM: not answered
-            asker, start = request[0], int.from_bytes(request[2], "big")
+                continue
+            peer, start = request[0], int.from_bytes(request[2], "big")
             topic = [self._topic] if self._options.replay_format == "topic" else []
-            for sequence, payload in list(self._kept):
+            for sequence, payload in list(self._replay_buffer):
                 if sequence >= start:
-                    await self._replay.send_multipart([asker, b"", *topic, sequence.to_bytes(8, "big"), payload])
-            await self._replay.send_multipart([asker, b"", *([b""] if topic else []), END, b""])
+                    await self._replay.send_multipart([peer, b"", *topic, sequence.to_bytes(8, "big"), payload])
+            await self._replay.send_multipart([peer, b"", *([b""] if topic else []), END, b""])
 
     def restart(self) -> None:
-        """As a new process would: sequences from 0, nothing to replay."""
+        """Begin anew as a restarted process does: sequences from 0, nothing to replay."""
         self._sequence = 0
-        self._kept.clear()
-        self._held = None
+        self._replay_buffer.clear()
+        self._delayed = None
 
     def close(self) -> None:
+        """Close both sockets without waiting for unsent messages."""
         self._live.close(linger=0)
         self._replay.close(linger=0)
 
-    def _disturbed(self, frames: Frames) -> list[Frames]:
-        """What goes out now, in this order."""
-        faults, dice = self._faults(), self._dice
-        if dice.happens(faults.drop_events):
+    def _apply_faults(self, frames: Frames) -> list[Frames]:
+        """Return the messages to send now, in order."""
+        faults, rng = self._faults(), self._rng
+        if rng.happens(faults.drop_events):
             return []
-        if self._held is None and dice.happens(faults.reorder_events):
-            self._held = frames
+        if self._delayed is None and rng.happens(faults.reorder_events):
+            self._delayed = frames
             return []
-        out = [frames, frames] if dice.happens(faults.duplicate_events) else [frames]
-        if self._held is not None:
-            out.append(self._held)
-            self._held = None
-        return out
+        messages = [frames, frames] if rng.happens(faults.duplicate_events) else [frames]
+        if self._delayed is not None:
+            messages.append(self._delayed)
+            self._delayed = None
+        return messages
 
     def _send(self, frames: Frames) -> None:
         delay_s = self._faults().delay_events_ms / 1000
@@ -127,7 +125,7 @@ class KvPublisher:
             self._live.send_multipart(frames)
 
     def _bind(self, socket: zmq.Socket[Any], port: int) -> str:
-        """Binds, and says where as the engine would: a wildcard host stays `*`."""
+        """Bind, and return the endpoint as the engine reports it: a wildcard host stays `*`."""
         host = "*" if self._options.host in ("0.0.0.0", "::") else self._options.host
         offset = self.rank if port else 0
         socket.bind(f"tcp://{host}:{port + offset}")

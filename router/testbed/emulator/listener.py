@@ -1,7 +1,7 @@
-"""An ASGI application on a real socket of this process, between enter and exit.
+"""An HTTP server for one ASGI application on a real socket of this process.
 
-uvicorn's protocol on the loop's own server, without uvicorn's signal handling and its ten ticks a second, so that an
-idle server costs nothing and a stop is immediate. `Call.cut` works on every request that comes through it.
+It runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten ticks a second,
+so an idle server costs nothing and stops at once. `HttpExchange.abort` works on every request that arrives through it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.testbed.emulator.http_exchange import CUT, Message, Receive, Send
+from router.testbed.emulator.http_exchange import ABORT, Message, Receive, Send
 
 END_TIMEOUT_S = 1.0
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class EmulatorListener:
-    """`port` 0: the system chooses, and `port` tells once entered. Entering raises OSError when a port is taken.
+    """Listens while entered; entering raises OSError when the port is in use.
 
-    `headers` go with every answer.
+    With `port` 0 the system chooses one, and `port` holds it once entered. `headers` go with every answer.
     """
 
     def __init__(
@@ -66,10 +65,8 @@ class EmulatorListener:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """At once: connections are cut, and requests end as they do when their client goes."""
+    async def __aexit__(self, *_: object) -> None:
+        """Stop at once: cut all connections, so that requests end as they do when their client disconnects."""
         assert self._server is not None
         self._server.close()
         for connection in list(self._state.connections):
@@ -82,8 +79,8 @@ class EmulatorListener:
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's connection, with a way for the application to cut it."""
+    """uvicorn's connection, with a way for the application to abort it."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]

@@ -1,9 +1,9 @@
-"""Makes the tokenizer that emulated engines ship with: `python -m router.testbed.emulator.make_tokenizer [FOLDER]`.
+"""`python -m router.testbed.emulator.make_tokenizer [FOLDER]` trains the tokenizer that emulated engines ship with.
 
-A real byte-level BPE of 4096 tokens, trained on English and code that every Python has with it (the language reference
-in `pydoc_data.topics` and a few modules), and a ChatML template with tools. Small enough to ship, real enough that
-everything said of tokenizers in this project can be tested without a model. The result is committed: another Python
-version trains a slightly different one.
+It is a real byte-level BPE of 4096 tokens, trained on English and code that every Python brings (the language reference
+in `pydoc_data.topics` and a few modules), with a ChatML template with tools: small enough to ship, and real enough to
+test everything about tokenizers in this project without a model. The result is committed: another Python version trains
+a slightly different one.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ CHAT_TEMPLATE = """\
 
 
 def read_corpus() -> Iterator[str]:
+    """Yield the texts to train on."""
     yield from import_module("pydoc_data.topics").topics.values()
     for name in MODULES:
         yield inspect.getsource(import_module(name))
 
 
 def train() -> Tokenizer:
+    """Return a tokenizer trained on the corpus."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -71,6 +73,7 @@ def train() -> Tokenizer:
 
 
 def write(folder: Path) -> None:
+    """Train a tokenizer and write `tokenizer.json` and `tokenizer_config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = json.loads(train().to_str())
     (folder / "tokenizer.json").write_text(json.dumps(trained, ensure_ascii=False, separators=(",", ":")), "utf-8")

@@ -1,6 +1,6 @@
-"""The metrics page of an emulated engine: vLLM 0.32's names, labels and number format, for what is simulated.
+"""The metrics page of an emulated engine, in vLLM 0.32's names, labels and number format.
 
-Only what a router or a dashboard looks at; the full page of a real engine is among the recordings.
+It has the metrics that a router or a dashboard reads; the full page of a real engine is among the recordings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ METRICS = (
 
 STORE_METRIC = "vllm:mooncake_store_operation"
 LOAD_LABELS = 'operation="load_get",status="ok"'
-POOL_LOAD_METRICS = (  # vLLM writes none of them before the first load
+POOL_LOAD_METRICS = (  # vLLM exposes none of them before the first load
     MetricLine(
         f"{STORE_METRIC}_time_seconds", "histogram", lambda g: g.pool_loads, f'{LOAD_LABELS},le="+Inf"', "_bucket"
     ),
@@ -65,7 +65,7 @@ POOL_LOAD_METRICS = (  # vLLM writes none of them before the first load
 
 
 def render_metrics(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> bytes:
-    """`gauges` by rank."""
+    """Return the page; `gauges` are by rank."""
     lines = [*_samples(options, METRICS, gauges), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
         lines += _samples(options, POOL_LOAD_METRICS, gauges)
@@ -104,7 +104,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
 
 
 def _adapter_info(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> Iterator[str]:
-    """One line for the server; its value is when it was written."""
+    """Yield the one sample of the server; its value is the time at which it was written."""
     running = {name for each in gauges for name in each.running_adapters}
     waiting = {name for each in gauges for name in each.waiting_adapters}
     labels = {

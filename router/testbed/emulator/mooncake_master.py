@@ -1,35 +1,29 @@
-"""A simulated Mooncake master: which keys exist and in which tier, told over HTTP as the real one tells it.
+"""A simulated Mooncake master: which keys exist in which tier, reported over HTTP as the real one does.
 
-Of the real one's admin API (`protocol.md` 9.2) it has what a router may ask; no answer changes what is evicted, for
-nothing is ever evicted by itself. Beside that it has its own paths, which no fault touches, for tests and for emulated
+Of the real admin API (`protocol.md` 9.2) it has what a router may query; no query changes what is evicted, because
+nothing is ever evicted by itself. These paths of its own are not affected by faults; tests use them, and emulated
 engines that share it as their pool:
 
     POST /emulate/put      {"keys": [...], "tier": "memory" | "disk"}   each key has a replica there from now on
     POST /emulate/remove   {"keys": [...]}; {} removes everything, as a restart does
     POST /emulate/faults   {"silent": bool, "slow_ms": number, "standby": bool, "error": bool}
 
-`python -m router.testbed.emulator.mooncake_master '{"port": 0, ...}'` (`MasterOptions`) prints one line of JSON when
-it takes requests.
+`python -m router.testbed.emulator.mooncake_master '{"port": 0, ...}'` (`MasterOptions`) runs one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
-import uvloop
 
+from router.testbed.child_process import run_from_argument, run_service
 from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
 from router.testbed.emulator.listener import EmulatorListener
-from router.testbed.emulator.parent_watch import die_with_parent
 
 Tier = Literal["memory", "disk"]
 Handler = Callable[[HttpExchange], Awaitable[None]]
@@ -51,13 +45,13 @@ ON_DISK = {"client_id": "1-1", "object_size": 1, "transport_endpoint": "127.0.0.
 class MasterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 0
-    parent_pid: int | None = None  # end when this process, our parent, does
+    parent_pid: int | None = None  # the parent process to die with
 
 
 class MasterFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    silent: bool = False  # takes requests and answers none
-    slow_ms: float = 0.0  # every answer comes this much later
-    standby: bool = False  # another one leads
+    silent: bool = False  # accept requests and answer none
+    slow_ms: float = 0.0  # every answer is this much later
+    standby: bool = False  # another master leads
     error: bool = False  # 500
 
 
@@ -66,15 +60,14 @@ class _Keys(msgspec.Struct, forbid_unknown_fields=True):
     tier: Tier = "memory"
 
 
-class MooncakeMaster:
-    """Listens between enter and exit. `keys` and `faults` may be changed directly by who shares the process."""
+class MooncakeMaster(EmulatorListener):
+    """Listens while entered. In the same process `keys` and `faults` may be changed directly."""
 
     def __init__(self, options: MasterOptions) -> None:
+        super().__init__(self._handle, options.host, options.port)
         self.keys: dict[str, set[Tier]] = {}
         self.faults = MasterFaults()
-        self.queries: list[list[str]] = []  # the keys of every question, oldest first
-        self._options = options
-        self._listener = EmulatorListener(self._serve, options.host, options.port)
+        self.queries: list[list[str]] = []  # the keys of every query, oldest first
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._health,
             ("GET", "/role"): self._role,
@@ -88,67 +81,55 @@ class MooncakeMaster:
         }
 
     @property
-    def url(self) -> str:
-        return self._listener.url
+    def announcement(self) -> dict[str, Any]:
+        """Facts for the parent process, as JSON values."""
+        return {"url": self.url, "pid": os.getpid()}
 
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    async def __aenter__(self) -> Self:
-        await self._listener.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._listener.__aexit__(kind, error, trace)
-
-    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        call = HttpExchange(scope, receive, send)
+    async def _handle(self, scope: Message, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send)
         try:
-            await call.read()
-            if not call.path.startswith("/emulate/"):
+            await exchange.read()
+            if not exchange.path.startswith("/emulate/"):
                 if self.faults.silent:
-                    await call.gone()
+                    await exchange.wait_closed()
                     return
                 if self.faults.slow_ms:
                     await asyncio.sleep(self.faults.slow_ms / 1e3)
                 if self.faults.error:
-                    await call.send(b"", "text/plain", 500)
+                    await exchange.send_body(b"", "text/plain", 500)
                     return
-            await self._routes.get((call.method, call.path), _not_found)(call)
-        except msgspec.DecodeError as wrong:
-            await call.answer({"error": str(wrong)}, 400)
+            await self._routes.get((exchange.method, exchange.path), _not_found)(exchange)
+        except msgspec.DecodeError as error:
+            await exchange.send_json({"error": str(error)}, 400)
         except ClientLeft:
             return
 
-    # -- the real one's
+    # -- endpoints of the real master
 
-    async def _health(self, call: HttpExchange) -> None:
+    async def _health(self, exchange: HttpExchange) -> None:
         standby = self.faults.standby
         state = {"role": "standby", "ha_state": "standby"} if standby else {"role": "leader", "ha_state": "serving"}
-        place = {"leader_address": None, "view_version": None}
-        await call.answer({"status": "ok", **state, "service_ready": not standby, **place})
+        view = {"leader_address": None, "view_version": None}
+        await exchange.send_json({"status": "ok", **state, "service_ready": not standby, **view})
 
-    async def _role(self, call: HttpExchange) -> None:
-        await call.send(b"standby" if self.faults.standby else b"leader", "text/plain; charset=utf-8")
+    async def _role(self, exchange: HttpExchange) -> None:
+        await exchange.send_body(b"standby" if self.faults.standby else b"leader", "text/plain; charset=utf-8")
 
-    async def _leader(self, call: HttpExchange) -> None:
-        await call.answer({"present": False, "leader_address": None, "view_version": None})
+    async def _leader(self, exchange: HttpExchange) -> None:
+        await exchange.send_json({"present": False, "leader_address": None, "view_version": None})
 
-    async def _batch_query_keys(self, call: HttpExchange) -> None:
+    async def _batch_query_keys(self, exchange: HttpExchange) -> None:
         if self.faults.standby:
-            await call.answer(INACTIVE, 503)
+            await exchange.send_json(INACTIVE, 503)
             return
-        keys = [key for key in ",".join(parse_qs(call.query).get("keys", [])).split(",") if key]
+        keys = [key for key in ",".join(parse_qs(exchange.query).get("keys", [])).split(",") if key]
         if not keys:
-            await call.answer(NO_KEYS, 400)
+            await exchange.send_json(NO_KEYS, 400)
             return
         self.queries.append(keys)
-        await call.answer({"success": True, "data": {key: self._told(key) for key in keys}})
+        await exchange.send_json({"success": True, "data": {key: self._describe_key(key) for key in keys}})
 
-    def _told(self, key: str) -> dict[str, Any]:
+    def _describe_key(self, key: str) -> dict[str, Any]:
         tiers = self.keys.get(key)
         if tiers is None:
             return ABSENT
@@ -157,72 +138,49 @@ class MooncakeMaster:
         none = {"disk_values": None, "nof_values": None}
         return {"ok": True, "error": None, "values": memory, "local_disk_values": disk, **none}
 
-    async def _get_all_keys(self, call: HttpExchange) -> None:
+    async def _get_all_keys(self, exchange: HttpExchange) -> None:
         if self.faults.standby:
-            await call.answer(INACTIVE, 503)
+            await exchange.send_json(INACTIVE, 503)
             return
-        await call.send("".join(f"{key}\n" for key in self.keys).encode(), "text/plain; version=0.0.4")
+        await exchange.send_body("".join(f"{key}\n" for key in self.keys).encode(), "text/plain; version=0.0.4")
 
-    async def _metrics(self, call: HttpExchange) -> None:
+    async def _metrics(self, exchange: HttpExchange) -> None:
         page = (
             "# HELP master_key_count Total number of keys managed by the master\n"
             f"# TYPE master_key_count gauge\nmaster_key_count {len(self.keys)}\n"
             "# HELP master_allocated_bytes Total memory bytes currently allocated across all segments\n"
             f"# TYPE master_allocated_bytes gauge\nmaster_allocated_bytes {len(self.keys)}\n"
         )
-        await call.send(page.encode(), "text/plain; version=0.0.4")
+        await exchange.send_body(page.encode(), "text/plain; version=0.0.4")
 
-    # -- our own
+    # -- endpoints of the emulator
 
-    async def _put(self, call: HttpExchange) -> None:
-        asked = msgspec.json.decode(call.body, type=_Keys)
-        for key in asked.keys or []:
-            self.keys.setdefault(key, set()).add(asked.tier)
-        await call.answer({})
+    async def _put(self, exchange: HttpExchange) -> None:
+        request = msgspec.json.decode(exchange.body, type=_Keys)
+        for key in request.keys or []:
+            self.keys.setdefault(key, set()).add(request.tier)
+        await exchange.send_json({})
 
-    async def _remove(self, call: HttpExchange) -> None:
-        asked = msgspec.json.decode(call.body, type=_Keys)
-        for key in list(self.keys) if asked.keys is None else asked.keys:
+    async def _remove(self, exchange: HttpExchange) -> None:
+        request = msgspec.json.decode(exchange.body, type=_Keys)
+        for key in list(self.keys) if request.keys is None else request.keys:
             self.keys.pop(key, None)
-        await call.answer({})
+        await exchange.send_json({})
 
-    async def _change_faults(self, call: HttpExchange) -> None:
-        change = msgspec.json.decode(call.body, type=dict[str, Any])
-        self.faults = msgspec.convert(msgspec.to_builtins(self.faults) | change, MasterFaults)
-        await call.answer(self.faults)
-
-
-async def _not_found(call: HttpExchange) -> None:
-    await call.send(b"404 Not Found", "text/plain", 404)
+    async def _change_faults(self, exchange: HttpExchange) -> None:
+        changes = msgspec.json.decode(exchange.body, type=dict[str, Any])
+        self.faults = msgspec.convert(msgspec.to_builtins(self.faults) | changes, MasterFaults)
+        await exchange.send_json(self.faults)
 
 
-async def serve_master(options: MasterOptions, announce: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is called once, when it takes requests."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    async with MooncakeMaster(options) as master:
-        announce({"url": master.url, "pid": os.getpid()})
-        await stopped.wait()
+async def _not_found(exchange: HttpExchange) -> None:
+    await exchange.send_body(b"404 Not Found", "text/plain", 404)
 
 
-def _announce(facts: dict[str, Any]) -> None:
-    """The one line on standard output."""
-    sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        options = msgspec.json.decode(sys.argv[1] if len(sys.argv) > 1 else "{}", type=MasterOptions)
-        if options.parent_pid is not None:
-            die_with_parent(options.parent_pid)
-        uvloop.run(serve_master(options, _announce))
-    except (msgspec.DecodeError, OSError) as wrong:
-        sys.exit(f"warmroute master: {wrong}")
+def run_master(options: MasterOptions) -> None:
+    """Serve until SIGTERM or SIGINT; print one JSON line once it accepts requests. Raises OSError for a port in use."""
+    run_service(lambda: MooncakeMaster(options), options.parent_pid)
 
 
 if __name__ == "__main__":
-    main()
+    run_from_argument("warmroute master", MasterOptions, run_master)

@@ -1,4 +1,4 @@
-"""What an emulated engine is told at its start, and which faults it is told to have, then or later.
+"""The options of an emulated engine, and its faults, which can also be changed while it runs.
 
 Both are plain values that travel as JSON: options as the one argument of a child process, faults in the body of
 `POST /emulate/faults`. Unknown keys are refused by name.
@@ -18,7 +18,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes wrong. Everything left to chance follows from the engine's seed."""
+    """Faults to inject. Random ones follow from the engine's seed."""
 
     drop_events: Probability = 0.0  # of event messages never sent; a replay still has them
     duplicate_events: Probability = 0.0  # sent twice
@@ -27,26 +27,26 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     error_rate: Probability = 0.0  # of generating requests: 500
     refuse: bool = False  # generating requests: 503, as with a full queue
     unhealthy: bool = False  # GET /health: 503
-    freeze: bool = False  # takes connections and requests, answers none, steps and publishes nothing
-    refuse_ids: bool = False  # token ids that chats bring along: 400
-    ignore_ids: bool = False  # not looked at, as by engines before 0.32
+    freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
+    refuse_ids: bool = False  # chats that carry token ids: 400
+    ignore_ids: bool = False  # token ids of chats are not read, as by engines before 0.32
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
 
-    def changed(self, body: bytes) -> EngineFaults:
-        """These faults with the fields of a JSON object replaced. Raises msgspec.ValidationError naming the field."""
-        change: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-        return msgspec.convert(msgspec.to_builtins(self) | change, EngineFaults)
+    def merge_json(self, body: bytes) -> EngineFaults:
+        """Return these faults with the fields of a JSON object replaced. Raises msgspec.ValidationError."""
+        changes: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.convert(msgspec.to_builtins(self) | changes, EngineFaults)
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One emulated engine. Ports of 0 are chosen by the system and announced."""
+    """Options of one emulated engine. A port of 0 is chosen by the system and announced."""
 
     name: str = "engine"
     host: str = "127.0.0.1"
     port: Port = 0
-    version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.")] = "0.32.0"  # of vLLM; what it says, and does
+    version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.")] = "0.32.0"  # of vLLM: reported, and emulated
     model: str = "warm-tiny"
     tokenizer: str | None = None  # model directory; default: the one that ships
     loras: tuple[str, ...] = ()  # adapter names, or name=path
@@ -55,29 +55,29 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 8000.0  # 0: prompts take no time
     decode_ms_per_token: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     answer_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64  # length of an answer that is not cut by max_tokens
-    pool_url: str | None = None  # the shared pool's master; none: no store connector
+    pool_url: str | None = None  # the shared pool's master; `None`: no store connector
     pool_model: str | None = None  # the model's part of its keys; default: the last component of the model's name
-    pool_timeout_s: float = 1.0  # an answer that takes longer is none: nothing is held, nothing saved
+    pool_timeout_s: float = 1.0  # after this the pool counts as holding nothing, and nothing is saved
     load_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 100_000.0  # from pool or peer; 0: no time
     load_base_ms: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     hash_algo: HashAlgo = "sha256"
     hash_seed: str = DEFAULT_SEED  # PYTHONHASHSEED
     role: Literal["both", "prefill", "decode"] = "both"  # kv_both, kv_producer, kv_consumer
     transfer: Literal["mooncake", "nixl"] | None = None  # the connector between prefill and decode engines
-    bootstrap_port: Port = 0  # of a prefill engine's side door: Mooncake's bootstrap server, Nixl's side channel
-    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # what a peer did not send
-    transfer_timeout_s: float = 2.0  # a decode engine waits so long for its peer (vLLM: 480 s)
-    lease_s: float = 30.0  # blocks kept for a peer are freed after it (vLLM: Nixl 30 s, Mooncake 480 s)
+    bootstrap_port: Port = 0  # of a prefill engine: Mooncake's bootstrap server, Nixl's side channel
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # for KV that a peer did not send
+    transfer_timeout_s: float = 2.0  # how long a decode engine waits for its peer (vLLM: 480 s)
+    lease_s: float = 30.0  # blocks held for a peer are freed after it (vLLM: Nixl 30 s, Mooncake 480 s)
     ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 256
     max_queued: int | None = None  # waiting requests per rank beyond which new ones get 503
-    max_model_len: int | None = None  # default: what the cache can hold, at most 32768
+    max_model_len: int | None = None  # default: the size of the cache, at most 32768
     events: bool = True
     events_format: Literal["map", "array"] = "map"  # vLLM >= 0.24, or before
     replay_format: Literal["topic", "bare"] = "topic"  # vLLM >= 0.26, or before
     events_port: Port = 0  # rank r publishes on events_port + r, as vLLM does
     replay_port: Port = 0
-    replay_steps: Annotated[int, msgspec.Meta(ge=1)] = 10_000  # batches kept for replays
+    replay_steps: Annotated[int, msgspec.Meta(ge=1)] = 10_000  # batches stored for replays
     topic: str = ""
     cached_tokens: bool = True  # vLLM's --enable-prompt-tokens-details
     api_key: str | None = None
@@ -85,18 +85,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key_file: str | None = None
     seed: int = 0
     faults: EngineFaults = EngineFaults()
-    parent_pid: int | None = None  # end when this process, our parent, does
+    parent_pid: int | None = None  # the parent process to die with
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
+        """Longest prompt and answer together, in tokens."""
         return self.max_model_len or min(self.blocks * self.block_tokens, 32768)
 
     @property
     def store_model(self) -> str:
+        """The model's part of the pool's keys."""
         return self.pool_model or self.model.rstrip("/").rpartition("/")[2]
 
     def adapters(self) -> dict[str, str]:
-        """LoRA adapters by name, with the path that `/v1/models` shows."""
+        """LoRA adapters by name, with the path that `/v1/models` reports."""
         pairs = (lora.partition("=") for lora in self.loras)
         return {name: path or f"/adapters/{name}" for name, _, path in pairs}

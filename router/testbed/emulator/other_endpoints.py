@@ -1,6 +1,6 @@
-"""vLLM's endpoints beside generation: tokenising, models, and stand-ins for embeddings and scores.
+"""vLLM's endpoints beside generation: tokenisation, models, and stand-ins for embeddings and scores.
 
-Embeddings and scores mean nothing here; they are there, of the right shape, and the same every time.
+Embeddings and scores have no meaning here; they have the right shape and are the same every time.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ class OtherEndpoints:
         self._clock = clock
         self._started = int(clock.wall())
 
-    async def tokenize(self, call: HttpExchange) -> None:
-        body = read_json(call)
+    async def tokenize(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
         model = body.get("model") or self._options.model
-        self._params_reader.adapter(model)
+        self._params_reader.read_adapter(model)
         if "messages" in body:
-            (tokens,) = self._params_reader.prompts(CHAT, msgspec.json.encode(body | {"model": model}), body)
+            (tokens,) = self._params_reader.read_prompts(CHAT, msgspec.json.encode(body | {"model": model}), body)
         else:
             tokens = self._vocabulary.encode(body["prompt"], special=body.get("add_special_tokens", True))
         names = self._vocabulary.names(tokens) if body.get("return_token_strs") else None
-        counted = {"count": len(tokens), "max_model_len": self._options.context_tokens}
-        await call.answer(counted | {"tokens": tokens, "token_strs": names})
+        sizes = {"count": len(tokens), "max_model_len": self._options.context_tokens}
+        await exchange.send_json(sizes | {"tokens": tokens, "token_strs": names})
 
-    async def detokenize(self, call: HttpExchange) -> None:
-        body = read_json(call)
-        await call.answer({"prompt": self._vocabulary.decode(msgspec.convert(body["tokens"], list[int]))})
+    async def detokenize(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
+        await exchange.send_json({"prompt": self._vocabulary.decode(msgspec.convert(body["tokens"], list[int]))})
 
-    async def count_tokens(self, call: HttpExchange) -> None:
-        body = read_json(call)
-        self._params_reader.adapter(body.get("model"))
-        (tokens,) = self._params_reader.prompts(MESSAGES, call.body, body)
-        told = {"original_input_tokens": len(tokens)}
-        await call.answer({"input_tokens": len(tokens), "context_management": told})
+    async def count_tokens(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
+        self._params_reader.read_adapter(body.get("model"))
+        (tokens,) = self._params_reader.read_prompts(MESSAGES, exchange.body, body)
+        management = {"original_input_tokens": len(tokens)}
+        await exchange.send_json({"input_tokens": len(tokens), "context_management": management})
 
-    async def models(self, call: HttpExchange) -> None:
+    async def models(self, exchange: HttpExchange) -> None:
         base = self._card(self._options.model, self._options.tokenizer or self._options.model, None)
         base["max_model_len"] = self._options.context_tokens
         adapters = [self._card(name, path, self._options.model) for name, path in self._options.adapters().items()]
-        await call.answer({"object": "list", "data": [base, *adapters]})
+        await exchange.send_json({"object": "list", "data": [base, *adapters]})
 
-    async def version(self, call: HttpExchange) -> None:
-        await call.answer({"version": self._options.version})
+    async def version(self, exchange: HttpExchange) -> None:
+        await exchange.send_json({"version": self._options.version})
 
-    async def embeddings(self, call: HttpExchange) -> None:
-        body = read_json(call)
-        self._params_reader.adapter(body.get("model"))
+    async def embeddings(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
+        self._params_reader.read_adapter(body.get("model"))
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
         data = [
             {"index": index, "object": "embedding", "embedding": _embedding(str(text))}
             for index, text in enumerate(texts)
         ]
-        await call.answer(self._listing("embd", body, data) | {"usage": self._usage(texts)})
+        await exchange.send_json(self._listing("embd", body, data) | {"usage": self._usage(texts)})
 
-    async def rerank(self, call: HttpExchange) -> None:
-        body = read_json(call)
-        self._params_reader.adapter(body.get("model"))
+    async def rerank(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
+        self._params_reader.read_adapter(body.get("model"))
         documents, query = body["documents"], str(body["query"])
         results: list[dict[str, Any]] = [
             {
@@ -88,18 +88,18 @@ class OtherEndpoints:
         ]
         results.sort(key=lambda result: -float(result["relevance_score"]))
         usage = self._usage([query, *documents])
-        told = {"id": f"rerank-{uuid.uuid4().hex[:16]}", "model": body["model"]}
-        told["usage"] = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
-        await call.answer(told | {"results": results[: body.get("top_n")]})
+        answer = {"id": f"rerank-{uuid.uuid4().hex[:16]}", "model": body["model"]}
+        answer["usage"] = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
+        await exchange.send_json(answer | {"results": results[: body.get("top_n")]})
 
-    async def score(self, call: HttpExchange) -> None:
-        body = read_json(call)
-        self._params_reader.adapter(body.get("model"))
-        left = _listed(body, "text_1", "data_1", "queries")
-        right = _listed(body, "text_2", "data_2", "documents")
+    async def score(self, exchange: HttpExchange) -> None:
+        body = read_json(exchange)
+        self._params_reader.read_adapter(body.get("model"))
+        left = _read_list(body, "text_1", "data_1", "queries")
+        right = _read_list(body, "text_2", "data_2", "documents")
         pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
         data = [{"index": index, "object": "score", "score": _score(*pair)} for index, pair in enumerate(pairs)]
-        await call.answer(self._listing("embd", body, data) | {"usage": self._usage([*left, *right])})
+        await exchange.send_json(self._listing("embd", body, data) | {"usage": self._usage([*left, *right])})
 
     def _card(self, id: str, root: str, parent: str | None) -> dict[str, Any]:
         card = {"id": id, "object": "model", "created": self._started, "owned_by": "vllm", "root": root}
@@ -107,15 +107,15 @@ class OtherEndpoints:
         return card | {"parent": parent, "max_model_len": None, "permission": [permission]}
 
     def _listing(self, prefix: str, body: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
-        told = {"id": f"{prefix}-{uuid.uuid4().hex[:16]}", "object": "list", "created": int(self._clock.wall())}
-        return told | {"model": body["model"], "data": data}
+        head = {"id": f"{prefix}-{uuid.uuid4().hex[:16]}", "object": "list", "created": int(self._clock.wall())}
+        return head | {"model": body["model"], "data": data}
 
     def _usage(self, texts: list[Any]) -> dict[str, Any]:
         count = sum(len(self._vocabulary.encode(str(text))) for text in texts)
         return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
 
 
-def _listed(body: dict[str, Any], *names: str) -> list[Any]:
+def _read_list(body: dict[str, Any], *names: str) -> list[Any]:
     value = next((body[name] for name in names if name in body), None)
     if value is None:
         raise BadRequest(f"`{names[0]}` is missing", param=names[0])

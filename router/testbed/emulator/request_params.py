@@ -1,8 +1,9 @@
-"""What a request orders from the engine, read from its body as vLLM reads it.
+"""The parameters of a generating request, read from its body as vLLM reads it.
 
-Prompts are read and rendered by the router's own rooms (`prompt/`, `prompt/tokenization/chat_template.py`): there is
-one implementation of vLLM's conversions here, and the tests against real engines are what keeps it honest. This module
-adds the fields that matter only to the engine: how many tokens, how many choices, which tool must be called.
+Prompts are read and rendered by the router's own packages (`prompt/api`, `prompt/tokenization/chat_template.py`): this
+project has one implementation of vLLM's conversions, and the tests against real engines check it. This module adds the
+fields that matter only to the engine: token ids that a chat carries, the number of tokens and choices, the tool that
+must be called.
 """
 
 from __future__ import annotations
@@ -13,46 +14,48 @@ from typing import Any, NamedTuple
 
 from router.clock import Clock
 from router.errors import BadRequest, NotFound
+from router.prompt.api.messages import has_media, normalise
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
 from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams
 from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.prompt_token_ids import read_prompt_token_ids
-from router.testbed.emulator.schema_example import make_example
 from router.testbed.emulator.vocabulary import Vocabulary
 from router.testbed.simulator.engine_types import SequenceRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 READ_UNCHANGED = ReadOptions(strip_fields=frozenset(), inject_usage=False)
-MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # whatever the endpoint calls it
+MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the endpoints' names for it
 MAX_CHOICES = 64
+IDS_PARAMETER = "kv_transfer_params.prompt_token_ids"
+IDS_VERSION = (0, 32)  # of vLLM, the first that reads token ids of chats
+SCALARS: dict[str, Any] = {"string": "warm", "integer": 1, "number": 1.5, "boolean": True, "null": None}
 Body = dict[str, Any]
 
 
 class ForcedTool(NamedTuple):
-    """The call that the answer has to be."""
+    """The tool call that the answer must be."""
 
     name: str
     arguments: str  # JSON
-    named: bool  # the client named it, rather than asking for any
+    chosen_by_name: bool  # False: the client asked for any tool
 
 
 class RequestParams(NamedTuple):
-    model: str  # as asked for: the base model or an adapter
+    model: str  # as requested: the base model or an adapter
     body: Body
-    requests: list[SequenceRequest]  # one per choice; several prompts: prompt by prompt
+    sequences: list[SequenceRequest]  # one per choice; several prompts: prompt by prompt
     prompt_tokens: int  # of all prompts, each counted once
     tool: ForcedTool | None
     stream: bool
-    usage: bool  # a last chunk with usage
-    every_usage: bool  # usage on every chunk
-    half: PrefillParams | DecodeParams | None = None  # of a pair
+    include_usage: bool  # a last chunk with usage
+    usage_per_chunk: bool
+    transfer: PrefillParams | DecodeParams | None = None  # its half of a prefill/decode pair
 
 
 class RequestParamsReader:
-    """Reads orders for one engine."""
+    """Reads requests for one engine."""
 
     def __init__(
         self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock, faults: Callable[[], EngineFaults]
@@ -66,52 +69,52 @@ class RequestParamsReader:
         self._variables = {name: vocabulary.config[name] for name in tokens if name in vocabulary.config}
 
     def read(self, path: str, raw: bytes, body: Body) -> RequestParams:
-        """`body` is `raw`, decoded. Raises BadRequest or NotFound, as the engine would refuse."""
-        adapter = self.adapter(body.get("model"))
-        prompts = self.prompts(path, raw, body)
+        """Read a request; `body` is `raw`, decoded. Raises BadRequest or NotFound where the engine would refuse it."""
+        adapter = self.read_adapter(body.get("model"))
+        prompts = self.read_prompts(path, raw, body)
         if any(ids and not 0 <= min(ids) <= max(ids) < 2**32 for ids in prompts):
             raise BadRequest("Token ids are out of vocabulary.", param="prompt")
-        tool = _forced_tool(body)
+        tool = _read_forced_tool(body)
         script = None if tool is None else self._vocabulary.encode(tool.arguments)
         copies = body.get("n") or 1
         if not 1 <= copies <= MAX_CHOICES:
             raise BadRequest(f"n must be between 1 and {MAX_CHOICES}, got {copies}.", param="n")
-        requests = [self._request(prompt, body, adapter, script, copy) for prompt in prompts for copy in range(copies)]
-        stream = bool(body.get("stream"))
-        wanted = body.get("stream_options") or {}
+        sequences = [
+            self._sequence(prompt, body, adapter, script, copy) for prompt in prompts for copy in range(copies)
+        ]
+        stream_options = body.get("stream_options") or {}
+        include_usage = bool(stream_options.get("include_usage"))
         return RequestParams(
             model=body["model"],
             body=body,
-            requests=requests,
+            sequences=sequences,
             prompt_tokens=sum(len(prompt) for prompt in prompts),
             tool=tool,
-            stream=stream,
-            usage=bool(wanted.get("include_usage")),
-            every_usage=bool(wanted.get("include_usage") and wanted.get("continuous_usage_stats")),
+            stream=bool(body.get("stream")),
+            include_usage=include_usage,
+            usage_per_chunk=include_usage and bool(stream_options.get("continuous_usage_stats")),
         )
 
-    def adapter(self, model: object) -> str | None:
-        """The LoRA adapter that a model name stands for; None for the base model. Raises NotFound."""
+    def read_adapter(self, model: object) -> str | None:
+        """Return the LoRA adapter of that name, `None` for the base model. Raises NotFound for any other name."""
         if model == self._options.model:
             return None
         if model not in self._adapters:
             raise NotFound(f"The model `{model}` does not exist.", param="model")
         return str(model)
 
-    def prompts(self, path: str, raw: bytes, body: Body) -> list[list[int]]:
-        """The token ids of every prompt in it. Raises BadRequest."""
-        if path == CHAT and (given := read_prompt_token_ids(self._options, self._faults(), body)) is not None:
-            return [given]
+    def read_prompts(self, path: str, raw: bytes, body: Body) -> list[list[int]]:
+        """Return the token ids of every prompt. Raises BadRequest for a prompt that cannot be read or rendered."""
+        if path == CHAT and (ids := read_prompt_token_ids(self._options, self._faults(), body)) is not None:
+            return [ids]
         if path == COMPLETIONS and isinstance(body.get("prompt"), list):
             several = body["prompt"]
             if several and not isinstance(several[0], int):
                 special = body.get("add_special_tokens", True)
                 return [p if isinstance(p, list) else self._vocabulary.encode(p, special=special) for p in several]
-        source = read_prompt(path, None, raw, READ_UNCHANGED).source
-        return [self.ids(source)]
+        return [self._token_ids(read_prompt(path, None, raw, READ_UNCHANGED).source)]
 
-    def ids(self, source: Source) -> list[int]:
-        """Token ids of what the router's own reading understood. Raises BadRequest."""
+    def _token_ids(self, source: Source) -> list[int]:
         match source:
             case Ids(ids):
                 return list(ids)
@@ -120,7 +123,7 @@ class RequestParamsReader:
             case Chat():
                 return self._chat_ids(source)
             case UnknownIds(reason):
-                raise BadRequest(f"the emulated engine takes no such prompt: {reason}")
+                raise BadRequest(f"the emulated engine cannot read this prompt: {reason}")
 
     def _chat_ids(self, chat: Chat) -> list[int]:
         if chat.cut:
@@ -131,24 +134,24 @@ class RequestParamsReader:
             raise BadRequest(str(refusal), param="messages") from None
         return self._vocabulary.encode(text, special=chat.add_special_tokens)
 
-    def _request(
+    def _sequence(
         self, prompt: list[int], body: Body, adapter: str | None, script: list[int] | None, copy: int
     ) -> SequenceRequest:
-        context, room = self._options.context_tokens, self._options.context_tokens - len(prompt)
-        given = [body[name] for name in MAX_TOKENS if body.get(name) is not None]
-        asked: int = given[0] if given else max(1, room)
-        if asked < 1:
-            raise BadRequest(f"max_tokens must be at least 1, got {asked}.", param="max_tokens")
-        if asked > room:
+        context, left = self._options.context_tokens, self._options.context_tokens - len(prompt)
+        limits = [body[name] for name in MAX_TOKENS if body.get(name) is not None]
+        max_tokens: int = limits[0] if limits else max(1, left)
+        if max_tokens < 1:
+            raise BadRequest(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+        if max_tokens > left:
             raise BadRequest(
-                f"This model's maximum context length is {context} tokens. However, you requested {asked} output "
+                f"This model's maximum context length is {context} tokens. However, you requested {max_tokens} output "
                 f"tokens and your prompt contains {len(prompt)} input tokens.",
                 param="input_tokens",
             )
         natural = max(self._options.answer_tokens, body.get("min_tokens") or 0)
         return SequenceRequest(
             token_ids=prompt,
-            max_tokens=asked,
+            max_tokens=max_tokens,
             natural_tokens=None if body.get("ignore_eos") else natural,
             script=script,
             adapter=adapter,
@@ -157,21 +160,67 @@ class RequestParamsReader:
         )
 
 
-def _forced_tool(body: Body) -> ForcedTool | None:
-    """The call that `tool_choice` demands, in any of the three dialects; its arguments are a specimen of the schema."""
+def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Body) -> list[int] | None:
+    """Return the prompt's token ids that a chat carries, `None` when its messages have to be rendered.
+
+    As in vLLM's renderers/online_renderer.py (`_reused_prompt_token_ids`): engines before 0.32 do not read them, and
+    none reads them, valid or not, when the messages are needed: to echo them, or for media in them. Raises BadRequest
+    for ids that are not token ids.
+    """
+    params = body.get("kv_transfer_params")
+    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
+    major, minor = options.version.split(".")[:2]
+    if ids is None or faults.ignore_ids or (int(major), int(minor)) < IDS_VERSION:
+        return None
+    if body.get("echo") or has_media(normalise(body["messages"]) or []):
+        return None
+    if faults.refuse_ids:
+        raise BadRequest(f"Token id {ids[0]} is out of vocabulary (parameter={IDS_PARAMETER})", param=IDS_PARAMETER)
+    if not isinstance(ids, list) or not ids or any(type(id) is not int or id < 0 for id in ids):
+        message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers."
+        raise BadRequest(f"{message} (parameter={IDS_PARAMETER})", param=IDS_PARAMETER)
+    return ids
+
+
+def make_example(schema: Any, depth: int = 8) -> Any:
+    """Return a small value that fits a JSON Schema, to pass to a tool that must be called.
+
+    It takes the first of alternatives and every property of an object; `$ref` is not followed.
+    """
+    if not isinstance(schema, dict) or depth == 0:
+        return None
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for alternatives in ("anyOf", "oneOf", "allOf"):
+        if schema.get(alternatives):
+            return make_example(schema[alternatives][0], depth - 1)
+    kind = schema.get("type", "object")
+    if isinstance(kind, list):
+        kind = kind[0]
+    if kind == "object":
+        return {name: make_example(inner, depth - 1) for name, inner in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [make_example(schema.get("items", {"type": "string"}), depth - 1)]
+    return SCALARS.get(kind)
+
+
+def _read_forced_tool(body: Body) -> ForcedTool | None:
+    """Return the call that `tool_choice` demands in any of the three dialects, with example arguments."""
     choice, tools = body.get("tool_choice"), body.get("tools") or []
-    named = _chosen_name(choice)
-    if not tools or not (named or choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")):
+    name = _read_tool_name(choice)
+    if not tools or not (name or choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")):
         return None
     functions = [tool.get("function", tool) for tool in tools]
-    function = next((f for f in functions if named in (None, f.get("name"))), None)
+    function = next((f for f in functions if name in (None, f.get("name"))), None)
     if function is None:
-        raise BadRequest(f"tool_choice names {named!r}, which is not in tools", param="tool_choice")
+        raise BadRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
     schema = function.get("parameters") or function.get("input_schema") or {}
-    return ForcedTool(function["name"], json.dumps(make_example(schema)), named is not None)
+    return ForcedTool(function["name"], json.dumps(make_example(schema)), name is not None)
 
 
-def _chosen_name(choice: object) -> str | None:
+def _read_tool_name(choice: object) -> str | None:
     if not isinstance(choice, dict) or choice.get("type") not in ("function", "tool"):
         return None
     name: str | None = choice.get("function", choice).get("name")

@@ -1,7 +1,7 @@
-"""`/v1/responses`, as vLLM answers it (openai/responses/serving.py and streaming_events.py), and the answers it keeps.
+"""`/v1/responses`, as vLLM answers it, and the responses it stores.
 
-A kept response lends its conversation to requests that name it in `previous_response_id`: its input without system
-messages, and what it said.
+Sources: openai/responses/serving.py and streaming_events.py. A request that names a stored response in
+`previous_response_id` continues its conversation: its input without system messages, and its output messages.
 """
 
 from __future__ import annotations
@@ -10,62 +10,65 @@ from collections import OrderedDict
 from typing import Any
 
 from router.errors import NotFound
-from router.testbed.emulator.answer_shape import AnswerFacts, AnswerUsage, ChoiceText, TokenPiece, sse_event
+from router.testbed.emulator.answer_shape import (
+    AnswerFacts,
+    AnswerShape,
+    AnswerUsage,
+    ChoiceText,
+    TokenPiece,
+    sse_event,
+)
 
 STORED_RESPONSES = 1000
 
 
-class ResponseShape:
+class ResponseShape(AnswerShape):
     def __init__(self, facts: AnswerFacts) -> None:
-        self._facts = facts
-        self._order = facts.order
+        super().__init__(facts)
         self._sequence = 0
-        self._open = False  # an output item is
+        self._open = False  # an output item has begun
         self._text = ""
-        tool = self._order.tool
-        self._item_id = f"{'msg' if tool is None else 'fc'}_{facts.id}"
+        self._item_id = f"{'msg' if self._params.tool is None else 'fc'}_{facts.id}"
 
     def greeting(self) -> bytes:
-        begun = self._response("in_progress", [], None)
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-
-    def opening(self, usage: AnswerUsage) -> bytes:
-        return b""
+        response = self._response("in_progress", [], None)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def piece(self, piece: TokenPiece) -> bytes:
         if not piece.text:
             return b""
         self._text += piece.text
-        begun = b"" if self._open else self._begin()
-        if self._order.tool is not None:
-            return begun + self._event(
+        start = b"" if self._open else self._begin()
+        if self._params.tool is not None:
+            return start + self._event(
                 "response.function_call_arguments.delta", item_id=self._item_id, output_index=0, delta=piece.text
             )
-        return begun + self._in_text("response.output_text.delta", delta=piece.text, logprobs=[])
+        return start + self._in_text("response.output_text.delta", delta=piece.text, logprobs=[])
 
-    def closing(self, said: list[ChoiceText], usage: AnswerUsage) -> bytes:
-        whole = self.whole(said, usage)
+    def closing(self, choices: list[ChoiceText], usage: AnswerUsage) -> bytes:
+        whole = self.whole(choices, usage)
         return (self._finish() if self._open else b"") + self._event("response.completed", response=whole)
 
-    def whole(self, said: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
-        status = "incomplete" if said[0].finish == "length" else "completed"
-        return self._response(status, [self._item("completed", said[0].text)], usage)
+    def whole(self, choices: list[ChoiceText], usage: AnswerUsage) -> dict[str, Any]:
+        status = "incomplete" if choices[0].finish == "length" else "completed"
+        return self._response(status, [self._item("completed", choices[0].text)], usage)
 
     def unfinished(self, status: str) -> dict[str, Any]:
-        """The response of a background request before its end."""
+        """The response of a background request that has not ended."""
         return self._response(status, [], None)
 
     def _begin(self) -> bytes:
         self._open = True
-        item = self._item("in_progress", "") | ({"content": []} if self._order.tool is None else {})
+        item = self._item("in_progress", "") | ({"content": []} if self._params.tool is None else {})
         added = self._event("response.output_item.added", output_index=0, item=item)
-        if self._order.tool is not None:
+        if self._params.tool is not None:
             return added
         return added + self._in_text("response.content_part.added", part=_part("") | {"logprobs": []})
 
     def _finish(self) -> bytes:
         item = self._item("completed", self._text)
-        if self._order.tool is None:
+        if self._params.tool is None:
             done = self._in_text("response.output_text.done", text=self._text, logprobs=[])
             done += self._in_text("response.content_part.done", part=_part(self._text))
         else:
@@ -74,7 +77,7 @@ class ResponseShape:
                 item_id=self._item_id,
                 output_index=0,
                 arguments=self._text,
-                name=self._order.tool.name,
+                name=self._params.tool.name,
             )
         return done + self._event("response.output_item.done", output_index=0, item=item)
 
@@ -82,12 +85,12 @@ class ResponseShape:
         return self._event(type, item_id=self._item_id, output_index=0, content_index=0, **fields)
 
     def _event(self, type: str, **fields: object) -> bytes:
-        numbered = {"type": type, "sequence_number": self._sequence} | fields
+        event = {"type": type, "sequence_number": self._sequence} | fields
         self._sequence += 1
-        return sse_event(type, numbered)
+        return sse_event(type, event)
 
     def _item(self, status: str, text: str) -> dict[str, Any]:
-        tool = self._order.tool
+        tool = self._params.tool
         if tool is None:
             item = {"id": self._item_id, "content": [_part(text)], "role": "assistant", "status": status}
             return item | {"type": "message", "phase": None}
@@ -95,19 +98,19 @@ class ResponseShape:
         return call | {"id": self._item_id, "status": status}
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: AnswerUsage | None) -> dict[str, Any]:
-        body = self._order.body
-        head = {"id": response_id(self._facts), "created_at": self._facts.created}  # first, as vLLM has them
-        told = {name: body[name] if body.get(name) is not None else default for name, default in _DEFAULTS.items()}
-        late = {
+        body = self._params.body
+        head = {"id": f"resp_{self._facts.id}", "created_at": self._facts.created}  # first, as vLLM has them
+        settings = {name: body[name] if body.get(name) is not None else default for name, default in _DEFAULTS.items()}
+        rest = {
             "object": "response",
-            "model": self._order.model,
+            "model": self._params.model,
             "output": output,
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "max_output_tokens": self._order.requests[0].max_tokens,
+            "max_output_tokens": self._params.sequences[0].max_tokens,
             "usage": None if usage is None else _usage(usage, self._facts.details),
         }
-        return head | told | late
+        return head | settings | rest
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -137,10 +140,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def response_id(facts: AnswerFacts) -> str:
-    return f"resp_{facts.id}"
-
-
 def _part(text: str) -> dict[str, Any]:
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
 
@@ -148,45 +147,45 @@ def _part(text: str) -> dict[str, Any]:
 def _usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
     cached = usage.cached_tokens if details else 0
     per_turn: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
-    of_output = {"reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": []}
+    output_details = {"reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": []}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0} | per_turn,
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": of_output | {"tool_output_tokens_per_turn": []},
+        "output_tokens_details": output_details | {"tool_output_tokens_per_turn": []},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 
 class StoredResponses:
-    """Responses by id, the newest `STORED_RESPONSES` of them, each with the input items it was made from."""
+    """The newest `STORED_RESPONSES` responses by id, each with the input items it was made from."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[str, tuple[dict[str, Any], list[Any]]] = OrderedDict()
 
-    def keep(self, response: dict[str, Any], items: list[Any]) -> None:
-        """Keep it, or its newer state."""
+    def put(self, response: dict[str, Any], items: list[Any]) -> None:
+        """Store a response, or its newer state."""
         self._all[response["id"]] = (response, items)
         while len(self._all) > STORED_RESPONSES:
             self._all.popitem(last=False)
 
     def get(self, id: str) -> dict[str, Any]:
-        """Raises NotFound."""
+        """Return the response. Raises NotFound."""
         if id not in self._all:
             raise NotFound(f"Response with id '{id}' not found.", param="response_id")
         return self._all[id][0]
 
-    def continued(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The request with the conversation it builds on written out. Raises NotFound."""
+    def expand(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the request with the conversation that it continues in its input. Raises NotFound through `get`."""
         previous = body.get("previous_response_id")
         if previous is None:
             return body
-        said = [item for item in self.get(previous)["output"] if item["type"] == "message"]
+        output = [item for item in self.get(previous)["output"] if item["type"] == "message"]
         before = [item for item in self._all[previous][1] if item.get("role") != "system"]
-        return body | {"previous_response_id": None, "input": before + said + input_items(body)}
+        return body | {"previous_response_id": None, "input": before + output + input_items(body)}
 
 
 def input_items(body: dict[str, Any]) -> list[Any]:
-    """A request's input as a list of items."""
-    given = body.get("input")
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])
+    """The input of a request as a list of items."""
+    value = body.get("input")
+    return [{"role": "user", "content": value}] if isinstance(value, str) else list(value or [])

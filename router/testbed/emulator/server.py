@@ -1,24 +1,21 @@
-"""Sockets around simulated engine cores: one emulated vLLM server, in this process.
+"""One emulated vLLM server: sockets around simulated engine cores.
 
-`EmulatedServer` is an async context manager for tests and for whoever runs several in one loop; `serve_engine` is one
-server's whole life in a process of its own.
+`EmulatedServer` is an async context manager, so tests can run several in one event loop; `run_engine` is the whole life
+of a server in a process of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import ssl
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from email.utils import formatdate
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from router.clock import Clock, SystemClock
 from router.tasks import Tasks
+from router.testbed.child_process import run_service
 from router.testbed.emulator.app import EmulatorApp
 from router.testbed.emulator.engine_cores import EngineCores
 from router.testbed.emulator.kv_connectors import KvConnectors
@@ -29,7 +26,7 @@ from router.testbed.simulator.engine_types import EngineShape
 
 
 class EmulatedServer:
-    """Listens between enter and exit. Raises OSError when a given port is taken."""
+    """Listens while entered; making or entering it raises OSError when a port is in use."""
 
     def __init__(self, options: EngineOptions, clock: Clock) -> None:
         vocabulary = Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
@@ -39,9 +36,8 @@ class EmulatedServer:
         self.cores = EngineCores(options, _engine_shape(options, vocabulary), clock, self.connectors.store)
         self.app = EmulatorApp(options, vocabulary, self.cores, self.connectors, clock, self._tasks)
         headers = [(b"date", formatdate(clock.wall(), usegmt=True).encode()), (b"server", b"uvicorn")]
-        self._listener = EmulatorListener(
-            self.app, options.host, options.port, tls=_tls_context(options), headers=headers
-        )
+        tls = _tls_context(options)
+        self._listener = EmulatorListener(self.app, options.host, options.port, tls=tls, headers=headers)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -52,10 +48,8 @@ class EmulatedServer:
         self.cores.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """At once: connections are cut, and requests end as they do when their client goes."""
+    async def __aexit__(self, *_: object) -> None:
+        """Stop at once: cut all connections, so that requests end as they do when their client disconnects."""
         await self._open.aclose()
         await self._tasks.close()
         await self.cores.close()
@@ -70,7 +64,7 @@ class EmulatedServer:
 
     @property
     def announcement(self) -> dict[str, Any]:
-        """What the parent process needs to know, as JSON values."""
+        """Facts for the parent process, as JSON values."""
         return {
             "name": self.options.name,
             "url": self.url,
@@ -81,15 +75,12 @@ class EmulatedServer:
         }
 
 
-async def serve_engine(options: EngineOptions, announce: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is called once, when the engine takes requests."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    async with EmulatedServer(options, SystemClock()) as server:
-        announce(server.announcement)
-        await stopped.wait()
+def run_engine(options: EngineOptions) -> None:
+    """Serve one engine until SIGTERM or SIGINT; print one JSON line once it accepts requests.
+
+    Raises OSError when a port is in use, FileNotFoundError without a tokenizer.
+    """
+    run_service(lambda: EmulatedServer(options, SystemClock()), options.parent_pid)
 
 
 def _engine_shape(options: EngineOptions, vocabulary: Vocabulary) -> EngineShape:

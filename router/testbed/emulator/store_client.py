@@ -1,7 +1,7 @@
-"""The shared pool as one emulated engine uses it: what vLLM's MooncakeStoreConnector asks of it and puts into it.
+"""The shared pool as an emulated engine uses it: the queries and writes of vLLM's MooncakeStoreConnector.
 
-Blocks are named as that connector names them on one rank (protocol 6.3). A pool that is silent, broken or gone holds
-nothing and takes nothing: that never fails a request. The pool itself is `master.py`.
+Blocks have the key strings of that connector on one rank (protocol 6.3). A pool that is silent, failing or gone holds
+nothing and accepts nothing; that never fails a request. The pool itself is `mooncake_master.py`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import msgspec
 from router.backends.fetch import Fetch
 from router.kvcache.engine_hashes import Digest
 
-POOL = "pool"  # what it is called among the engine's upstreams
+POOL = "pool"  # its name among the engine's upstreams
 
 
-class _Told(msgspec.Struct):
+class _KeyState(msgspec.Struct):
     ok: bool = False
 
 
 class _Answer(msgspec.Struct):
-    data: dict[str, _Told]
+    data: dict[str, _KeyState]
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class EmulatedStoreClient:
-    """`model`: the model's part of every key. `timeout_s`: the longest wait for one answer."""
+    """`model` is the model's part of every key, `timeout_s` the longest wait for one answer."""
 
     def __init__(self, model: str, fetch: Fetch, timeout_s: float) -> None:
         self._model = model
@@ -37,25 +37,26 @@ class EmulatedStoreClient:
         self._timeout_s = timeout_s
 
     def key(self, digest: Digest) -> str:
+        """Key string of a block."""
         return f"{self._model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{digest.hex()}"
 
-    async def leading(self, digests: Sequence[Digest]) -> int:
-        """How many of these blocks, from the first on without a hole, it holds."""
-        there = await self._there(digests) or set()
-        return next((count for count, digest in enumerate(digests) if digest not in there), len(digests))
+    async def count_leading(self, digests: Sequence[Digest]) -> int:
+        """Return how many of these blocks the pool holds, from the first up to the first gap."""
+        held = await self._query(digests) or set()
+        return next((count for count, digest in enumerate(digests) if digest not in held), len(digests))
 
     async def put(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Puts what it does not hold, and tells which blocks these were."""
-        there = await self._there(digests)
-        new = set() if there is None else set(digests) - there
+        """Save the blocks that the pool does not hold, and return which these were."""
+        held = await self._query(digests)
+        new = set() if held is None else set(digests) - held
         if not new:
             return set()
         body = msgspec.json.encode({"keys": [self.key(digest) for digest in digests if digest in new]})
         answer = await self._fetch(POOL, "POST", "/emulate/put", body, timeout_s=self._timeout_s)
         return new if answer is not None and answer.status == 200 else set()
 
-    async def _there(self, digests: Sequence[Digest]) -> set[Digest] | None:
-        """None: it did not tell."""
+    async def _query(self, digests: Sequence[Digest]) -> set[Digest] | None:
+        """Return which of the blocks the pool holds, `None` when it did not answer."""
         if not digests:
             return set()
         keys = quote(",".join(map(self.key, digests)), safe="@:,")
@@ -63,7 +64,7 @@ class EmulatedStoreClient:
         if answer is None or answer.status != 200:
             return None
         try:
-            told = _decode(answer.body).data
+            states = _decode(answer.body).data
         except msgspec.DecodeError:
             return None
-        return {digest for digest in digests if told.get(self.key(digest), _Told()).ok}
+        return {digest for digest in digests if states.get(self.key(digest), _KeyState()).ok}

@@ -1,8 +1,8 @@
-"""The emulated engines' words: text to token ids, one token to its text, and the tokens that answers are made of.
+"""The tokenizer of emulated engines: text to token ids, one token to its text, and the tokens that answers consist of.
 
 Answers are drawn from tokens that spell a whole word with its leading space, because those survive the round trip: the
-text of an answer, sent back as history in the next turn, becomes the very tokens that were generated, and so it hits
-the cache as it mostly does on a real engine.
+text of an answer, sent back as history in the next turn, becomes exactly the tokens that were generated, so it hits the
+cache as it mostly does on a real engine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ END = "<|im_end|>"
 
 
 class Vocabulary:
-    """A model directory's tokenizer. Raises FileNotFoundError without a `tokenizer.json`."""
+    """The tokenizer of a model directory."""
 
     def __init__(self, folder: Path = DATA) -> None:
+        """Load it. Raises FileNotFoundError without a `tokenizer.json`."""
         self.folder = folder
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: no tokenizer there")
+            raise FileNotFoundError(f"{path}: no such tokenizer")
         self._tokenizer = Tokenizer.from_file(str(path))
         self.config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         self.end_token = self._tokenizer.token_to_id(self.config["eos_token"]) or 0
@@ -34,20 +35,21 @@ class Vocabulary:
         self.words = [id for id, text in enumerate(self._texts) if text[:1] == " " and _is_word(text[1:])]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """`special`: add what the tokenizer's post-processor adds, like a begin-of-text token."""
+        """Return the token ids of `text`; `special` adds the post-processor's tokens, like a begin-of-text token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def text(self, token: int) -> str:
-        """One token's text; special tokens and unknown ids have none."""
+        """Text of one token; special tokens and unknown ids have none."""
         return self._texts[token] if token < len(self._texts) else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, without special tokens."""
         text: str = self._tokenizer.decode(list(tokens))
         return text
 
     def names(self, tokens: Sequence[int]) -> list[str]:
-        """The tokens as the tokenizer writes them down, for `return_token_strs`."""
+        """The tokens in the tokenizer's own notation, for `return_token_strs`."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
 

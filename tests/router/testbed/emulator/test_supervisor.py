@@ -45,7 +45,7 @@ async def test_a_killed_engine_comes_back_where_it_was(caplog: pytest.LogCapture
         await eventually(lambda: member().pid != before.pid, 15)
         assert (member().url, member().bootstrap_url) == (before.url, before.bootstrap_url)
         assert (await http.get(f"{before.url}/kv_event_sources")).json() == sources
-    assert "engine victim ended with status -9" in caplog.text
+    assert "engine victim: ended with status -9" in caplog.text
 
 
 async def test_one_that_cannot_start_fails_the_fleet_and_leaves_nobody(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,34 @@
-"""Ids that a chat brings along, taken as vLLM 0.32 takes them."""
+"""Token ids that a chat carries, read as vLLM 0.32 reads them; examples of a JSON Schema."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from router.errors import BadRequest
 from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.prompt_token_ids import PARAMETER, read_prompt_token_ids
+from router.testbed.emulator.request_params import IDS_PARAMETER, make_example, read_prompt_token_ids
 from tests.fakes.engines import engine
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "one two three four"}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": ["integer", "null"]},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+        "where": {"anyOf": [{"type": "object", "properties": {"city": {"type": "string"}}}, {"type": "null"}]},
+        "kind": {"const": "person"},
+        "weight": {"type": "number"},
+        "tall": {"type": "boolean"},
+    },
+    "required": ["name", "age", "tags", "where", "kind", "weight", "tall"],
+    "additionalProperties": False,
+}
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
@@ -49,7 +64,7 @@ def test_none_given(params: object) -> None:
 def test_what_is_no_list_of_ids_is_refused_by_the_parameter_s_name(ids: object) -> None:
     with pytest.raises(BadRequest) as refused:
         read(ids)
-    assert (refused.value.param, PARAMETER in refused.value.message) == (PARAMETER, True)
+    assert (refused.value.param, IDS_PARAMETER in refused.value.message) == (IDS_PARAMETER, True)
 
 
 def test_faults() -> None:
@@ -75,6 +90,17 @@ async def test_the_engine_counts_them_and_finds_them_in_its_cache() -> None:
         assert rendered == (await http.post("/tokenize", json={"messages": MESSAGES})).json()["count"] != 40
 
 
-async def test_the_version_is_told() -> None:
+async def test_the_version_is_reported() -> None:
     async with engine(version="0.31.2") as fake, httpx.AsyncClient(base_url=fake.url) as http:
         assert (await http.get("/version")).json() == {"version": "0.31.2"}
+
+
+@pytest.mark.parametrize("schema", [PERSON, {}, {"type": "string"}, {"type": "array"}, {"type": "null"}])
+def test_fits_its_schema(schema: dict[str, Any]) -> None:
+    jsonschema.validate(make_example(schema), schema)
+
+
+def test_a_schema_that_contains_itself_ends() -> None:
+    endless: dict[str, Any] = {"type": "object", "properties": {}}
+    endless["properties"]["child"] = endless
+    assert str(make_example(endless)).count("child") == 8
