@@ -103,7 +103,7 @@ class App:
         regime = PolicySet(build_configured_policies(config), config.active, config.experiment)
         core = build_scheduler(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
         if saved is not None:
-            restore_index(saved, secret, core.knowledge)
+            restore_index(saved, secret, core.indexer)
         self._snapshots = build_snapshots(config, secret, core, self._tasks) if self._follower is None else None
         self._tokens = build_tokenization(config, keyring, self._upstreams, clock, memory)
         handing = build_token_id_passthrough(config, self._tokens, self._upstreams, self._tasks)
@@ -112,7 +112,7 @@ class App:
         members.health = self._health = HealthProbe(members, fetch, self._tasks, clock, config.fleet.health)
         members.polls = self._polls = MetricsPoller(members, fetch, self._tasks, clock, config.fleet.metrics)
         members.events = self._events = KvEventSubscriber(
-            core.knowledge, self._tasks, clock, config.index.replay_timeout_s
+            core.indexer, self._tasks, clock, config.index.replay_timeout_s
         )
         self._bootstrap = BootstrapClient(core.peers, fetch, self._tasks, clock)
         ring = RecentRecords(config.records.keep)

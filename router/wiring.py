@@ -136,7 +136,7 @@ def build_snapshots(config: schema.Config, secret: int, core: Scheduler, tasks: 
     index = config.index
     if index.snapshot_file is None:
         return None
-    return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, core.knowledge, tasks)
+    return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, core.indexer, tasks)
 
 
 def restore_index(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:

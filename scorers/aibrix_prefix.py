@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from scorers.blocks import credited, whole_tokens
+from scorers.blocks import fill_credits, whole_tokens
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 
 
@@ -49,7 +49,7 @@ class AibrixPrefix(Scorer):
             return requests
         bound = self._bound(requests)
         whole = max(1, whole_tokens(view))
-        matches = [min(100, int(100 * held / whole)) for held in credited(view.rows, _held)]
+        matches = [min(100, int(100 * held / whole)) for held in fill_credits(view.rows, _held)]
         # a per cent is worth more than all requests together: what is added for those stays below 1
         return [
             count / (most + 1) - match if match and count <= bound else count

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scorers.contract import Overlap, Row, View
-from scorers.polled import filled
+from scorers.polled import fill_missing
 
 UNTOLD_BLOCK_TOKENS = 16
 """vLLM's block size on GPUs, where no candidate has told its own."""
@@ -44,9 +44,9 @@ class Credit(NamedTuple):
         return worth
 
 
-def credited(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -> list[float]:
+def fill_credits(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -> list[float]:
     """The credit of every row; where the overlap is unknown, the mean of the others (0 if none is known)."""
-    return filled([None if row.overlap is None else credit(row, row.overlap) for row in rows])
+    return fill_missing([None if row.overlap is None else credit(row, row.overlap) for row in rows])
 
 
 def block_tokens(rows: Sequence[Row]) -> int:

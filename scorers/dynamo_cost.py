@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, credited, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
 from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 
@@ -69,10 +69,10 @@ class DynamoCost(Scorer):
         ).tokens
         decay = self.overlap_score_credit_decay
         if decay == 0 or whole == 0:
-            return credited(view.rows, lambda _, overlap: tokens(overlap, pooled))
+            return fill_credits(view.rows, lambda _, overlap: tokens(overlap, pooled))
         least = min(row.load.prefill_tokens for row in view.rows)
 
         def decayed(row: Row, overlap: Overlap) -> float:
             return tokens(overlap, pooled, 1 / (1 + decay * (row.load.prefill_tokens - least) / whole))
 
-        return credited(view.rows, decayed)
+        return fill_credits(view.rows, decayed)

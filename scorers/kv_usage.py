@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, polled
+from scorers.polled import check_stale_s, read_gauge
 
 USAGE = attrgetter("kv_usage")
 
@@ -34,7 +34,7 @@ class KvUsage(Scorer):
         check_stale_s(self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
-        costs = polled([row.load for row in view.rows], USAGE, self.stale_s)
+        costs = read_gauge([row.load for row in view.rows], USAGE, self.stale_s)
         if min(costs) < 0 or max(costs) > 1:  # no engine should, but it is the engine's number
             return [min(1.0, max(0.0, cost)) for cost in costs]
         return costs

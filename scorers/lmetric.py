@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, credited, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
 from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Scorer, Unit, View
 
@@ -52,7 +52,7 @@ class Lmetric(Scorer):
             self.disk_cache_hit_weight,
             self.shared_cache_multiplier,
         ).tokens
-        spared = credited(rows, lambda _, overlap: tokens(overlap, pooled))
+        spared = fill_credits(rows, lambda _, overlap: tokens(overlap, pooled))
         return [
             max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((row.load.context_tokens + whole) / unit + 1)
             for row, credit in zip(rows, spared, strict=True)

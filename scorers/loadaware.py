@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import credited, whole_tokens
+from scorers.blocks import fill_credits, whole_tokens
 from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 
@@ -39,7 +39,7 @@ class Loadaware(Scorer):
         mean = sum(requests) / len(requests)
         worth = self.beta / max(1.0, mean)
         whole = max(1, whole_tokens(view))
-        held = credited(view.rows, _held)
+        held = fill_credits(view.rows, _held)
         return [worth * (count - mean) - min(1.0, tokens / whole) for count, tokens in zip(requests, held, strict=True)]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Load, Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, polled
+from scorers.polled import check_stale_s, read_gauge
 
 ACTIVE, ROOM, WAITING, FULL = 0.0, 0.2, 0.4, 1.0
 
@@ -40,7 +40,7 @@ class LoraAffinity(Scorer):
         adapter = view.adapter
         if adapter is None:
             return [0.0] * len(view.rows)
-        return polled([row.load for row in view.rows], lambda load: _cost(load, adapter), self.stale_s)
+        return read_gauge([row.load for row in view.rows], lambda load: _cost(load, adapter), self.stale_s)
 
 
 def _cost(load: Load, adapter: str) -> float | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import credited
+from scorers.blocks import fill_credits
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 
 
@@ -42,7 +42,7 @@ class MooncakeAlg1(Scorer):
             raise ValueError(f"balancing_threshold: at least 1, not {self.balancing_threshold}")
 
     def score(self, view: View) -> Sequence[float]:
-        own = [round(held) for held in credited(view.rows, _held)]
+        own = [round(held) for held in fill_credits(view.rows, _held)]
         pooled = 0 if view.pool is None else view.pool.tokens
         longest = max(own)
         best = max(longest, pooled)

@@ -23,7 +23,7 @@ class Parameter(NamedTuple):
     default: object
 
     @property
-    def spelled(self) -> str:
+    def type_name(self) -> str:
         """Its type for people: `float`, `int or null`, `'a' or 'b'`."""
         return _spelled(self.type)
 
@@ -34,20 +34,20 @@ def parameters(plugin: type[Any]) -> dict[str, Parameter]:
     return {f.name: Parameter(f.name, hints[f.name], _default(f)) for f in fields(plugin) if f.init}
 
 
-def checked(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
+def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
     """`params` as keyword arguments of `plugin`. Raises ValueError that names the parameter and what is expected."""
     known = parameters(plugin)
     for name in params:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"unknown parameter {name!r}{nearest(name, known)}; {has}")
+            raise ValueError(f"unknown parameter {name!r}{suggest(name, known)}; {has}")
     for parameter in known.values():
         if parameter.default is REQUIRED and parameter.name not in params:
             raise ValueError(f"parameter {parameter.name!r} is required")
     return {name: _value(known[name], value) for name, value in params.items()}
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def suggest(given: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` where something known is spelled alike, else nothing."""
     close = get_close_matches(given, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
@@ -61,7 +61,7 @@ def _default(field: Field[Any]) -> object:
 
 def _value(parameter: Parameter, value: Any) -> Any:
     if not _fits(value, parameter.type):
-        raise ValueError(f"parameter {parameter.name!r} must be {parameter.spelled}, not {value!r}")
+        raise ValueError(f"parameter {parameter.name!r} must be {parameter.type_name}, not {value!r}")
     return float(value) if parameter.type is float else value
 
 

@@ -17,13 +17,13 @@ def check_stale_s(stale_s: float) -> None:
         raise ValueError(f"stale_s: an age above 0 s, not {stale_s}")
 
 
-def polled(loads: Sequence[Load], gauge: Callable[[Load], float | None], stale_s: float) -> list[float]:
+def read_gauge(loads: Sequence[Load], gauge: Callable[[Load], float | None], stale_s: float) -> list[float]:
     """One gauge of every load; where it is None or older than `stale_s`, the mean of the others."""
     values = [gauge(load) if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads]
-    return filled(values) if None in values else values  # type: ignore[return-value]
+    return fill_missing(values) if None in values else values  # type: ignore[return-value]
 
 
-def filled(values: Sequence[float | None]) -> list[float]:
+def fill_missing(values: Sequence[float | None]) -> list[float]:
     """The mean of the others where a value is None; if all are, 0."""
     told = [value for value in values if value is not None]
     typical = fsum(told) / len(told) if told else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
-from scorers.polled import filled
+from scorers.polled import fill_missing
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PrefixOverlap(Scorer):
         whole = view.prompt_tokens or max(known, default=0.0)
         if not known or whole <= 0:
             return [1.0] * len(usable)
-        tokens_of = known if len(known) == len(usable) else filled(usable)
+        tokens_of = known if len(known) == len(usable) else fill_missing(usable)
         return [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
 
     def _usable(self, overlap: Overlap) -> float:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorers.contract import Row
-from scorers.polled import filled
+from scorers.polled import fill_missing
 
 
-def matches(rows: Sequence[Row]) -> list[int]:
+def match_tokens(rows: Sequence[Row]) -> list[int]:
     """Leading prompt tokens that each row holds in any tier or was just sent. An unknown overlap matches nothing.
 
     Not the mean of the others: where the longest match decides, that could make an unknown target a holder.
@@ -28,11 +28,11 @@ def match_rate(longest: int, prompt_tokens: int | None) -> float:
     return min(1.0, longest / prompt_tokens)
 
 
-def sizes(rows: Sequence[Row]) -> list[float] | None:
+def tree_sizes(rows: Sequence[Row]) -> list[float] | None:
     """Tokens in each row's tree, None where no row's is known.
 
     A row whose size is unknown gets the mean of the others: taken for empty it would win every cold prompt, which a
     target that fails to tell must not (how smallest-tree placement comes to feed a broken worker).
     """
     held = [None if row.held_tokens is None else float(row.held_tokens) for row in rows]
-    return None if all(tokens is None for tokens in held) else filled(held)
+    return None if all(tokens is None for tokens in held) else fill_missing(held)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, polled
+from scorers.polled import check_stale_s, read_gauge
 
 ELSEWHERE = attrgetter("elsewhere")
 
@@ -38,7 +38,7 @@ class QueueDepth(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         loads = [row.load for row in view.rows]
-        others = polled(loads, ELSEWHERE, self.stale_s)
+        others = read_gauge(loads, ELSEWHERE, self.stale_s)
         counts = [load.requests + count for load, count in zip(loads, others, strict=True)]
         least = min(counts)
         spread = max(counts) - least

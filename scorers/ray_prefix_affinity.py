@@ -24,7 +24,7 @@ from heapq import nsmallest
 from scorers.bounds import check_not_negative, check_shares
 from scorers.chance import draws
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.prefix_trees import match_rate, matches, sizes
+from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class RayPrefixAffinity(Scorer):
 
     def _by_prefix(self, view: View) -> Collection[int] | None:
         """None: nothing is known of what any target holds."""
-        matched = matches(view.rows)
+        matched = match_tokens(view.rows)
         longest = max(matched)
         if match_rate(longest, view.prompt_tokens) >= self.match_rate_threshold:
             return {i for i, tokens in enumerate(matched) if tokens == longest}
-        trees = sizes(view.rows)
+        trees = tree_sizes(view.rows)
         if trees is None:
             return None
         smallest = min(trees)

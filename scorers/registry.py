@@ -32,7 +32,7 @@ from scorers.lora_affinity import LoraAffinity
 from scorers.max_waiting import MaxWaiting
 from scorers.mooncake_alg1 import MooncakeAlg1
 from scorers.near_longest import NearLongest
-from scorers.parameters import checked, nearest, parameters
+from scorers.parameters import check_parameters, parameters, suggest
 from scorers.power_of_k import PowerOfK
 from scorers.prefix_overlap import PrefixOverlap
 from scorers.queue_depth import QueueDepth
@@ -115,7 +115,7 @@ class Registry:
         """The plug-in `name` with these parameters. Raises PluginError."""
         plugin = self.find(kind, name)
         try:
-            return plugin(**checked(plugin, params))
+            return plugin(**check_parameters(plugin, params))
         except ValueError as refusal:
             raise PluginError(f"{_word(kind)} {name}: {refusal}") from refusal
 
@@ -126,10 +126,10 @@ class Registry:
         if name in self.outside[kind]:
             return _must_be(kind, name, _imported(kind, self.outside[kind][name]))
         known = self.names(kind)
-        raise PluginError(f"unknown {_word(kind)} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+        raise PluginError(f"unknown {_word(kind)} {name!r}{suggest(name, known)}; known are {', '.join(known)}")
 
 
-def installed() -> Registry:
+def load_registry() -> Registry:
     """The built-ins and what the installed packages offer.
 
     Raises PluginError when two plug-ins of one kind have the same name. Reads every installed package's metadata (some

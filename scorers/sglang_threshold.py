@@ -21,7 +21,7 @@ from typing import Literal
 
 from scorers.bounds import check_not_negative, check_shares
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.prefix_trees import match_rate, matches, sizes
+from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class SglangThreshold(Scorer):
         least, most = min(requests), max(requests)
         if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
             return requests
-        matched = matches(view.rows)
+        matched = match_tokens(view.rows)
         longest = max(matched)
         if match_rate(longest, view.prompt_tokens) > self.cache_threshold:
             return [longest - tokens for tokens in matched]
-        trees = sizes(view.rows) if self.cold == "smallest_tree" else None
+        trees = tree_sizes(view.rows) if self.cold == "smallest_tree" else None
         return requests if trees is None else trees

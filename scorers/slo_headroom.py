@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Row, Scorer, Unit, View
-from scorers.polled import check_stale_s, filled
+from scorers.polled import check_stale_s, fill_missing
 from scorers.ttft import prompt_of, ttfts_ms
 
 SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
@@ -94,7 +94,7 @@ class SloHeadroom(Scorer):
 def _steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
     """Milliseconds per token at each row with this request in its batch. None: no row has a curve."""
     steps = [_step_ms(row, whole) for row in rows]
-    return None if all(step is None for step in steps) else filled(steps)
+    return None if all(step is None for step in steps) else fill_missing(steps)
 
 
 def _step_ms(row: Row, whole: int) -> float | None:

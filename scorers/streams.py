@@ -44,7 +44,7 @@ def answer_tokens(lately: float | None, wanted: int | None) -> float:
     return 0.0 if lately is None else lately if wanted is None else min(lately, wanted)
 
 
-def held_up(load: StreamLoad) -> float:
+def stall_cost(load: StreamLoad) -> float:
     """What a millisecond of work costs those who stream there, in milliseconds of waiting."""
     return STREAMED * max(0, load.requests - load.prefilling)
 

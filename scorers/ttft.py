@@ -22,7 +22,7 @@ from math import fsum
 from typing import NamedTuple
 
 from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, View
-from scorers.polled import filled
+from scorers.polled import fill_missing
 
 Source = tuple[Transfer | None, int, int]
 """A link, and the prompt's tokens behind it: surely from the first number on (perhaps from 0), up to the second."""
@@ -92,7 +92,7 @@ def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
             silent = True
         else:
             others.append(waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0)
-    return filled(others) if silent else others  # type: ignore[return-value]  # no None is among them
+    return fill_missing(others) if silent else others  # type: ignore[return-value]  # no None is among them
 
 
 def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:

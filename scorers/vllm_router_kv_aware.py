@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import block_tokens, credited, pooled_tokens, whole_tokens
+from scorers.blocks import block_tokens, fill_credits, pooled_tokens, whole_tokens
 from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
 
@@ -51,7 +51,7 @@ class VllmRouterKvAware(Scorer):
     def score(self, view: View) -> Sequence[float]:
         rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
         scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
-        spared = credited(rows, lambda _, overlap: self._credit(overlap, pooled))
+        spared = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
         return [
             (scale * max(0.0, row.load.prefill_tokens + whole - credit) + row.load.context_tokens + whole) / unit
             + per_request * row.load.requests

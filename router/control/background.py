@@ -37,9 +37,9 @@ async def guard_experiment(control: Control, core: Scheduler, clock: Clock) -> N
 
 def check_experiment(control: Control, core: Scheduler, clock: Clock) -> bool:
     """One look at the experiment, about 10 ms at most. True: there is more to be looked at."""
-    if (trial := core.trial) is None:
+    if (trial := core.experiment) is None:
         return False
-    before = trial.behind
-    for finding in trial.look(clock.now()):
+    before = trial.open_units
+    for finding in trial.poll(clock.now()):
         control.found(finding)
-    return before - trial.behind >= CLOSES_AT_ONCE
+    return before - trial.open_units >= CLOSES_AT_ONCE

@@ -35,7 +35,7 @@ from router.scheduling.policy.policy import Policy
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.recent_records import RecentRecords
-from scorers.registry import installed
+from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.control")
 
@@ -65,7 +65,7 @@ class Control:
         self.needs_restart: list[str] = []  # keys of the file that changed and do not take effect live
         self._core = core
         self._clock = clock
-        self._registry = installed()
+        self._registry = load_registry()
         self._switching = PolicySwitch(core, ring, audit, clock)
         self._file = None if file is None else Path(file)
         self._first_read = (
@@ -73,7 +73,9 @@ class Control:
         )  # what needs a restart counts from here
         self._folder = None if self._first_read is None else self._first_read.folder
         # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
-        self._said = proposals.extract_settings(core.desk.regime) if self._first_read is None else self._first_read.said
+        self._said = (
+            proposals.extract_settings(core.selector.policy_set) if self._first_read is None else self._first_read.said
+        )
 
     def spreads(self, everywhere: Callable[[], Awaitable[None]]) -> None:
         """Other processes decide by the same regime: a switch is done when `everywhere` returns."""
@@ -209,7 +211,7 @@ class Control:
         return dump_yaml(spec)
 
     def experiment(self) -> dict[str, Any]:
-        told = describe_experiment(self.regime, self._core.trial, self._core.desk.shadows)
+        told = describe_experiment(self.regime, self._core.experiment, self._core.selector.shadows)
         return {"running": told is not None, **(told or {}), "last": self._switching.ended}
 
     def entries(self, limit: int) -> list[dict[str, Any]]:

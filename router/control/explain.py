@@ -38,7 +38,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.policy.record_view import plain, readable_decision
+from router.scheduling.policy.record_view import describe_decision, to_plain
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from scorers.contract import Needs
@@ -97,7 +97,7 @@ class Explain:
         decision = self._decision(record, prompt, served, known, only)
         policy = record.policy
         assert policy is not None, "placed"
-        shown = readable_decision(decision)
+        shown = describe_decision(decision)
         notes = [
             placed.note,
             self._about_pool(policy.needs),
@@ -112,7 +112,7 @@ class Explain:
             "policy_digest": policy.digest,
             "arm": placed.arm,
             "tokens": _about_tokens(known),
-            "overlap": plain(decision.row.overlap),
+            "overlap": to_plain(decision.row.overlap),
             "pool": "none" if self._config.pool is None else "not asked",
             "notes": [note for note in notes if note is not None],
             "decision": shown,
@@ -154,7 +154,7 @@ class Explain:
         now = self._clock.now()
         return Record(
             id="",
-            number=self._core.desk.numbers,
+            number=self._core.selector.request_count,
             arrived_s=now,
             at_wall_s=self._clock.wall(),
             endpoint=prompt.path,
@@ -168,7 +168,7 @@ class Explain:
 
     def _place(self, asked: ExplainRequest, prompt: Prompt, record: Record) -> _Placed:
         """Puts the policy that would decide, and its arm, on `record`."""
-        regime = self._core.desk.regime
+        regime = self._core.selector.policy_set
         experiment = regime.experiment
         if asked.policy is not None:
             record.policy = _named(asked.policy, regime)
@@ -178,7 +178,7 @@ class Explain:
             return _Placed(None)
         unit, other = (derive_unit(experiment, prompt, asked.client, id, record.at_wall_s) for id in ("a", "b"))
         if unit == other:
-            record.arm, record.policy = regime.place(unit)
+            record.arm, record.policy = regime.assign(unit)
             return _Placed(record.arm)
         record.arm, record.policy = regime.first, regime.policies[regime.first]
         return _Placed(None, _draws_its_own(experiment, regime.first))

@@ -95,7 +95,7 @@ class Membership:
         self.health.unwatch(id)
         self.polls.unwatch(id)
         self._drop_streams(id)
-        self._core.left(id)
+        self._core.remove_instance(id)
         self._tokens.forget(id)
         self._handing.forget(id)
         self._upstreams.remove(id)
@@ -112,7 +112,7 @@ class Membership:
     def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         self._drop_streams(instance)
         streams = {source.rank: source for source in sources}
-        for target in self._core.joined(instance, cards, sources):
+        for target in self._core.add_instance(instance, cards, sources):
             if (stream := streams.get(target.rank)) is not None:
                 self.events.follow(target.id, stream, host_cpu=target.instance.config.cpu_medium == "host")
         member = self._core.fleet.get(instance)
@@ -123,13 +123,13 @@ class Membership:
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 
     def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
-        self._core.fleet.serves(instance, cards)
+        self._core.fleet.set_models(instance, cards)
 
     def probe_ok(self, instance: str, now: float) -> bool:
-        return self._core.fleet.probe_ok(instance, now)
+        return self._core.fleet.record_probe_success(instance, now)
 
     def probe_failed(self, instance: str, now: float) -> None:
-        if self._core.fleet.probe_failed(instance, now):
+        if self._core.fleet.record_probe_failure(instance, now):
             log.warning("instance %s is down: %s", instance, self.health.trouble(instance) or "probes fail")
 
     # feeds.metrics.Load
@@ -139,7 +139,7 @@ class Membership:
         return 0 if member is None else member.requests
 
     def polling(self, instance: str) -> None:
-        self._core.fleet.polling(instance)
+        self._core.fleet.begin_poll(instance)
 
     def gauges(self, instance: str, page: Mapping[int, Gauges], sent_at: float, now: float) -> None:
-        self._core.polled(instance, page, sent_at)
+        self._core.apply_metrics(instance, page, sent_at)

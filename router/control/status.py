@@ -29,7 +29,7 @@ from router.prompt.tokenization.tokenization import TokenizationReport as Tokeni
 from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.policy.record_view import plain, readable
+from router.scheduling.policy.record_view import describe_record, to_plain
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter, WriterStats
 from router.telemetry.metrics.admission import ModelAdmissionState
@@ -117,11 +117,11 @@ class Status:
     async def record(self, record_id: str) -> dict[str, Any] | None:
         record = self._ring.get(record_id)
         if record is not None:
-            return readable(record)
+            return describe_record(record)
         return None if self._others is None else await self._others.record(record_id)
 
     async def records(self, limit: int) -> list[dict[str, Any]]:
-        own = [readable(record) for record in self._ring.latest(limit)]
+        own = [describe_record(record) for record in self._ring.latest(limit)]
         if self._others is None:
             return own
         together = own + await self._others.records(limit)
@@ -131,7 +131,7 @@ class Status:
         if self._others is not None:
             return self._others.workers()
         own = {"number": 0, "pid": os.getpid(), "run": self._run_id, "up": True}
-        return [own | {"policies": self._core.desk.regime.digests, "trouble": None}]
+        return [own | {"policies": self._core.selector.policy_set.digests, "trouble": None}]
 
     def pool(self) -> dict[str, Any] | None:
         told = self._pool.report()
@@ -149,7 +149,7 @@ class Status:
                 TokenizerState(model, told.source, told.proofs, told.mismatches)
                 for model, told in self._tokens.report().items()
             ],
-            policy_faults=self._core.desk.faults,
+            policy_faults=self._core.selector.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
             unpaired=self._core.peers.unpaired,
             pool=pool_state(self._pool.report()),
@@ -168,21 +168,21 @@ class Status:
         return PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted, models)
 
     def _steering(self) -> PolicyState:
-        regime, trial = self._core.desk.regime, self._core.trial
+        regime, trial = self._core.selector.policy_set, self._core.experiment
         return PolicyState(
             in_force=list_policies_in_force(regime),
             switches=self._control.switches,
             refusals=self._control.failures,
             arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
-            shadows={s.policy.name: (s.differences.summary(), s.fault is not None) for s in self._core.desk.shadows},
+            shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in self._core.selector.shadows},
             decision_log=None if self._decision_log is None else decision_log_state(self._decision_log.stats),
             audit_failures=self._control.audit.failures,
         )
 
     def _state(self, instance: Instance, target: Target) -> TargetState:
         now = self._clock.now()
-        books, speed = target.books, target.speed.speed(now)
-        stream = self._core.knowledge.stream(target.id)
+        books, speed = target.load_book, target.latency_model.speed(now)
+        stream = self._core.indexer.stream(target.id)
         book = stream.book if stream is not None else None
         return TargetState(
             target=target.id,
@@ -198,7 +198,7 @@ class Status:
             index_bytes=stream.stats.bytes if stream is not None else 0,
             orphans=stream.stats.orphans if stream is not None else 0,
             stream_state=book.state if book is not None else "off",
-            trusted=book is not None and book.trusted and target.trust.trusted,
+            trusted=book is not None and book.trusted and target.overlap_accuracy.trusted,
             lag_s=book.lag_s if book is not None else None,
             batches=stream.batches if stream is not None else 0,
             events=book.events if book is not None else 0,
@@ -214,8 +214,8 @@ class Status:
 
     def _target(self, target: Target) -> dict[str, Any]:
         now = self._clock.now()
-        speed = target.speed.speed(now)
-        stream = self._core.knowledge.stream(target.id)
+        speed = target.latency_model.speed(now)
+        stream = self._core.indexer.stream(target.id)
         book = stream.book if stream is not None else None
         listening = book is not None and book.trusted and not book.joined_late
         return {
@@ -224,14 +224,14 @@ class Status:
             "breaker": target.breaker.state(now),
             "block_tokens": target.block_tokens,
             "capacity_tokens": target.capacity_tokens,
-            "load": plain(target.books.load(speed, now)),
-            "speed": plain(speed),
+            "load": to_plain(target.load_book.load(speed, now)),
+            "speed": to_plain(speed),
             "promises": {
-                "trusted": target.trust.trusted,
-                "kept": target.trust.kept,
-                "broken": target.trust.overpromised,
-                "missed": target.trust.missed,
-                "alarm": target.trust.alarm if listening else None,
+                "trusted": target.overlap_accuracy.trusted,
+                "kept": target.overlap_accuracy.confirmed,
+                "broken": target.overlap_accuracy.overestimated,
+                "missed": target.overlap_accuracy.underestimated,
+                "alarm": target.overlap_accuracy.alarm if listening else None,
             },
             "stream": describe_stream(stream, now),
         }
@@ -282,11 +282,11 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
 def describe_pool(told: PoolReport) -> dict[str, Any]:
     return {
         "leader": told.leader,
-        "masters": [plain(master) for master in told.masters],
+        "masters": [to_plain(master) for master in told.masters],
         "answers": count_answers(told),
-        "asked": plain(told.asked),
+        "asked": to_plain(told.asked),
         "models": [
-            {**plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
+            {**to_plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
         ],
         "remembered_digests": told.remembered_digests,
     }

@@ -17,7 +17,7 @@ from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import ArmReport, ExperimentReport, MetricResult
 from router.scheduling.experiments.shadow import Shadow
-from router.scheduling.policy.record_view import plain
+from router.scheduling.policy.record_view import to_plain
 from router.telemetry.audit_log import PoliciesInForce
 
 INFINITE = "infinite"
@@ -92,15 +92,15 @@ def describe_experiment(
         "fingerprint": fingerprint(regime),
         "experiment": regime.experiment.model_dump(mode="json"),
         "rolled_back": sorted(regime.rolled_back),
-        "report": replace_infinities(plain(report)),
+        "report": replace_infinities(to_plain(report)),
         "sentences": list(describe_standings(report)),
         "shadows": [_shadow(shadow) for shadow in shadows],
     }
 
 
 def _shadow(shadow: Shadow) -> dict[str, Any]:
-    summary = shadow.differences.summary()
-    told: dict[str, Any] = replace_infinities(plain(summary._replace(moves={})))
+    summary = shadow.regret.summary()
+    told: dict[str, Any] = replace_infinities(to_plain(summary._replace(moves={})))
     del told["moves"]  # of every pair of targets
     return {
         "policy": shadow.policy.name,

@@ -75,7 +75,7 @@ class PolicySwitch:
 
     @property
     def regime(self) -> PolicySet:
-        return self._core.desk.regime
+        return self._core.selector.policy_set
 
     async def switch(
         self, asked: SwitchRequest, make: Callable[[PolicySet], Proposal], *, back: bool = False
@@ -133,12 +133,12 @@ class PolicySwitch:
             if self._clock.now() >= until:
                 await asyncio.sleep(0)
                 until = self._clock.now() + SLICE_S
-        return planner.plan()
+        return planner.report()
 
     def _take(self, after: PolicySet) -> None:
-        before, trial, shadows = self.regime, self._core.trial, self._core.desk.shadows
+        before, trial, shadows = self.regime, self._core.experiment, self._core.selector.shadows
         self._core.swap(after)
-        if trial is not None and self._core.trial is not trial:
+        if trial is not None and self._core.experiment is not trial:
             self.ended = {**(describe_experiment(before, trial, shadows) or {}), "ended_at_wall_s": self._clock.wall()}
 
     def _note(

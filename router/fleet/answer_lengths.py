@@ -15,13 +15,13 @@ class AnswerLengths:
     def __init__(self) -> None:
         self._means: dict[str, tuple[int, float]] = {}  # how many, up to `REMEMBERED`, and their mean
 
-    def came(self, model: str, tokens: int) -> None:
+    def observe(self, model: str, tokens: int) -> None:
         """A whole answer of so many tokens."""
         count, mean = self._means.get(model, (0, 0.0))
         count = min(count + 1, REMEMBERED)
         self._means[model] = count, mean + (tokens - mean) / count
 
-    def tokens(self, model: str | None) -> float | None:
+    def mean_tokens(self, model: str | None) -> float | None:
         """None: there was no answer yet, or of no model."""
         known = None if model is None else self._means.get(model)
         return None if known is None else float(round(known[1]))

@@ -23,7 +23,7 @@ Verdict = Literal["success", "neutral", "failure"]
 FAILURE_STATUSES = frozenset((500, 502, 504))
 
 
-def verdict(status: int | None) -> Verdict:
+def judge_status(status: int | None) -> Verdict:
     """Of an answer's status; None: there was none, because the engine could not be reached or died."""
     if status is None or status in FAILURE_STATUSES:
         return "failure"
@@ -33,7 +33,7 @@ def verdict(status: int | None) -> Verdict:
 class CircuitBreaker:
     """`not_closed`: a set, of the fleet say, that has this breaker in it as long as it is not closed."""
 
-    __slots__ = ("_failures", "_not_closed", "_open_s", "_opened_at", "_row", "_trial", "opened")
+    __slots__ = ("_failures", "_not_closed", "_open_s", "_opened_at", "_row", "_trial", "times_opened")
 
     def __init__(self, failures: int, open_s: float, not_closed: set[CircuitBreaker] | None = None) -> None:
         self._not_closed: set[CircuitBreaker] = set() if not_closed is None else not_closed
@@ -42,17 +42,17 @@ class CircuitBreaker:
         self._row = 0  # failures in a row
         self._opened_at: float | None = None
         self._trial = False  # the one request of the half-open state is under way
-        self.opened = 0  # how often, for metrics
+        self.times_opened = 0  # how often, for metrics
 
-    def lets(self, now: float) -> bool:
+    def allows(self, now: float) -> bool:
         """May a request go there? Asked of every candidate, so it changes nothing."""
         return self._opened_at is None or (not self._trial and now - self._opened_at >= self._open_s)
 
-    def sent(self) -> None:
+    def on_request_sent(self) -> None:
         """A request that `lets` allowed was chosen to go there."""
         self._trial = self._opened_at is not None
 
-    def ended(self, verdict: Verdict, now: float) -> None:
+    def on_request_end(self, verdict: Verdict, now: float) -> None:
         """A request that went there has ended. One sent before the breaker opened may close or renew it as well:
         its evidence is as good. A neutral end only makes room for another trial.
         """
@@ -66,7 +66,7 @@ class CircuitBreaker:
             if self._opened_at is not None or self._row >= self._failures:
                 self._opened_at = now
                 self._not_closed.add(self)
-                self.opened += 1
+                self.times_opened += 1
 
     def reset(self) -> None:
         """A new process answers there: what the old one did is past."""
@@ -74,7 +74,7 @@ class CircuitBreaker:
         self._trial = False
         self._close()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Its target left the fleet: what still ends there is nobody's concern."""
         self._not_closed.discard(self)
         self._not_closed = set()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
-from scorers.streams import held_up, step_ms
+from scorers.streams import stall_cost, step_ms
 
 NO_LINK = (inf, 0.0)
 
@@ -38,28 +38,28 @@ class CandidateColumns:
         self.slots: dict[TargetId, int] = {}
         self.requests: list[int] = []
         self.queued_ms: list[float] = []
-        self.held_up: list[float] = []  # as `scorers.streams` has it
-        self.room_tokens: list[float] = []  # infinite where the capacity is unknown
+        self.stall_cost: list[float] = []  # as `scorers.streams` has it
+        self.free_tokens: list[float] = []  # infinite where the capacity is unknown
         self._least_room = inf  # nobody has less; rooms may have grown since
         self.speeds: list[Speed] = []
-        self.ahead = _priced(0)
-        self.weighted = _priced(0)  # with what the work costs those whom it holds up
-        self.crowded: set[Target] = set()  # requests of others wait in their engines
+        self.prices = _priced(0)
+        self.weighted_prices = _priced(0)  # with what the work costs those whom it holds up
+        self.others_waiting: set[Target] = set()  # requests of others wait in their engines
         self.distrusted: set[Target] = set()  # they broke promises
 
-    def begin(self, now: float) -> None:
+    def fill(self, now: float) -> None:
         if len(self.slots) == len(self.targets):
             return
         self.slots = {target.id: slot for slot, target in enumerate(self.targets)}
         self.requests = [0] * len(self.targets)
         self.queued_ms = [0.0] * len(self.targets)
-        self.held_up = [0.0] * len(self.targets)
-        self.room_tokens = [inf] * len(self.targets)
-        self.speeds = [target.speed.speed(now) for target in self.targets]
-        self.ahead, self.weighted = _priced(len(self.targets)), _priced(len(self.targets))
-        self.catch_up(self.targets, now)
+        self.stall_cost = [0.0] * len(self.targets)
+        self.free_tokens = [inf] * len(self.targets)
+        self.speeds = [target.latency_model.speed(now) for target in self.targets]
+        self.prices, self.weighted_prices = _priced(len(self.targets)), _priced(len(self.targets))
+        self.update(self.targets, now)
 
-    def catch_up(self, changed: Iterable[Target], now: float) -> None:
+    def update(self, changed: Iterable[Target], now: float) -> None:
         """Strangers among them are ignored."""
         slots = self.slots
         if not slots:
@@ -67,24 +67,24 @@ class CandidateColumns:
         for target in changed:
             if (slot := slots.get(target.id)) is None:
                 continue
-            books, speed = target.books, target.speed.speed(now)
+            books, speed = target.load_book, target.latency_model.speed(now)
             self.requests[slot] = books.requests
             self.queued_ms[slot] = queued_ms = books.rounded_queued_ms(speed)
-            self.held_up[slot] = weight = held_up(books)
-            self.room_tokens[slot] = room = (target.capacity_tokens or inf) - books.context_tokens
+            self.stall_cost[slot] = weight = stall_cost(books)
+            self.free_tokens[slot] = room = (target.capacity_tokens or inf) - books.context_tokens
             if room < self._least_room:
                 self._least_room = room
             self.speeds[slot] = speed
             ms_per_step = step_ms(books, speed)
-            _put(self.ahead, slot, queued_ms, speed, ms_per_step, 1.0)
-            _put(self.weighted, slot, queued_ms, speed, ms_per_step, 1 + weight)
-            (self.crowded.add if books.crowded else self.crowded.discard)(target)
-            (self.distrusted.discard if target.trust.trusted else self.distrusted.add)(target)
+            _put(self.prices, slot, queued_ms, speed, ms_per_step, 1.0)
+            _put(self.weighted_prices, slot, queued_ms, speed, ms_per_step, 1 + weight)
+            (self.others_waiting.add if books.others_waiting else self.others_waiting.discard)(target)
+            (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
-    def has_room(self, tokens: int) -> bool:
+    def all_have_free(self, tokens: int) -> bool:
         """Everybody has, for so many."""
         if tokens > self._least_room:
-            self._least_room = min(self.room_tokens)
+            self._least_room = min(self.free_tokens)
         return tokens <= self._least_room
 
 

@@ -31,14 +31,14 @@ from router.fleet.columns import CandidateColumns
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.fleet.latency_model import LatencyModel
-from router.fleet.median_speed import typical
+from router.fleet.median_speed import median_speed
 from router.fleet.rows import RowCache
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 
-BUSY_OVER_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
-BUSY_EVERY_S = 0.05  # how often it is looked at: a 20 s average cannot tell the difference
-NOMINAL_KEPT_S = 1.0  # who is ready and how fast they are is looked at anew that often: 0.1 ms for 64 instances
+BUSY_AVERAGING_S = 20.0  # warm's averaging time; 10 to 20 s is flat (policies of existing routers, `warm`)
+BUSY_INTERVAL_S = 0.05  # how often it is looked at: a 20 s average cannot tell the difference
+NOMINAL_MAX_AGE_S = 1.0  # who is ready and how fast they are is looked at anew that often: 0.1 ms for 64 instances
 
 
 class DuplicateInstance(NamedTuple):
@@ -70,8 +70,8 @@ class Fleet:
         self._well: dict[str | None, CandidateColumns] = {}  # by model name: whatever their breakers say
         self._lineups: list[CandidateColumns] = []  # each of them once
         self._not_closed: set[CircuitBreaker] = set()
-        self.answers = AnswerLengths()
-        self.board = RowCache()
+        self.answer_lengths = AnswerLengths()
+        self.row_cache = RowCache()
 
     # who is there
 
@@ -87,7 +87,7 @@ class Fleet:
         """Its bookings in flight can still be released; nothing else remembers it."""
         if (instance := self._instances.pop(id, None)) is not None:
             for target in instance.targets.values():
-                target.breaker.leave()
+                target.breaker.detach()
             self._forget_tables()
 
     def drain(self, id: str) -> bool:
@@ -106,55 +106,55 @@ class Fleet:
 
     # what became known of it
 
-    def learned(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
+    def mark_ready(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
         """A joining instance told what it serves: it is ready. No ranks: nothing said of them, what is known stays."""
         if (instance := self._instances.get(id)) is None:
             return
         self._set_cards(instance, cards)
         self._set_ranks(instance, sorted(ranks) or list(instance.targets))
         for target in instance.targets.values():
-            target.renew()
-        instance.life = InstanceState.READY
+            target.reset()
+        instance.lifecycle = InstanceState.READY
         instance.failures = 0
         self._forget_well()
 
-    def serves(self, id: str, cards: Sequence[ModelCard]) -> None:
+    def set_models(self, id: str, cards: Sequence[ModelCard]) -> None:
         """Its models changed while it ran: an adapter was loaded or unloaded."""
         if (instance := self._instances.get(id)) is not None:
             self._set_cards(instance, cards)
             self._forget_tables()
 
-    def probe_ok(self, id: str, now: float) -> bool:
+    def record_probe_success(self, id: str, now: float) -> bool:
         """It answered. True: it is joining and must be asked who it is."""
         if (instance := self._instances.get(id)) is None:
             return False
         instance.failures = 0
-        if instance.life is InstanceState.DOWN:
-            instance.life = InstanceState.JOINING
-        return instance.life is InstanceState.JOINING
+        if instance.lifecycle is InstanceState.DOWN:
+            instance.lifecycle = InstanceState.JOINING
+        return instance.lifecycle is InstanceState.JOINING
 
-    def probe_failed(self, id: str, now: float) -> bool:
+    def record_probe_failure(self, id: str, now: float) -> bool:
         """It did not answer, or not well. True: that was one too many, and it has just gone down."""
         if (instance := self._instances.get(id)) is None:
             return False
         instance.failures += 1
-        if instance.life is InstanceState.DOWN or instance.failures < self._config.health.failures:
+        if instance.lifecycle is InstanceState.DOWN or instance.failures < self._config.health.failures:
             return False
-        instance.life = InstanceState.DOWN
+        instance.lifecycle = InstanceState.DOWN
         self._forget_well()
         for target in instance.targets.values():
-            target.books.forget_gauges()
+            target.load_book.forget_gauges()
         return True
 
-    def polling(self, id: str) -> None:
+    def begin_poll(self, id: str) -> None:
         """A poll of its metrics is being sent."""
         if (instance := self._instances.get(id)) is not None:
             for target in instance.targets.values():
-                target.books.polling()
+                target.load_book.begin_poll()
 
-    def polled(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
+    def apply_metrics(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
         """Its metrics page, by rank, sent for at `sent_at`. Returns targets that only the page made known."""
-        if (instance := self._instances.get(id)) is None or instance.life is InstanceState.DOWN:
+        if (instance := self._instances.get(id)) is None or instance.lifecycle is InstanceState.DOWN:
             return []
         if len(page) == 1 and len(instance.targets) == 1:
             # One engine behind one door is that engine, however it is numbered (external data-parallel balancing).
@@ -163,7 +163,7 @@ class Fleet:
         if fresh:
             self._set_ranks(instance, sorted({*instance.targets, *fresh}))
         for rank, gauges in page.items():
-            instance.targets[rank].polled(gauges, sent_at)
+            instance.targets[rank].apply_gauges(gauges, sent_at)
         return [instance.targets[rank] for rank in fresh]
 
     # who may get a request
@@ -174,12 +174,12 @@ class Fleet:
         """
         return (self._tables or self._arrange()).served.get(model)
 
-    def path(self, name: str) -> str | None:
+    def model_path(self, name: str) -> str | None:
         """Where engines say that a model or adapter lies; None: nobody said."""
         paths = (card.root for i in self._instances.values() for card in i.cards if card.id == name)
         return next((path for path in paths if path is not None), None)
 
-    def serving(self, model: str | None) -> list[Target]:
+    def targets_serving(self, model: str | None) -> list[Target]:
         """Every target that serves the model, well or not; None: every target."""
         tables = self._tables or self._arrange()
         return list(tables.targets.values()) if model is None else tables.by_model.get(model, [])
@@ -189,20 +189,20 @@ class Fleet:
         well = (self._well.get(model) or self._find_well(model)).targets
         if not excluding and not self._not_closed:
             return well
-        return [target for target in well if target.id not in excluding and target.breaker.lets(now)]
+        return [target for target in well if target.id not in excluding and target.breaker.allows(now)]
 
-    def lineup(self, model: str | None, now: float) -> CandidateColumns:
+    def columns(self, model: str | None, now: float) -> CandidateColumns:
         """The same whatever their breakers say, to be compared all at once."""
         lineup = self._well.get(model) or self._find_well(model)
-        if self.board.stirred:
+        if self.row_cache.changed_targets:
             for each in self._lineups:
-                each.catch_up(self.board.stirred, now)
-            self.board.stirred.clear()
-        lineup.begin(now)
+                each.update(self.row_cache.changed_targets, now)
+            self.row_cache.changed_targets.clear()
+        lineup.fill(now)
         return lineup
 
     def _find_well(self, model: str | None) -> CandidateColumns:
-        targets = self.serving(model)
+        targets = self.targets_serving(model)
         well = tuple([target for target in targets if target.instance.state is InstanceState.READY])
         # Adapters are on the same targets as their base.
         lineup = next((known for known in self._lineups if known.targets == well), None)
@@ -218,28 +218,28 @@ class Fleet:
         """What stirred does not matter either: new lineups begin with a look at everybody."""
         self._well = {}
         self._lineups = []
-        self.board.stirred.clear()
+        self.row_cache.changed_targets.clear()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Of everybody who serves the model, as far as they told."""
-        sizes = self.board.block_sizes.get(model)
+        sizes = self.row_cache.block_sizes.get(model)
         if sizes is None:
-            targets = self.serving(model)
+            targets = self.targets_serving(model)
             sizes = frozenset(target.block_tokens for target in targets if target.block_tokens)
             if targets:
-                self.board.block_sizes[model] = sizes
+                self.row_cache.block_sizes[model] = sizes
         return sizes
 
-    def nominal(self, model: str | None, now: float) -> Speed | None:
+    def nominal_speed(self, model: str | None, now: float) -> Speed | None:
         """The typical instance of those that are ready to serve the model (None: any); None: there is none. As old as
         `NOMINAL_KEPT_S`, and so are its ages.
         """
         kept = self._nominal.get(model)
-        if kept is not None and now - kept[0] <= NOMINAL_KEPT_S:
+        if kept is not None and now - kept[0] <= NOMINAL_MAX_AGE_S:
             return kept[1]
-        targets = self.serving(model)
+        targets = self.targets_serving(model)
         instances = {target.instance.id: target.instance for target in targets}.values()
-        speed = typical([i.speed.speed(now) for i in instances if i.state is InstanceState.READY])
+        speed = median_speed([i.latency_model.speed(now) for i in instances if i.state is InstanceState.READY])
         if targets:  # names that nobody serves come from clients, without end
             self._nominal[model] = now, speed
         return speed
@@ -248,22 +248,22 @@ class Fleet:
         """The union of the cards of all instances that could answer, each name once."""
         cards: dict[str, ModelCard] = {}
         for instance in self._instances.values():
-            if instance.life is InstanceState.READY:
+            if instance.lifecycle is InstanceState.READY:
                 for card in instance.cards:
                     cards.setdefault(card.id, card)
         return list(cards.values())
 
-    def arrived(self, now: float) -> None:
+    def on_arrival(self, now: float) -> None:
         """A request arrived: the moment at which `busy` looks at the fleet."""
         elapsed_s = now - self._busy_at
-        if self.busy is not None and elapsed_s < BUSY_EVERY_S:
+        if self.busy is not None and elapsed_s < BUSY_INTERVAL_S:
             return
-        ready = [instance for instance in self._instances.values() if instance.life is InstanceState.READY]
+        ready = [instance for instance in self._instances.values() if instance.lifecycle is InstanceState.READY]
         if not ready:
             return
         share = sum(instance.prefilling for instance in ready) / len(ready)
         old = share if self.busy is None else self._busy
-        self._busy = share + (old - share) * exp(-elapsed_s / BUSY_OVER_S)
+        self._busy = share + (old - share) * exp(-elapsed_s / BUSY_AVERAGING_S)
         self.busy = round(self._busy, 4)
         self._busy_at = now
 
@@ -289,19 +289,19 @@ class Fleet:
         before = instance.targets
         instance.targets = {rank: before.get(rank) or self._target(instance, rank) for rank in ranks}
         for rank in before.keys() - instance.targets.keys():
-            before[rank].breaker.leave()
+            before[rank].breaker.detach()
         self._forget_tables()
 
     def _target(self, instance: Instance, rank: int) -> Target:
         told = self._config.breaker
         breaker = CircuitBreaker(told.failures, told.open_s, self._not_closed)
-        return Target(instance, rank, breaker, instance.speed, self.board)
+        return Target(instance, rank, breaker, instance.latency_model, self.row_cache)
 
     def _forget_tables(self) -> None:
         """After every change of who serves what."""
         self._tables = None
         self._nominal = {}
-        self.board.resized()
+        self.row_cache.on_block_size_change()
         self._forget_well()
 
     def _arrange(self) -> _Tables:

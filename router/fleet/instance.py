@@ -47,13 +47,13 @@ class FetchedKv(NamedTuple):
 class TargetObserver(Protocol):
     """Is told when facts of a target change. `router.fleet.rows.Board` keeps rows and drops those that changed."""
 
-    def changed(self, target: Target) -> None:
+    def on_change(self, target: Target) -> None:
         """Load, speed or capacity of `target` changed."""
 
-    def aged(self, target: Target) -> None:
+    def on_gauges_change(self, target: Target) -> None:
         """Only facts that are part of a row, and of no column, changed."""
 
-    def resized(self) -> None:
+    def on_block_size_change(self) -> None:
         """A target has another block size."""
 
 
@@ -62,14 +62,14 @@ class Target:
         "_board",
         "_changed",
         "block_tokens",
-        "books",
         "breaker",
         "capacity_tokens",
         "id",
         "instance",
+        "latency_model",
+        "load_book",
+        "overlap_accuracy",
         "rank",
-        "speed",
-        "trust",
     )
 
     """`board` is told when something of it changes."""
@@ -78,20 +78,20 @@ class Target:
         self, instance: Instance, rank: int, breaker: CircuitBreaker, speed: LatencyModel, board: TargetObserver
     ) -> None:
         self._board = board
-        self._changed = partial(board.changed, self)
+        self._changed = partial(board.on_change, self)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
-        self.books = LoadBook(self._changed)
+        self.load_book = LoadBook(self._changed)
         self.breaker = breaker
-        self.trust = OverlapAccuracy()
-        self.speed = speed  # the instance's: its ranks run on the same hardware
+        self.overlap_accuracy = OverlapAccuracy()
+        self.latency_model = speed  # the instance's: its ranks run on the same hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
 
-    def row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
+    def build_row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
         """Its facts for a decision, but for the overlap. `held` counts all that it holds."""
-        speed = self.speed.speed(now)
+        speed = self.latency_model.speed(now)
         return Row(
             self.id,
             self.instance.id,
@@ -99,40 +99,40 @@ class Target:
             self.block_tokens,
             self.capacity_tokens,
             None,
-            self.books.load(speed, now),
+            self.load_book.load(speed, now),
             speed,
             None if held is None else held(self),
         )
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
         """The target was chosen: its load and its breaker know at once."""
-        self.breaker.sent()
-        return self.books.book(uncached_tokens, prompt_tokens)
+        self.breaker.on_request_sent()
+        return self.load_book.book(uncached_tokens, prompt_tokens)
 
-    def stores_blocks_of(self, tokens: int) -> None:
+    def set_block_tokens(self, tokens: int) -> None:
         """The event stream's word, which wins over the metrics page's."""
         if tokens != self.block_tokens:
             self.block_tokens = tokens
-            self._board.resized()
+            self._board.on_block_size_change()
             self._changed()
 
-    def polled(self, gauges: Gauges, sent_at: float) -> None:
-        books = self.books
-        before, crowded, capacity_tokens = books.gauges.pool_loads, books.crowded, self.capacity_tokens
-        books.polled(gauges, sent_at)
+    def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
+        books = self.load_book
+        before, crowded, capacity_tokens = books.gauges.pool_loads, books.others_waiting, self.capacity_tokens
+        books.apply_gauges(gauges, sent_at)
         if self.block_tokens is None and gauges.block_tokens is not None:
             self.block_tokens = gauges.block_tokens
-            self._board.resized()
+            self._board.on_block_size_change()
         if gauges.capacity_tokens is not None:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
             self._counted(before, gauges.pool_loads, sent_at)
-        if crowded is books.crowded and capacity_tokens == self.capacity_tokens:  # as a rule, and polls are many
-            self._board.aged(self)
+        if crowded is books.others_waiting and capacity_tokens == self.capacity_tokens:  # as a rule, and polls are many
+            self._board.on_gauges_change(self)
         else:
             self._changed()
 
-    def showed(
+    def observe_prefill(
         self,
         booking: Booking,
         prompt_tokens: int,
@@ -146,19 +146,21 @@ class Target:
             return
         new = prompt_tokens - cached_tokens
         if loaded is None:
-            self.speed.computed(new, cached_tokens, ttft_ms, now)
+            self.latency_model.observe_prefill(new, cached_tokens, ttft_ms, now)
         else:
-            self.speed.fetched(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
+            self.latency_model.observe_fetch(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
         self._sped()
 
-    def decoded(self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float) -> None:
+    def observe_decode(
+        self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
+    ) -> None:
         """A streamed answer of one sequence has come whole, and its `booking` was released. Both times count from the
         same moment. Short answers are ignored.
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
             step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
-            self.speed.decoded(step_ms, batch.requests, batch.context_tokens, now)
+            self.latency_model.observe_decode_step(step_ms, batch.requests, batch.context_tokens, now)
             self._sped()
 
     def _counted(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
@@ -168,7 +170,9 @@ class Target:
         """
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
-            self.speed.counted(blocks * self.block_tokens / operations, seconds / operations * 1e3, now)
+            self.latency_model.observe_pool_load(
+                blocks * self.block_tokens / operations, seconds / operations * 1e3, now
+            )
             self._sped()
 
     def _sped(self) -> None:
@@ -176,35 +180,35 @@ class Target:
         for target in self.instance.targets.values():
             target._changed()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Perhaps another process answers there now. What is in flight stays booked, its speed is the hardware's."""
         self.breaker.reset()
-        self.trust.reset()
-        self.books.forget_gauges()
+        self.overlap_accuracy.reset()
+        self.load_book.forget_gauges()
         self.block_tokens = self.capacity_tokens = None
-        self._board.resized()
+        self._board.on_block_size_change()
         self._changed()
 
 
 class Instance:
     """One engine server. Its life is `joining`, `ready` or `down`; `state` is that with the operator's word."""
 
-    __slots__ = ("cards", "config", "drained", "failures", "id", "life", "served", "speed", "targets")
+    __slots__ = ("cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "served", "targets")
 
     def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
         self.id = config.id
         self.config = config
-        self.life = InstanceState.JOINING
+        self.lifecycle = InstanceState.JOINING
         self.drained = False
         self.failures = 0  # probes in a row
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
-        self.speed = speed
+        self.latency_model = speed
         self.targets: dict[int, Target] = {}
 
     @property
     def state(self) -> InstanceState:
-        return InstanceState.DRAINING if self.drained and self.life is InstanceState.READY else self.life
+        return InstanceState.DRAINING if self.drained and self.lifecycle is InstanceState.READY else self.lifecycle
 
     @property
     def base(self) -> str | None:
@@ -219,8 +223,8 @@ class Instance:
     @property
     def requests(self) -> int:
         """Ours, in flight."""
-        return sum(target.books.requests for target in self.targets.values())
+        return sum(target.load_book.requests for target in self.targets.values())
 
     @property
     def prefilling(self) -> bool:
-        return any(target.books.prefilling for target in self.targets.values())
+        return any(target.load_book.prefilling for target in self.targets.values())

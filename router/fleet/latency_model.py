@@ -35,7 +35,7 @@ LINK_SAMPLES = 6  # two coefficients, thrice: a fit that no longer hangs on its 
 LONGEST_MS = 3.6e6  # an hour is no measurement
 DECODE_EVERY_S = 0.5  # more samples only shorten what the last hundred of them remember, and each costs 10 us
 DECODE_NOISE_MS = 0.2  # means over many steps: what is left of their jitter
-VALUE_KEPT_S = 1.0  # a published Speed is reused this long: its ages are then good to a second
+VALUE_MAX_AGE_S = 1.0  # a published Speed is reused this long: its ages are then good to a second
 
 
 class LatencyModel:
@@ -57,14 +57,14 @@ class LatencyModel:
         """Prefills that the curve was learned from."""
         return self._curve.samples
 
-    def computed(self, new: int, context: int, ttft_ms: float, now: float) -> None:
+    def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float) -> None:
         """A prefill of `new` tokens after `context` cached ones took `ttft_ms` with nothing else in its way."""
         if new <= 0 or context < 0 or not 0 < ttft_ms < LONGEST_MS:
             return
         self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now)
         self._value = None
 
-    def fetched(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
+    def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
         """Of `context` tokens `tokens` came over a link, and `new` were computed: all in `ttft_ms`, nothing in its way.
 
         Ignored until the curve has samples enough to be subtracted. What is left may be negative where the curve is a
@@ -76,7 +76,7 @@ class LatencyModel:
         self._links[LINKS.index(link)].observe([1.0, tokens / 1e3], ttft_ms - computing_ms, now, computing_ms)
         self._value = None
 
-    def counted(self, tokens: float, ms: float, now: float) -> None:
+    def observe_pool_load(self, tokens: float, ms: float, now: float) -> None:
         """A load from the pool moved that many tokens in `ms`, by the engine's counters: the mean of several is as good
         as one, on a line.
         """
@@ -84,7 +84,7 @@ class LatencyModel:
             self._pool_counted.observe([1.0, tokens / 1e3], ms, now)
             self._value = None
 
-    def decoded(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
+    def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
         """An answer's tokens came `step_ms` apart, in the mean, beside so many requests with so much context, itself
         included. One sample each `DECODE_EVERY_S` is taken, the others are ignored.
         """
@@ -98,7 +98,7 @@ class LatencyModel:
 
     def speed(self, now: float) -> Speed:
         value = self._value
-        if value is None or now - self._value_at > VALUE_KEPT_S:
+        if value is None or now - self._value_at > VALUE_MAX_AGE_S:
             value = self._value = self._made(now)
             self._value_at = now
         return value

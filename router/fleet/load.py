@@ -78,12 +78,12 @@ class Booking:
         self._released = False
         self.alone = alone  # nothing else was waiting for its first byte: its TTFT shows the engine's bare speed
 
-    def first_byte(self) -> None:
+    def on_first_byte(self) -> None:
         """The prefill is over. Later calls, and calls after `release`, change nothing."""
         if self._began is None:
             books = self._books
             self._began = (books.requests, books.context_tokens)
-            books.changed()
+            books.on_change()
             books.prefilling -= 1
             books.prefill_tokens -= self._uncached_tokens
             books.prefill_attended -= self._attended
@@ -95,11 +95,11 @@ class Booking:
             books.double_releases += 1
             return False
         if self._began is None:
-            self.first_byte()
+            self.on_first_byte()
         else:
             self._ended = (books.requests, books.context_tokens)
         self._released = True
-        books.changed()
+        books.on_change()
         books.requests -= 1
         books.prompt_tokens -= self._prompt_tokens
         books.context_tokens -= self._prompt_tokens
@@ -124,12 +124,12 @@ class LoadBook:
 
     __slots__ = (
         "_peak",
-        "changed",
         "context_tokens",
         "double_releases",
         "elsewhere",
         "gauges",
         "gauges_at",
+        "on_change",
         "output_tokens_per_s",
         "prefill_attended",
         "prefill_tokens",
@@ -141,7 +141,7 @@ class LoadBook:
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
         """`changed` is called when anything below changes, but by a poll: for whoever keeps a `load`."""
-        self.changed = changed
+        self.on_change = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
         self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
@@ -159,7 +159,7 @@ class LoadBook:
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
         """At the choice, in the same loop turn. `uncached_tokens` is what the target has yet to compute."""
         booking = Booking(self, uncached_tokens, prompt_tokens, not self.prefilling and not self.gauges.waiting)
-        self.changed()
+        self.on_change()
         self.requests += 1
         self.prefilling += 1
         self.prefill_tokens += uncached_tokens
@@ -186,26 +186,26 @@ class LoadBook:
             self.context_tokens,
         )
 
-    def beside(self, siblings: WorkerShare) -> None:
+    def set_siblings(self, siblings: WorkerShare) -> None:
         """All that the other workers have booked here now, in the place of what they had."""
         total = self.own.plus(siblings)
         self.siblings = siblings
-        self.changed()
+        self.on_change()
         self.requests, self.prefilling, self.prefill_tokens = total.requests, total.prefilling, total.prefill_tokens
         self.prefill_attended = total.prefill_attended
         self.prompt_tokens, self.context_tokens = total.prompt_tokens, total.context_tokens
         self._peak = max(self._peak, self.requests)
 
-    def polling(self) -> None:
+    def begin_poll(self) -> None:
         """A poll is being sent: watch our own count until it is answered."""
         self._peak = self.requests
 
     @property
-    def crowded(self) -> bool:
+    def others_waiting(self) -> bool:
         """Requests of others wait in the engine."""
         return bool(self.elsewhere and self.gauges.waiting)
 
-    def polled(self, gauges: Gauges, sent_at: float) -> None:
+    def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
         """Whoever polls knows what else hangs on it: mostly nothing does."""
         self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
@@ -217,7 +217,7 @@ class LoadBook:
 
     def forget_gauges(self) -> None:
         """The process behind them is gone, or may be: unknown again."""
-        self.changed()
+        self.on_change()
         self.gauges = NO_GAUGES
         self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TypeVar
 
-from router.fleet.recursive_least_squares import six_digits
+from router.fleet.recursive_least_squares import round_to_six_digits
 from scorers.contract import Decode, Speed, Transfer
 
 Part = TypeVar("Part", Speed, Transfer, Decode)
 
 
-def typical(speeds: Sequence[Speed]) -> Speed | None:
+def median_speed(speeds: Sequence[Speed]) -> Speed | None:
     """Of one speed per instance; `samples` is their sum, `age_s` the least. None: there is no instance."""
     if len(speeds) <= 1:
         return speeds[0] if speeds else None
@@ -70,7 +70,7 @@ def _told(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _middle(coefficients: list[float]) -> float:
-    return six_digits(median(coefficients))
+    return round_to_six_digits(median(coefficients))
 
 
 def _samples(parts: Sequence[Part]) -> int:

@@ -25,13 +25,13 @@ MISSES_TO_ALARM = 8
 class OverlapAccuracy:
     """`predicted` is what the index promised from events, in the GPU and slower local tiers, capped as engines do."""
 
-    __slots__ = ("_missed_row", "_recent", "kept", "missed", "overpromised", "trusted")
+    __slots__ = ("_missed_row", "_recent", "confirmed", "overestimated", "trusted", "underestimated")
 
     def __init__(self) -> None:
         self.trusted = True
-        self.kept = 0
-        self.overpromised = 0
-        self.missed = 0  # delivered although nothing was predicted
+        self.confirmed = 0
+        self.overestimated = 0
+        self.underestimated = 0  # delivered although nothing was predicted
         self._recent: tuple[bool, ...] = ()  # promise kept? newest last
         self._missed_row = 0
 
@@ -41,15 +41,15 @@ class OverlapAccuracy:
             return
         if predicted_tokens < block_tokens:
             if delivered_tokens >= block_tokens:
-                self.missed += 1
+                self.underestimated += 1
                 self._missed_row += 1
             return
         self._missed_row = 0
         held = predicted_tokens - delivered_tokens < block_tokens
         if held:
-            self.kept += 1
+            self.confirmed += 1
         else:
-            self.overpromised += 1
+            self.overestimated += 1
         self._recent = (*self._recent[1 - WINDOW :], held)
         if self.trusted:
             self.trusted = self._recent.count(False) < BROKEN_TO_DISTRUST

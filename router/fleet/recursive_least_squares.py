@@ -70,7 +70,7 @@ class RecursiveLeastSquares:
     def coefficients(self) -> tuple[float, ...]:
         """`theta` to six digits, as it is shown and logged: more are noise, and noise does not compress."""
         if self._rounded is None:
-            self._rounded = tuple(map(six_digits, self.theta))
+            self._rounded = tuple(map(round_to_six_digits, self.theta))
         return self._rounded
 
     def age_s(self, now: float) -> float | None:
@@ -93,7 +93,7 @@ class RecursiveLeastSquares:
         self.theta = [max(0.0, theta) for theta in self.theta]  # a later projection may have undone an earlier
 
 
-def six_digits(value: float) -> float:
+def round_to_six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 

@@ -18,7 +18,7 @@ from scorers.contract import Overlap, Row
 Held = Callable[[Target], int | None]
 """How many tokens a target holds, of whatever prompts."""
 
-ROW_KEPT_S = 0.1
+ROW_MAX_AGE_S = 0.1
 ID = attrgetter("id")
 
 
@@ -30,7 +30,7 @@ class RowCache(dict[Target, Row]):
     """
 
     def __init__(self) -> None:
-        self.stirred: set[Target] = set()  # who changed since the lineups heard of it
+        self.changed_targets: set[Target] = set()  # who changed since the lineups heard of it
         self.block_sizes: dict[str | None, frozenset[int]] = {}  # by model: in use there
         self._now = 0.0
         self._held: Held | None = None
@@ -38,20 +38,20 @@ class RowCache(dict[Target, Row]):
         self._lately: dict[str, tuple[Row, Overlap, Row]] = {}  # a row, an overlap, and both in one
         self._counted = False  # what targets hold in all is in the rows
 
-    def changed(self, target: Target) -> None:
+    def on_change(self, target: Target) -> None:
         self.pop(target, None)
-        self.stirred.add(target)
+        self.changed_targets.add(target)
 
-    def aged(self, target: Target) -> None:
+    def on_gauges_change(self, target: Target) -> None:
         """Only what no lineup keeps has changed."""
         self.pop(target, None)
 
-    def resized(self) -> None:
+    def on_block_size_change(self) -> None:
         """A target has another block size."""
         self.block_sizes.clear()
 
     def __missing__(self, target: Target) -> Row:
-        row = self[target] = target.row(self._now, self._held)
+        row = self[target] = target.build_row(self._now, self._held)
         return row
 
     def rows(
@@ -62,7 +62,7 @@ class RowCache(dict[Target, Row]):
         held: Held | None = None,
     ) -> tuple[Row, ...]:
         """As the function `rows`."""
-        if now - self._begun_at > ROW_KEPT_S or (held is not None and not self._counted):
+        if now - self._begun_at > ROW_MAX_AGE_S or (held is not None and not self._counted):
             self.clear()
             self._lately.clear()
             self._begun_at, self._counted = now, held is not None
@@ -85,7 +85,7 @@ class RowCache(dict[Target, Row]):
         return merged
 
 
-def rows(
+def build_rows(
     targets: Sequence[Target], overlaps: Mapping[TargetId, Overlap | None], now: float, held: Held | None = None
 ) -> tuple[Row, ...]:
     """One row per target, in their order. A target that `overlaps` does not name has an unknown overlap. `held` is
@@ -94,7 +94,7 @@ def rows(
     overlap_of = overlaps.get
     made = []
     for target in targets:
-        row, overlap = target.row(now, held), overlap_of(target.id)
+        row, overlap = target.build_row(now, held), overlap_of(target.id)
         made.append(row if overlap is None else _with(row, overlap))
     return tuple(made)
 

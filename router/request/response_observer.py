@@ -63,13 +63,13 @@ class ResponseObserver:
             params = read_handed(prefilled.body)
             if params is not None and self._ticket.attempt.prefill is not None:
                 self.handed = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
-        self._core.prefilled(self._ticket, prefilled.end, prefilled.status, usage)
+        self._core.settle_prefill(self._ticket, prefilled.end, prefilled.status, usage)
 
     def first_byte(self, status: int) -> None:
         record = self._ticket.record
         self._ticket.status = record.status = status
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
-        self._core.first_byte(self._ticket)
+        self._core.on_first_byte(self._ticket)
 
     def feed(self, data: bytes) -> bytes:
         if self._tail is not None:

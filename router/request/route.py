@@ -120,7 +120,7 @@ async def route(call: ClientRequest, rooms: Services) -> None:
     """Answers `call`, or raises `RequestRefused` while nothing has been sent."""
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
-        wanted = read_override(call.header, rooms.admins, rooms.core.desk.regime.policies)
+        wanted = read_override(call.header, rooms.admins, rooms.core.selector.policy_set.policies)
         body = await call.body(rooms.config.limits.body_bytes, place)
         read_at = rooms.clock.now()
         prompt = read(call, body, wanted, rooms)
@@ -140,7 +140,7 @@ async def route(call: ClientRequest, rooms: Services) -> None:
 
 async def route_stored(call: ClientRequest, response_id: str, rooms: Services) -> None:
     """A request about a stored response, which only the engine that made it knows."""
-    if rooms.core.made_by(response_id) is None:
+    if rooms.core.response_target(response_id) is None:
         raise NotFound(f"the response `{response_id}` is not known here", code="unknown_response")
     with rooms.lobby.pass_() as place:
         started_at = rooms.clock.now()
@@ -216,7 +216,7 @@ async def attempt(
         rooms.core.settle(ticket)
     if isinstance(end, RelayNotStarted):
         tries.handed = still_there(watch.handed or tries.handed, end, rooms.clock.now())
-        culprit = ticket.half.target if end.prefill and ticket.half is not None else ticket.target
+        culprit = ticket.prefill.target if end.prefill and ticket.prefill is not None else ticket.target
         tries.failed.add(culprit.id)
         if end.reason != "busy":
             rooms.health.suspect(culprit.instance.id)
@@ -233,13 +233,13 @@ def send(
     rooms: Services,
 ) -> Awaitable[RelayEnd]:
     """As this attempt needs it: to one engine, or to a pair in the way that theirs is handed over."""
-    limits, half = rooms.config.limits, ticket.half
+    limits, half = rooms.config.limits, ticket.prefill
     upstreams = asking(rooms.handing, offer, ticket, rooms.upstreams, out.body)
     if half is None:
         if handed is not None:
             out = out._replace(body=decode_body(out.body, handed.params))
         return relay(call, upstreams, out, limits, watch)
-    if (peer := rooms.core.peers.mooncake(half.target)) is None:
+    if (peer := rooms.core.peers.mooncake_peer(half.target)) is None:
         return relay_after(call, upstreams, prefill_of(out, half, NIXL_PREFILL), out, limits, watch)
     transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
     params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
@@ -250,7 +250,7 @@ def send(
 
 def read(call: ClientRequest, body: bytes, wanted: PolicyOverride | None, rooms: Services) -> Prompt:
     """As much of the prompt as the policies in use look at."""
-    looks_at_caches = rooms.core.desk.regime.looks_at_caches or (wanted is not None and wanted.policy.looks_at_caches)
+    looks_at_caches = rooms.core.selector.policy_set.needs_cache or (wanted is not None and wanted.policy.needs_cache)
     return read_prompt(
         call.path,
         call.text(b"content-type"),
@@ -297,11 +297,11 @@ async def pooled_of(
     rooms: Services,
 ) -> PoolHit | None:
     """What the shared pool holds of it, when a policy in use wants to know. None: unknown."""
-    needs = rooms.core.desk.needs if wanted is None else rooms.core.desk.needs | wanted.policy.needs
+    needs = rooms.core.selector.needs if wanted is None else rooms.core.selector.needs | wanted.policy.needs
     if served is None or Needs.POOL not in needs:
         return None
     asked_at = rooms.clock.now()
-    held = await rooms.pool.held(known, rooms.core.origin(prompt, served))
+    held = await rooms.pool.held(known, rooms.core.hash_inputs(prompt, served))
     stages.pool_ms = (rooms.clock.now() - asked_at) * 1e3
     return held
 
@@ -311,7 +311,7 @@ def locate_response(response_id: str | None, core: Scheduler) -> TargetId | None
 
     An id that we do not remember goes anywhere too: the engine that gets it knows best what to say of it.
     """
-    return None if response_id is None else core.made_by(response_id)
+    return None if response_id is None else core.response_target(response_id)
 
 
 def may_retry(last: RelayEnd, record: Record, retries: RetryBudget) -> bool:
@@ -378,14 +378,14 @@ def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
 
 def place(request: PreparedRequest, record: Record, rooms: Services) -> None:
     """What decides for this request, from its first attempt to its last."""
-    experiment = rooms.core.desk.regime.experiment
+    experiment = rooms.core.selector.policy_set.experiment
     if request.wanted is not None:
         record.policy, record.asked_by = request.wanted
     elif experiment is None or record.endpoint == STORED:
-        rooms.core.opened(record, None)
+        rooms.core.assign_policy(record, None)
     else:
         unit = derive_unit(experiment, request.prompt, record.client, record.id, record.at_wall_s)
-        rooms.core.opened(record, unit)
+        rooms.core.assign_policy(record, unit)
 
 
 def open_record(
@@ -393,7 +393,7 @@ def open_record(
 ) -> Record:
     """The request's record, there to be looked at while the request is under way."""
     prompt, known = request.prompt, request.known
-    number = rooms.core.desk.next_number()
+    number = rooms.core.selector.next_number()
     record = Record(
         id=f"{rooms.run_id}-{number}",
         number=number,
@@ -424,6 +424,6 @@ def close_record(record: Record, rooms: Services) -> None:
     record.duration_ms = (rooms.clock.now() - record.arrived_s) * 1e3
     record.done = True
     rooms.metrics.finished(record)
-    rooms.core.closed(record)
+    rooms.core.complete(record)
     if rooms.decision_log is not None:
         rooms.decision_log.add(record)

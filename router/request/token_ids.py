@@ -28,14 +28,14 @@ def offer_to(
     """Which engines of `ticket` get the prompt's ids; written into its attempt. None: there are no ids to hand."""
     if served is None or not isinstance(known, TokenizedPrompt) or not known.spelled:
         return None
-    shares = (ticket,) if ticket.half is None else (ticket, ticket.half)
+    shares = (ticket,) if ticket.prefill is None else (ticket, ticket.prefill)
     instances = [share.target.instance for share in shares]
     engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
     offer = handing.offer(prompt, known, served.base, served.adapter, engines)
     if offer is not None and offer.takers:
         ticket.attempt.token_id_passthrough = ticket.target.instance.id in offer.takers
-        if ticket.half is not None:
-            ticket.half.leg.token_id_passthrough = ticket.half.target.instance.id in offer.takers
+        if ticket.prefill is not None:
+            ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in offer.takers
     return offer
 
 
@@ -50,8 +50,8 @@ def asking(
     def refused(instance: str, answer: bytes | None) -> None:
         if instance == answering:
             ticket.attempt.token_id_passthrough = False
-        elif ticket.half is not None:
-            ticket.half.leg.token_id_passthrough = False
+        elif ticket.prefill is not None:
+            ticket.prefill.leg.token_id_passthrough = False
         handing.refused(instance, offer, answer)
 
     return TokenIdUpstreams(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)

@@ -12,7 +12,7 @@ from router.scheduling.ticket import TargetBooking
 from scorers.contract import Overlap, PoolHit
 
 
-def learn(
+def learn_from_answer(
     share: TargetBooking, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> None:
     """From an answer that came whole. `ttft_ms` None: it does not show its prefill. `shared_pool`: engines may have
@@ -21,15 +21,15 @@ def learn(
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
         return
-    belief, target = share.belief, share.target
+    belief, target = share.estimate, share.target
     if belief is not None and belief.promised_tokens is not None and belief.block_tokens is not None:
         own = _own(belief.promised_tokens, cached_tokens, pooled, shared_pool)
-        target.trust.observe(belief.promised_tokens, own, belief.block_tokens)
+        target.overlap_accuracy.observe(belief.promised_tokens, own, belief.block_tokens)
     if ttft_ms is None or prompt_tokens is None:
         return
     overlap = belief.overlap if belief is not None else None
     loaded = _loaded(overlap, pooled, cached_tokens, shared_pool) if overlap is not None else None
-    target.showed(share.booking, prompt_tokens, cached_tokens, ttft_ms, now, loaded)
+    target.observe_prefill(share.booking, prompt_tokens, cached_tokens, ttft_ms, now, loaded)
 
 
 def _own(promised: int, delivered: int, pooled: PoolHit | None, shared_pool: bool) -> int:

@@ -31,13 +31,13 @@ def choose_pair(
 ) -> PairChoice:
     """`view` has the rows that may answer; `prefill_rows` those that may prefill for a given target."""
     answer = desk.decide(view, policy, "decode")
-    if not worth_prefilling(view, answer.row, policy.prefill_from_tokens):
+    if not should_split(view, answer.row, policy.prefill_from_tokens):
         return PairChoice(answer, None)
     rows = prefill_rows(answer.target)
     return PairChoice(answer, desk.decide(view._replace(rows=rows), policy, "prefill") if rows else None)
 
 
-def worth_prefilling(view: View, row: Row, from_tokens: int) -> bool:
+def should_split(view: View, row: Row, from_tokens: int) -> bool:
     """Whether the target of `row` has enough to compute for another instance to do it.
 
     Whole blocks are what can be cached, so up to a block is left even where everything is. A prompt of unknown length

@@ -36,47 +36,47 @@ class PrefillPeers:
         """Whether any instance only prefills."""
         return bool(self._prefilling)
 
-    def joined(self, config: schema.InstanceConfig) -> None:
+    def add(self, config: schema.InstanceConfig) -> None:
         """It is ready, perhaps as another process than before."""
         if config.role == "prefill":
             self._prefilling[config.id] = config
-        self.doubt(config.id)
+        self.forget_engine_ids(config.id)
 
-    def left(self, instance: str) -> None:
+    def remove(self, instance: str) -> None:
         self._prefilling.pop(instance, None)
-        self.doubt(instance)
+        self.forget_engine_ids(instance)
 
-    def doubt(self, instance: str) -> None:
+    def forget_engine_ids(self, instance: str) -> None:
         """Another process may answer there by now."""
         self._engine_ids.pop(instance, None)
 
-    def nameless(self) -> list[str]:
+    def without_engine_ids(self) -> list[str]:
         """Prefill instances with a bootstrap server whose engine ids are not known."""
         unknown = (config for id, config in self._prefilling.items() if id not in self._engine_ids)
         return [config.id for config in unknown if _bootstrap_url(config) is not None]
 
-    def named(self, instance: str, engine_ids: Mapping[int, str]) -> None:
+    def set_engine_ids(self, instance: str, engine_ids: Mapping[int, str]) -> None:
         if instance in self._prefilling:
             self._engine_ids[instance] = engine_ids
 
-    def mooncake(self, target: Target) -> MooncakePeer | None:
+    def mooncake_peer(self, target: Target) -> MooncakePeer | None:
         """None: it speaks something else, or its engine's id is not known."""
         url = _bootstrap_url(target.instance.config)
         engine_id = self._engine_ids.get(target.instance.id, {}).get(target.rank)
         return None if url is None or engine_id is None else MooncakePeer(url, engine_id)
 
-    def prefills(self, target: Target) -> bool:
+    def is_prefill_only(self, target: Target) -> bool:
         """It never answers by itself."""
         return target.instance.id in self._prefilling
 
-    def of(self, answering: Target, prefilling: Sequence[Target]) -> list[Target]:
+    def peers_for(self, answering: Target, prefilling: Sequence[Target]) -> list[Target]:
         """Those of `prefilling` that can hand KV to `answering` now."""
         transfer = answering.instance.config.transfer
         protocol = None if transfer is None else transfer.protocol
         peers = [peer for peer in prefilling if (to := peer.instance.config.transfer) and to.protocol == protocol]
         if not peers:
             self.unpaired["protocol"] += 1
-        elif protocol == "mooncake" and not (peers := [peer for peer in peers if self.mooncake(peer)]):
+        elif protocol == "mooncake" and not (peers := [peer for peer in peers if self.mooncake_peer(peer)]):
             self.unpaired["engine_id"] += 1
         return peers
 

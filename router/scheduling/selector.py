@@ -17,7 +17,7 @@ from typing import NamedTuple
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.shadow import Shadow
 from router.scheduling.policy.decision import Decision, Part, ShadowChoice
-from router.scheduling.policy.policy import Policy, PolicyFault, fallback
+from router.scheduling.policy.policy import Policy, PolicyFault, fallback_policy
 from router.scheduling.policy.session_memory import SessionMemory
 from scorers.contract import Needs, Outcome, Scorer, View
 
@@ -40,8 +40,8 @@ class Selector:
         self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in lessons
         self.fallbacks = 0  # decisions that the fallback had to make
         self.shadows: list[Shadow] = []
-        self._fallback = fallback()
-        self.numbers = 0  # given so far
+        self._fallback = fallback_policy()
+        self.request_count = 0  # given so far
         self.sessions = SessionMemory(sessions)
         self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # few keys: of models that the fleet serves
         self.swap(regime)
@@ -49,13 +49,13 @@ class Selector:
     @property
     def needs(self) -> Needs:
         """What the policies in force read: the rest need not be found out."""
-        return self.regime.needs
+        return self.policy_set.needs
 
     def swap(self, regime: PolicySet) -> None:
         """From now on `regime` decides. It takes over the sessions: their caches are where they went. A shadow that
         stays goes on with what it has seen.
         """
-        self.regime = regime
+        self.policy_set = regime
         here = {(shadow.policy.name, shadow.policy.digest): shadow for shadow in self.shadows}
         names = [] if regime.experiment is None else regime.experiment.shadows
         policies = [regime.policies[name] for name in names]
@@ -63,14 +63,14 @@ class Selector:
 
     def next_number(self) -> int:
         """The number of a new request, for its view; a retry keeps it."""
-        number = self.numbers
-        self.numbers += 1
+        number = self.request_count
+        self.request_count += 1
         return number
 
     def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> DecisionHistory:
         """For a view of this model, adapter and session."""
         turn = self._turns[part == "prefill", model, adapter]
-        return DecisionHistory(self.seed, turn, self.sessions.last_of(model, session, part))
+        return DecisionHistory(self.seed, turn, self.sessions.last_target_of(model, session, part))
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
         """The choice for a view with at least one row; its history is filled in here."""
@@ -100,13 +100,13 @@ class Selector:
         """The request goes where `decision` says: call it once, when it is booked."""
         view, part = decision.view, decision.part
         self._turns[part == "prefill", view.model, view.adapter] += 1
-        self.sessions.went(view, part, decision.target)
+        self.sessions.record(view, part, decision.target)
         if decision.learners:
             self._teach(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
 
-    def look_on(self, made: Decision) -> list[ShadowChoice]:
+    def evaluate_shadows(self, made: Decision) -> list[ShadowChoice]:
         """What each shadow would have done instead. Off the request's path: call it when the answer is out."""
-        looked = [shadow.look(made) for shadow in self.shadows]
+        looked = [shadow.evaluate(made) for shadow in self.shadows]
         return [shadow for shadow in looked if shadow is not None]
 
     def finished(self, decision: Decision, outcome: Outcome) -> None:

@@ -37,7 +37,7 @@ SERVED = {Measure.SERVED: Measure.WORK_LEFT, Measure.SERVED_BUT_POOL: Measure.WO
 
 class AlikeGroup(NamedTuple):
     slots: Sequence[int]
-    without: Collection[int] = ()  # of those; they are few
+    excluded: Collection[int] = ()  # of those; they are few
 
 
 class ShortlistRequest(NamedTuple):
@@ -95,7 +95,7 @@ class _Columns(dict[Measure, Sequence[float]]):
         self._lineup = lineup
         self._of: Callable[[Sequence[Any]], Sequence[Any]]
         self._of = _all if isinstance(group.slots, range) else itemgetter(*group.slots)
-        self._slots, self._without = group.slots, group.without
+        self._slots, self._without = group.slots, group.excluded
         self._overlap = overlap
         self._prompts = prompts
         self._answer_tokens = answer_tokens
@@ -121,21 +121,21 @@ class _Columns(dict[Measure, Sequence[float]]):
             return of(lineup.queued_ms)
         if measure in SERVED:
             return self._served(SERVED[measure])
-        alike = alike_ms(self._ahead(lineup.ahead), self._overlap, self._prompts[measure], 0.0)
+        alike = alike_ms(self._ahead(lineup.prices), self._overlap, self._prompts[measure], 0.0)
         return list(map(add, of(lineup.queued_ms), self._searched(measure))) if alike is None else alike
 
     def _served(self, work: Measure) -> Sequence[float]:
         """The queue, the work, some of it once more for those whom it holds up, and the own answer."""
         lineup, of, answer, prompt = self._lineup, self._of, self._answer_tokens, self._prompts[work]
-        prices, steps = lineup.weighted, answer * STREAMED
+        prices, steps = lineup.weighted_prices, answer * STREAMED
         column = alike_ms(self._ahead(prices), self._overlap, prompt, steps)
         if column is None:
             parts = zip(
-                of(lineup.queued_ms), self._searched(work), of(lineup.held_up), of(prices.ms_per_step), strict=True
+                of(lineup.queued_ms), self._searched(work), of(lineup.stall_cost), of(prices.ms_per_step), strict=True
             )
             column = [queued + work * (1 + held_up) + step * steps for queued, work, held_up, step in parts]
-        if answer and not lineup.has_room(prompt.whole):
-            for place, room in enumerate(of(lineup.room_tokens)):
+        if answer and not lineup.all_have_free(prompt.whole):
+            for place, room in enumerate(of(lineup.free_tokens)):
                 if (lacks := prompt.whole - room) > 0:
                     slot = self._slots[place]
                     capacity_tokens = lineup.targets[slot].capacity_tokens or inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.fleet.breaker import Verdict, verdict
+from router.fleet.breaker import Verdict, judge_status
 from router.fleet.instance import Target
 from router.fleet.load import Booking
 from router.kvcache.indexer import SentPrompt
@@ -24,8 +24,8 @@ class TargetBooking(msgspec.Struct):
 
     target: Target
     booking: Booking
-    belief: OverlapEstimate | None
-    sent: SentPrompt | None
+    estimate: OverlapEstimate | None
+    sent_prompt: SentPrompt | None
 
 
 class PrefillBooking(TargetBooking):
@@ -42,28 +42,28 @@ class Ticket(TargetBooking):
     record: Record
     attempt: Attempt
     sent_at: float
-    pooled: PoolHit | None
-    half: PrefillBooking | None
+    pool_hit: PoolHit | None
+    prefill: PrefillBooking | None
     end: AttemptEnd = "client_gone"  # what it is when the line is cut without a word
     status: int | None = None
     ttft_ms: float | None = None
 
     @property
-    def prefilled(self) -> bool:
+    def has_prefilled(self) -> bool:
         """The engine has the prompt's KV. One that it refused left nothing in its cache."""
         return self.ttft_ms is not None and self.status is not None and self.status < 400
 
 
-def verdict_of(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
+def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
     """What an end says of the engine. The client's leaving, our own deadline and the other half's failure say nothing;
     nor does a full queue.
     """
     if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"
-    return verdict(status if end in ("ok", "rejected", "failed") else None)
+    return judge_status(status if end in ("ok", "rejected", "failed") else None)
 
 
-def outcome_of(
+def build_outcome(
     end: AttemptEnd | LegEnd, status: int | None, ttft_ms: float | None, duration_ms: float, usage: Usage
 ) -> Outcome:
     ok = end == "ok" and status is not None and status < 500

@@ -48,11 +48,11 @@ class ViewBuilder:
         candidates = self._fleet.candidates(model, excluding, now)
         if only is not None:
             return [target for target in candidates if target.id == only]
-        regime = self._desk.regime
+        regime = self._desk.policy_set
         if record.arm is None or regime.experiment is None or regime.experiment.isolate == "none":
             return candidates
-        instances = tuple(sorted({target.instance.id for target in self._fleet.serving(model)}))
-        own = regime.instances_of(record.arm, instances)
+        instances = tuple(sorted({target.instance.id for target in self._fleet.targets_serving(model)}))
+        own = regime.instances_for(record.arm, instances)
         return [target for target in candidates if target.instance.id in own] or candidates
 
     def shortlist(
@@ -66,8 +66,8 @@ class ViewBuilder:
         now: float,
     ) -> list[Target] | None:
         """The few of `candidates` that can win by policies that have these `orders`; None: it cannot be told."""
-        lineup = self._fleet.lineup(prompt.model, now)
-        if lineup.crowded:  # each row's price then hangs on all rows
+        lineup = self._fleet.columns(prompt.model, now)
+        if lineup.others_waiting:  # each row's price then hangs on all rows
             return None
         targets, others = lineup.targets, set()
         if candidates is not targets:
@@ -76,7 +76,7 @@ class ViewBuilder:
         if groups is None:
             return None
         prompt_tokens = len(known.ids) if known is not None and known.complete else None
-        answer = answer_tokens(self._fleet.answers.tokens(prompt.model), prompt.output_tokens)
+        answer = answer_tokens(self._fleet.answer_lengths.mean_tokens(prompt.model), prompt.output_tokens)
         request = ShortlistRequest(number, self._desk.seed, prompt_tokens, pooled, answer)
         return [targets[slot] for slot in shortlist(lineup, groups, orders, request)]
 
@@ -93,7 +93,7 @@ class ViewBuilder:
         outline, slots = self._knowledge.outline(known), lineup.slots
         unsure = [target for id in outline.unsure if (target := self._fleet.target(id)) is not None and id in slots]
         unsure = [target for target in {*unsure, *lineup.distrusted} if slots[target.id] not in others]
-        beliefs = self.beliefs(known, unsure)
+        beliefs = self.estimates(known, unsure)
         groups: dict[Overlap, list[int]] = {}
         named = set(others)
         for target in unsure:
@@ -130,21 +130,21 @@ class ViewBuilder:
         """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
         told = self._knowledge.block_tokens(target.id)
         if told is not None:
-            target.stores_blocks_of(told)
+            target.set_block_tokens(told)
         return target.block_tokens
 
     def held_tokens(self, target: Target) -> int | None:
-        return self._knowledge.held_tokens(target.id, self.block_tokens(target), target.trust.trusted)
+        return self._knowledge.held_tokens(target.id, self.block_tokens(target), target.overlap_accuracy.trusted)
 
-    def beliefs(self, known: TokenizedPrompt | None, candidates: Sequence[Target]) -> dict[TargetId, OverlapEstimate]:
+    def estimates(self, known: TokenizedPrompt | None, candidates: Sequence[Target]) -> dict[TargetId, OverlapEstimate]:
         if known is None or not known.keys:
             return {}
         self._resize()
         sizes = {target.id: target.block_tokens for target in candidates}
-        distrusted = frozenset([target.id for target in candidates if not target.trust.trusted])
+        distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
         return self._knowledge.beliefs(known, sizes, distrusted)
 
-    def view(
+    def build(
         self,
         record: Record,
         prompt: Prompt,
@@ -174,7 +174,7 @@ class ViewBuilder:
             candidates,
             turn,
             now,
-            self._fleet.nominal(prompt.model, now),
+            self._fleet.nominal_speed(prompt.model, now),
             prefixes,
             Ask(
                 self._pseudonym(record.client, b"client"),
@@ -184,7 +184,7 @@ class ViewBuilder:
                 prompt.output_tokens,
             ),
             others,
-            self._fleet.answers.tokens(prompt.model),
+            self._fleet.answer_lengths.mean_tokens(prompt.model),
         )
 
     def _pseudonym(self, name: str | None, of: bytes) -> str | None:
@@ -196,9 +196,9 @@ class ViewBuilder:
         text = name.encode(errors="surrogatepass")
         return blake2b(text, digest_size=8, key=self._secret, person=of).hexdigest()
 
-    def peers_of(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
+    def peers_for(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
         target = self._fleet.target(TargetId(answering))
-        return [] if target is None else self._peers.of(target, feeding)
+        return [] if target is None else self._peers.peers_for(target, feeding)
 
 
 def prefix_keys(known: TokenizedPrompt | None) -> tuple[Key, ...]:

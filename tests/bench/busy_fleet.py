@@ -18,7 +18,7 @@ from router.config import schema
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
-from router.fleet.rows import rows
+from router.fleet.rows import build_rows
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import Overlap, PoolHit, View
@@ -51,7 +51,7 @@ class BusyFleet:
         for i in range(targets):
             name = f"engine-{i:02}.llm.svc:8000"
             self._fleet.join(schema.InstanceConfig(url=f"http://{name}", name=name))
-            self._fleet.learned(name, [ModelCard("qwen3-32b", None, None, None)], [0])
+            self._fleet.mark_ready(name, [ModelCard("qwen3-32b", None, None, None)], [0])
         self._targets: list[Target] = self._fleet.candidates("qwen3-32b", (), 0.0)
         dice = self._dice
         self._us_per_token = {t.id: dice.lognormvariate(4.2, 0.25) for t in self._targets}
@@ -88,7 +88,7 @@ class BusyFleet:
             getattr(self, f"_{what}")(when, *about)
 
     def _poll(self, now: float, target: Target) -> None:
-        books, dice = target.books, self._dice
+        books, dice = target.load_book, self._dice
         waiting = max(0, books.prefilling - 1)
         usage = min(0.97, books.context_tokens / 2_000_000 + dice.uniform(0, 0.01))
         self._answered[target.id] += round(books.requests * POLL_S * dice.uniform(25, 40))
@@ -96,7 +96,7 @@ class BusyFleet:
             books.requests - waiting, waiting, round(usage, 4), BLOCK, 2_400_000, None, None,
             output_tokens=self._answered[target.id],
         )  # fmt: skip
-        self._fleet.polled(target.instance.id, {0: gauges}, sent_at=now)
+        self._fleet.apply_metrics(target.instance.id, {0: gauges}, sent_at=now)
         self._at(now + POLL_S * dice.uniform(0.9, 1.1), "poll", target)
 
     def _request(self, number: int, now: float) -> Record:
@@ -111,8 +111,9 @@ class BusyFleet:
             number=number, seed=0x5EED, model="qwen3-32b", adapter=None, prompt_tokens=session.tokens,
             prefix=session.keys[0], session=session.name, last_target=next(reversed(session.held)),
             pool=PoolHit(session.tokens // 2 // BLOCK * BLOCK, dice.uniform(0, 0.02), session.tokens // 4),
-            busy=self._fleet.busy, rows=rows(self._targets, overlaps, now), turn=number, now_s=now,
-            nominal=self._targets[0].speed.speed(now), prefixes=tuple(session.keys[(1 << i) - 1] for i in range(7)),
+            busy=self._fleet.busy, rows=build_rows(self._targets, overlaps, now), turn=number, now_s=now,
+            nominal=self._targets[0].latency_model.speed(now),
+            prefixes=tuple(session.keys[(1 << i) - 1] for i in range(7)),
         )  # fmt: skip
         decision = POLICY.decide(view)
         target = next(t for t in self._targets if t.id == decision.target)
@@ -120,7 +121,7 @@ class BusyFleet:
         booking = target.book(session.tokens - cached, session.tokens)
         new = session.tokens - cached
         computing_s = (10.0 + self._us_per_token[target.id] * new / 1000) / 1000 * dice.uniform(0.95, 1.1)
-        ttft_s = computing_s + target.books.queued_ms(target.speed.speed(now)) / 1000 * 0.5
+        ttft_s = computing_s + target.load_book.queued_ms(target.latency_model.speed(now)) / 1000 * 0.5
         output_tokens = dice.randrange(100, 900)
         self._at(now + ttft_s, "first_byte", target, booking, session)
         self._at(now + ttft_s + output_tokens * 0.025, "end", target, booking, session.tokens, cached, computing_s)
@@ -151,8 +152,12 @@ class BusyFleet:
 
     def _end(self, now: float, target: Target, booking: object, tokens: int, cached: int, computing_s: float) -> None:
         booking.release()  # type: ignore[attr-defined]
-        target.speed.computed(tokens - cached, cached, computing_s * 1e3, now)
-        target.speed.fetched("pool", 4096, tokens - cached, cached, computing_s * 1e3 + self._dice.uniform(5, 50), now)
+        target.latency_model.observe_prefill(tokens - cached, cached, computing_s * 1e3, now)
+        target.latency_model.observe_fetch(
+            "pool", 4096, tokens - cached, cached, computing_s * 1e3 + self._dice.uniform(5, 50), now
+        )
         batch = booking.batch  # type: ignore[attr-defined]
         if batch is not None:
-            target.speed.decoded(self._dice.uniform(20, 30), batch.requests, batch.context_tokens, now)
+            target.latency_model.observe_decode_step(
+                self._dice.uniform(20, 30), batch.requests, batch.context_tokens, now
+            )

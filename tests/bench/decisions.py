@@ -24,7 +24,7 @@ from router.config import schema
 from router.scheduling.experiments.shadow import Shadow
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.contract import Ask, Decode, Load, Overlap, Row, Speed, Transfer, View
-from scorers.registry import installed
+from scorers.registry import load_registry
 from tests.bench import placing
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"
@@ -65,7 +65,7 @@ def _row(number: int, dice: random.Random) -> Row:
 
 
 def measure(repetitions: int) -> list[Cost]:
-    view, registry = a_view(random.Random(1)), installed()
+    view, registry = a_view(random.Random(1)), load_registry()
     others = [_cost(_built(file, registry), view, repetitions) for file in sorted(FOLDER.glob("*.yaml"))]
     return sorted(others, key=lambda cost: cost.shadow_us)
 
@@ -82,7 +82,7 @@ def _cost(policy: Policy, view: View, repetitions: int) -> Cost:
     return Cost(
         policy.name,
         _best_us(lambda: policy.decide(view), repetitions),
-        _best_us(lambda: shadow.look(elsewhere), repetitions),
+        _best_us(lambda: shadow.evaluate(elsewhere), repetitions),
     )
 
 

@@ -82,11 +82,13 @@ class Conversations:
     def _join(self, name: str) -> None:
         core = self._core
         core.fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
-        core.joined(name, [ModelCard("m", "/models/m", None, 8192)], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
-        core.polled(name, {0: Gauges(0, 0, 0.1, BLOCK, 400_000, None, None)}, self._clock.now())
+        core.add_instance(
+            name, [ModelCard("m", "/models/m", None, 8192)], [EventEndpoint(0, f"tcp://{name}:5557", None, "")]
+        )
+        core.apply_metrics(name, {0: Gauges(0, 0, 0.1, BLOCK, 400_000, None, None)}, self._clock.now())
         self._caches[f"{name}/0"] = cache = Cache(BLOCK)
         self._pace[f"{name}/0"] = self._dice.uniform(90.0, 110.0)
-        core.knowledge.heard(TargetId(f"{name}/0"), cache.batch())
+        core.indexer.heard(TargetId(f"{name}/0"), cache.batch())
 
     def run(self, requests: int) -> None:
         for _ in range(requests):
@@ -101,11 +103,11 @@ class Conversations:
         if len(self._sessions[i]) >= LONGEST_TOKENS:
             self._sessions[i] = list(self._common)
         ids = self._sessions[i] = self._sessions[i] + [dice.randrange(1 << 20) for _ in range(TURN_TOKENS)]
-        known, number, now = prompt_of(ids, BLOCK), core.desk.next_number(), self._clock.now()
+        known, number, now = prompt_of(ids, BLOCK), core.selector.next_number(), self._clock.now()
         record = Record(f"r-{number}", number, now, now, "/v1/completions", "m", True, "local", None, Stages())
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=f"s-{i}")
         began = process_time_ns()
-        core.opened(record, None)
+        core.assign_policy(record, None)
         ticket = core.admit(record, prompt, core.fleet.resolve("m"), known)
         self.admit_ns += process_time_ns() - began
         assert ticket is not None
@@ -115,15 +117,15 @@ class Conversations:
         core, target, record = self._core, ticket.target.id, ticket.record
         cached = ticket.attempt.predicted_tokens or 0
         cache = self._caches[target]
-        core.knowledge.heard(target, cache.batch(cache.stored(ids, cached // BLOCK)))
+        core.indexer.heard(target, cache.batch(cache.stored(ids, cached // BLOCK)))
         ticket.status, ticket.end = 200, "ok"
         record.prompt_tokens, record.cached_tokens, record.output_tokens = len(ids), cached, 20
         new = len(ids) - cached
         now, ticket.sent_at = self._clock.now(), self._clock.now() - (10 + new * self._pace[target] / 1e3) / 1e3
         began = process_time_ns()
-        core.first_byte(ticket)
+        core.on_first_byte(ticket)
         core.settle(ticket)
-        core.closed(record)
+        core.complete(record)
         self.rest_ns += process_time_ns() - began
         assert self._clock.now() == now
 

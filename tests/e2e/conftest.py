@@ -124,7 +124,7 @@ class Router(Doors):
 
     def idle(self) -> bool:
         """Nothing is under way and every count is back where it began."""
-        prefilling = sum(t.books.prefilling for i in self.core.fleet for t in i.targets.values())
+        prefilling = sum(t.load_book.prefilling for i in self.core.fleet for t in i.targets.values())
         return (self.lobby.inside, self.lobby.held_bytes, self.booked, prefilling) == (0, 0, 0, 0)
 
     def proved(self) -> bool:
@@ -146,7 +146,7 @@ class Router(Doors):
         member = next(i for i in self.core.fleet if i.config.url == engine.url)
         for core in engine.server.cores.all:
             if core.publisher is not None:
-                stream = self.core.knowledge.stream(f"{member.id}/{core.publisher.rank}")
+                stream = self.core.indexer.stream(f"{member.id}/{core.publisher.rank}")
                 if stream is None or stream.book is None or not stream.book.trusted:
                     return False
                 if (stream.book.last_seq or 0) < core.publisher._sequence - 1:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.scheduling.experiments.policy_set import slices
+from router.scheduling.experiments.policy_set import slice_instances
 from tests.e2e.chats import PATH, beside
 from tests.e2e.conftest import MODEL, WARM, Doors, Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -209,7 +209,7 @@ async def test_shadows_say_what_they_would_have_done_and_change_nothing(router: 
 
 def owned(experiment: Json) -> dict[str, str]:
     """Which arm has which engine."""
-    return slices(experiment["seed"], tuple(experiment["arms"].items()), tuple(sorted(NAMES)))
+    return slice_instances(experiment["seed"], tuple(experiment["arms"].items()), tuple(sorted(NAMES)))
 
 
 @asynccontextmanager
@@ -256,7 +256,7 @@ async def traffic(r: Doors, statuses: Counter[int], crowd: int = 8) -> None:
 
 
 def rolled_back(r: Router) -> list[str]:
-    return sorted(r.core.desk.regime.rolled_back)
+    return sorted(r.core.selector.policy_set.rolled_back)
 
 
 async def all_on_the_first_arm(r: Doors) -> None:
@@ -303,10 +303,12 @@ async def test_two_equally_fast_arms_stay(router: Any) -> None:
     async with isolated(router, {"arms": HALVES, "seed": 3, **surely}, {}) as (r, _):
         statuses: Counter[int] = Counter()
         async with beside(traffic(r, statuses, crowd=2)):
-            await eventually(lambda: r.core.trial is not None and min(r.core.trial.units.values()) >= 60, 15.0)
+            await eventually(
+                lambda: r.core.experiment is not None and min(r.core.experiment.units.values()) >= 60, 15.0
+            )
         assert rolled_back(r) == []
-        assert r.core.trial is not None
-        assert [arm.out for arm in r.core.trial.report().arms] == [None, None]
+        assert r.core.experiment is not None
+        assert [arm.out for arm in r.core.experiment.report().arms] == [None, None]
 
 
 async def test_an_arm_that_fails_is_rolled_back_within_seconds(router: Any) -> None:

@@ -61,13 +61,13 @@ def breaker(router: Router, fake: FakeEngine) -> str:
 
 def book(router: Router, fake: FakeEngine) -> Any:
     """The sequence book of its stream."""
-    stream = router.core.knowledge.stream(target(router, fake).id)
+    stream = router.core.indexer.stream(target(router, fake).id)
     assert stream is not None
     return stream.book
 
 
 def blocks(router: Router, target_id: str) -> int:
-    stream = router.core.knowledge.stream(target_id)  # type: ignore[arg-type]
+    stream = router.core.indexer.stream(target_id)  # type: ignore[arg-type]
     return 0 if stream is None else sum(stream.stats.blocks)
 
 
@@ -85,13 +85,15 @@ def at(router: Router, name: str) -> LoadBook:
     """The books of a one-rank instance."""
     instance = router.core.fleet.get(name)
     assert instance is not None
-    return instance.targets[0].books
+    return instance.targets[0].load_book
 
 
 async def settled_down(router: Router) -> None:
     """Nothing is left under way, nowhere, and everything was given back once."""
     await eventually(router.idle)
-    assert [t.books.double_releases for i in router.core.fleet for t in i.targets.values()] == [0] * len(router.engines)
+    assert [t.load_book.double_releases for i in router.core.fleet for t in i.targets.values()] == [0] * len(
+        router.engines
+    )
     await eventually(lambda: all(fake.gauges().running == fake.gauges().waiting == 0 for fake in router.engines))
 
 

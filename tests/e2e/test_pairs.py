@@ -65,7 +65,7 @@ async def fleet(
             fakes[name] = await stack.enter_async_context(engine(name=name, role=role, transfer=protocol, **options))
         instances = [instance_of(fake, protocol) for fake in fakes.values()]
         running = await stack.enter_async_context(router(instances, policies={"warm": policy}))
-        await eventually(lambda: running.core.peers.nameless() == [])
+        await eventually(lambda: running.core.peers.without_engine_ids() == [])
         yield Fleet(running, fakes)
 
 
@@ -133,8 +133,10 @@ async def test_a_conversation_prefills_once_and_then_only_where_it_pays(router: 
         assert second.target == first.target
         ends = [(await pair.router.record(said.record))["attempts"][0]["prefill"] for said in (first, second)]
         assert [end and end["end"] for end in ends] == ["ok", None], "what is new in the second turn is short"
-        trusts = [target.trust for instance in pair.router.core.fleet for target in instance.targets.values()]
-        assert all(trust.trusted and not trust.overpromised for trust in trusts)
+        trusts = [
+            target.overlap_accuracy for instance in pair.router.core.fleet for target in instance.targets.values()
+        ]
+        assert all(trust.trusted and not trust.overestimated for trust in trusts)
 
 
 @PROTOCOLS
@@ -153,7 +155,7 @@ async def test_a_prefill_engine_that_dies_is_replaced_and_then_done_without(rout
         assert len(set(names)) == (2 if protocol == "mooncake" else 1), "a transfer's id is used once"
 
         pair.fakes["q"].faults(refuse=True)
-        await eventually(lambda: pair.router.core.peers.nameless() == [])
+        await eventually(lambda: pair.router.core.peers.without_engine_ids() == [])
         answer = await pair.router.post(path, {"model": MODEL, "prompt": "q " + LONG, "max_tokens": 5})
         assert answer.status_code == 200
         record = await pair.router.record(answer)
@@ -243,7 +245,7 @@ async def test_a_restarted_prefill_engine_is_asked_its_new_name(router: Any) -> 
         pair.fakes["p"].server.connectors.restart()
         stale = await pair.router.post("/v1/completions", {**body, "prompt": "one " + LONG})
         assert stale.status_code == 500, "it fetched from an engine that is no more, and its policy is to fail"
-        await eventually(lambda: pair.router.core.peers.nameless() == [])
+        await eventually(lambda: pair.router.core.peers.without_engine_ids() == [])
         again = await pair.router.post("/v1/completions", {**body, "prompt": "two " + LONG})
         assert again.status_code == 200
         assert (await pair.router.record(again))["attempts"][0]["prefill"]["end"] == "ok"

@@ -125,7 +125,7 @@ async def test_trust_is_not_lost_over_what_came_from_the_pool(router: Any) -> No
                 assert (await chat.turn()).ok
                 await f.settled()
         targets = [target for instance in f.router.core.fleet for target in instance.targets.values()]
-        assert all(target.trust.trusted and not target.trust.overpromised for target in targets)
+        assert all(target.overlap_accuracy.trusted and not target.overlap_accuracy.overestimated for target in targets)
 
 
 async def test_a_pool_that_says_nothing_of_an_evicted_prompt(router: Any) -> None:

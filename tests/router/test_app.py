@@ -62,7 +62,7 @@ def test_the_cores_chance_hangs_on_the_seed_given() -> None:
     def seed(settings: schema.Config) -> int:
         return build_scheduler(
             settings, PolicySet(build_configured_policies(settings), "warm"), Keyring(1), ManualClock()
-        ).desk.seed
+        ).selector.seed
 
     assert seed(config(seed=7)) == 7
     assert seed(config(seed=None)) != seed(config(seed=None))

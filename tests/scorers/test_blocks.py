@@ -1,6 +1,6 @@
 import pytest
 
-from scorers.blocks import Credit, block_tokens, credited, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
 from scorers.contract import PoolHit, Row
 from tests.suites.views import a_row, a_view, an_overlap
 
@@ -44,8 +44,8 @@ def test_a_fading_credit_fades_the_gpu_part_only() -> None:
 
 def test_an_unknown_overlap_is_credited_with_the_mean_of_the_known() -> None:
     rows = [a_row("a", an_overlap(100)), a_row("b"), a_row("c", an_overlap(300))]
-    assert credited(rows, lambda _, overlap: overlap.gpu_tokens) == [100, 200, 300]
-    assert credited(rows[1:2], lambda _, overlap: overlap.gpu_tokens) == [0]
+    assert fill_credits(rows, lambda _, overlap: overlap.gpu_tokens) == [100, 200, 300]
+    assert fill_credits(rows[1:2], lambda _, overlap: overlap.gpu_tokens) == [0]
 
 
 def test_the_longest_run_stands_in_for_an_unknown_length() -> None:

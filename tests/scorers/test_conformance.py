@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorers.contract import Filter, Picker, Scorer
-from scorers.registry import BUILTINS, installed
+from scorers.registry import BUILTINS, load_registry
 from tests.suites.scorers import check_filter, check_picker, check_scorer
 from tests.suites.views import a_row, a_view, views
 
-REGISTRY = installed()
+REGISTRY = load_registry()
 some = settings(max_examples=30)
 
 

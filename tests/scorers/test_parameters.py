@@ -3,7 +3,7 @@ from typing import Literal
 
 import pytest
 
-from scorers.parameters import REQUIRED, checked, parameters
+from scorers.parameters import REQUIRED, check_parameters, parameters
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Example:
 
 def test_what_a_policy_file_may_set() -> None:
     known = parameters(Example)
-    assert {name: (p.spelled, p.default) for name, p in known.items()} == {
+    assert {name: (p.type_name, p.default) for name, p in known.items()} == {
         "share": ("float", REQUIRED),
         "count": ("int", 3),
         "quick": ("bool", True),
@@ -28,7 +28,7 @@ def test_what_a_policy_file_may_set() -> None:
 
 
 def test_good_values_pass_and_whole_numbers_become_floats() -> None:
-    given = checked(Example, {"share": 1, "count": 5, "quick": False, "mode": "hard", "limit": None})
+    given = check_parameters(Example, {"share": 1, "count": 5, "quick": False, "mode": "hard", "limit": None})
     assert given == {"share": 1.0, "count": 5, "quick": False, "mode": "hard", "limit": None}
     assert isinstance(given["share"], float)
 
@@ -53,7 +53,7 @@ def test_good_values_pass_and_whole_numbers_become_floats() -> None:
 )
 def test_everything_else_is_refused_by_name(params: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError) as refusal:
-        checked(Example, params)
+        check_parameters(Example, params)
     assert str(refusal.value) == complaint
 
 
@@ -64,4 +64,4 @@ class Bare:
 
 def test_a_plug_in_without_parameters_says_so() -> None:
     with pytest.raises(ValueError, match="unknown parameter 'x'; it has none"):
-        checked(Bare, {"x": 1})
+        check_parameters(Bare, {"x": 1})

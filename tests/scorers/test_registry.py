@@ -6,7 +6,7 @@ import pytest
 
 from scorers.contract import Filter, Needs, Picker, Scorer, Unit
 from scorers.prefix_overlap import PrefixOverlap
-from scorers.registry import BUILTINS, PluginError, installed
+from scorers.registry import BUILTINS, PluginError, load_registry
 
 MODULE = '''
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def test_built_ins_are_built_with_their_parameters() -> None:
-    assert installed().build(Scorer, "prefix_overlap", {"cpu": 1, "expected": False}) == PrefixOverlap(
+    assert load_registry().build(Scorer, "prefix_overlap", {"cpu": 1, "expected": False}) == PrefixOverlap(
         cpu=1.0, expected=False
     )
 
@@ -83,7 +83,7 @@ def test_every_built_in_file_is_registered() -> None:
 )
 def test_unknown_names_get_the_nearest_and_all(name: str, complaint: str) -> None:
     with pytest.raises(PluginError) as refusal:
-        installed().build(Scorer, name, {})
+        load_registry().build(Scorer, name, {})
     assert str(refusal.value).startswith(complaint)
 
 
@@ -100,13 +100,13 @@ def test_unknown_names_get_the_nearest_and_all(name: str, complaint: str) -> Non
 )
 def test_refused_parameters_name_the_plug_in(params: dict[str, object], complaint: str) -> None:
     with pytest.raises(PluginError) as refusal:
-        installed().build(Scorer, "prefix_overlap", params)
+        load_registry().build(Scorer, "prefix_overlap", params)
     assert str(refusal.value).startswith(complaint)
 
 
 def test_an_outside_package_adds_a_scorer(site: Site) -> None:
     site.install("sunny", "warmroute.scorers", hottest="Hottest")
-    registry = installed()
+    registry = load_registry()
     assert "hottest" in registry.names(Scorer)
     assert "hottest" not in registry.names(Filter)
     built = registry.build(Scorer, "hottest", {"degrees": 30})
@@ -118,13 +118,13 @@ def test_a_name_is_given_once(site: Site) -> None:
     site.install("first", "warmroute.scorers", hottest="Hottest")
     site.install("second", "warmroute.scorers", hottest="Hottest")
     with pytest.raises(PluginError, match=r"scorer 'hottest' is offered twice: by (first|second) .* and by"):
-        installed()
+        load_registry()
 
 
 def test_a_built_in_name_cannot_be_taken(site: Site) -> None:
     site.install("rude", "warmroute.pickers", best="Hottest")
     with pytest.raises(PluginError, match="picker 'best' is offered twice: by Warmroute itself and by rude"):
-        installed()
+        load_registry()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_built_in_name_cannot_be_taken(site: Site) -> None:
 )
 def test_a_broken_package_harms_only_its_users(site: Site, attribute: str, complaint: str) -> None:
     site.install("odd", "warmroute.scorers", odd=attribute)
-    registry = installed()
+    registry = load_registry()
     assert registry.build(Picker, "best", {}) is not None
     with pytest.raises(PluginError, match=complaint):
         registry.build(Scorer, "odd", {})

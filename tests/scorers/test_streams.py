@@ -7,16 +7,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorers.contract import Decode, Row, Speed
-from scorers.streams import STREAMED, answer_tokens, held_up, per_step, served_ms, step_ms
+from scorers.streams import STREAMED, answer_tokens, per_step, served_ms, stall_cost, step_ms
 from tests.suites.views import a_load, a_row, rows
 
 SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
 
 
 def test_each_that_streams_is_held_up_and_who_waits_for_a_first_token_is_not() -> None:
-    assert held_up(a_load(requests=5, prefilling=2)) == pytest.approx(0.09)
-    assert held_up(a_load(requests=1, prefilling=2)) == 0  # as workers tell them one after the other
-    assert held_up(a_load()) == 0
+    assert stall_cost(a_load(requests=5, prefilling=2)) == pytest.approx(0.09)
+    assert stall_cost(a_load(requests=1, prefilling=2)) == 0  # as workers tell them one after the other
+    assert stall_cost(a_load()) == 0
 
 
 def test_an_answer_is_as_long_as_the_last_ones_and_no_longer_than_wanted() -> None:
@@ -42,7 +42,7 @@ def test_what_lacks_of_memory_is_waited_for() -> None:
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
     """The reference: one function after the other."""
     own = answer * step_ms(row.load, row.speed) * per_step(row.load.context_tokens, row.capacity_tokens, prompt_tokens)
-    return wait + work * (1 + held_up(row.load)) + own
+    return wait + work * (1 + stall_cost(row.load)) + own
 
 
 times = st.floats(0, 1e6)

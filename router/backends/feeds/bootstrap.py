@@ -25,10 +25,10 @@ TIMEOUT_S = 2.0
 class EngineIdRegistry(Protocol):
     """Who keeps the engines' ids."""
 
-    def nameless(self) -> list[str]:
+    def without_engine_ids(self) -> list[str]:
         """Instances whose engine ids are wanted."""
 
-    def named(self, instance: str, engine_ids: Mapping[int, str]) -> None:
+    def set_engine_ids(self, instance: str, engine_ids: Mapping[int, str]) -> None:
         """Its engines' ids, by rank."""
 
 
@@ -65,7 +65,9 @@ class BootstrapClient:
     def look(self) -> None:
         """Ask everybody who is nameless and due."""
         now = self._clock.now()
-        self._asked = {instance: self._asked.get(instance) or _Asked(now) for instance in self._registry.nameless()}
+        self._asked = {
+            instance: self._asked.get(instance) or _Asked(now) for instance in self._registry.without_engine_ids()
+        }
         for instance, asked in self._asked.items():
             if now >= asked.due_at and not asked.waiting:
                 asked.waiting = True
@@ -79,4 +81,4 @@ class BootstrapClient:
         engine_ids = read_engine_ids(answer.body) if answer is not None and answer.status == 200 else None
         if engine_ids and self._asked.get(instance) is asked:  # {}: its workers have not registered yet
             del self._asked[instance]  # its next doubt is a new one
-            self._registry.named(instance, engine_ids)
+            self._registry.set_engine_ids(instance, engine_ids)

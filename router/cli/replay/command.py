@@ -24,7 +24,7 @@ from router.telemetry.decision_log.format import LoggedPolicy
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from router.testbed.replay import policies as named
 from router.testbed.replay.replay import Replay, ReplayReport
-from scorers.registry import PluginError, Registry, installed
+from scorers.registry import PluginError, Registry, load_registry
 
 NAMED_LINES = 5
 
@@ -156,7 +156,7 @@ def _write(report: ReplayReport, reading: LogReading, file: Path, console: Conso
 
 def _registry() -> Registry:
     try:
-        return installed()
+        return load_registry()
     except PluginError as twice:
         raise ConfigError(str(twice)) from twice
 

@@ -24,7 +24,7 @@ from router.control.explain import ExplainRequest
 from router.errors import NotFound, TooLarge
 from router.proxy.request_body import read_body
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
-from router.scheduling.policy.rationale import amount
+from router.scheduling.policy.rationale import format_amount
 
 HTML, JSON = "text/html", "application/json"
 
@@ -162,7 +162,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return amount(value)
+        return format_amount(value)
     return f"{value:,}" if isinstance(value, int) else value
 
 

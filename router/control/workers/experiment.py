@@ -33,14 +33,14 @@ class SyncedExperiment(RunningExperiment):
         self._telling = telling
         self.version = version
 
-    def began(self, arm: str, unit: bytes, record: Record) -> None:
+    def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
         self._telling.tell(RequestBegan(self.version, record.number, arm, unit, record.arrived_s))
 
     def first_byte(self, record: Record) -> None:
         if record.ttft_ms is not None:
             self._telling.tell(RequestAnswered(record.number, record.ttft_ms))
 
-    def ended(self, record: Record) -> None:
+    def end_request(self, record: Record) -> None:
         self._telling.tell(
             RequestEnded(
                 record.number,
@@ -66,7 +66,7 @@ class FollowerRequests:
         record = Record("", told.number, told.arrived_s, 0.0, "", "", False, "", None, NO_STAGES)
         record.attempts = []
         self._running[told.number] = follower, record
-        trial.began(told.arm, told.unit, record)
+        trial.begin_request(told.arm, told.unit, record)
 
     def answered(self, told: RequestAnswered) -> None:
         if (running := self._running.get(told.number)) is not None:
@@ -82,7 +82,7 @@ class FollowerRequests:
             record.attempts.append(_attempt(told.target, told.end))
         record.done = True
         if trial is not None:
-            trial.ended(record)
+            trial.end_request(record)
 
     def lost(self, follower: int, trial: RunningExperiment | None) -> None:
         """It died."""

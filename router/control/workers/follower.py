@@ -34,7 +34,7 @@ from router.errors import ConfigError
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.tasks import Tasks
-from scorers.registry import installed
+from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
 
@@ -54,7 +54,7 @@ class FollowerWorker:
         self._house: LocalState | None = None
         self._started: asyncio.Future[StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[messages.Any] = []
-        self._registry = installed()
+        self._registry = load_registry()
 
     async def connect(self, sock: socket.socket) -> StartMessage:
         """The leader's first word. Raises ConnectionError when it is gone."""
@@ -134,10 +134,10 @@ class FollowerWorker:
     def _rule(self, rule: PolicyRule, house: LocalState) -> None:
         core = house.core
         try:
-            regime = build_from_rule(rule, core.desk.regime, self._registry)
+            regime = build_from_rule(rule, core.selector.policy_set, self._registry)
         except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
             log.error("what the leader switched to cannot be built here: %s", wrong)
-            self.tell(PolicyApplied(rule.version, core.desk.regime.digests, str(wrong)))
+            self.tell(PolicyApplied(rule.version, core.selector.policy_set.digests, str(wrong)))
             return
         core.version = rule.version
         core.swap(regime)

@@ -131,7 +131,7 @@ class LeaderWorker:
             "pid": os.getpid(),
             "run": self._house.run_id,
             "up": True,
-            "policies": core.desk.regime.digests,
+            "policies": core.selector.policy_set.digests,
             "trouble": None,
         }
         return [own, *(self._shown(number) for number in range(1, self._config.workers))]
@@ -185,8 +185,8 @@ class LeaderWorker:
 
     def _first_words(self, number: int) -> Iterator[Message]:
         core = self._house.core
-        regime = core.desk.regime
-        yield StartMessage(number, dump_follower_config(self._config, core.desk.seed, regime), self.secret)
+        regime = core.selector.policy_set
+        yield StartMessage(number, dump_follower_config(self._config, core.selector.seed, regime), self.secret)
         yield make_rule(regime, core.version)
         for instance in core.fleet:
             if instance.drained:
@@ -203,11 +203,11 @@ class LeaderWorker:
 
     async def _history(self) -> AsyncIterator[Message]:
         """As it is when it is told: what moves meanwhile is told as news, and must not be taken back."""
-        sessions, responses = self._house.core.desk.sessions, self._house.core.responses()
+        sessions, responses = self._house.core.selector.sessions, self._house.core.responses()
         for n, (key, _) in enumerate(sessions.items()):
             if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                 await asyncio.sleep(LOOK_S)
-            if (target := sessions.at(key)) is not None:
+            if (target := sessions.get(key)) is not None:
                 yield SessionMoved(*key, target)
         for n, (response, made_by) in enumerate(responses):
             if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
@@ -220,7 +220,7 @@ class LeaderWorker:
         if member is None:
             return
         self._gone = metrics_merge.merge_families([self._gone, metrics_merge.select_counters(member.families)])
-        self._elsewhere.lost(number, self._house.core.trial)
+        self._elsewhere.lost(number, self._house.core.experiment)
         for target in self._loads.drop(number):
             self._spread(target, number)
 
@@ -264,12 +264,12 @@ class LeaderWorker:
         core = self._house.core
         match told:
             case RequestBegan(version=version):
-                if core.trial is not None and version >= core.trial_since:
-                    self._elsewhere.began(number, told, core.trial)
+                if core.experiment is not None and version >= core.trial_since:
+                    self._elsewhere.began(number, told, core.experiment)
             case RequestAnswered():
                 self._elsewhere.answered(told)
             case RequestEnded():
-                self._elsewhere.ended(told, core.trial)
+                self._elsewhere.ended(told, core.experiment)
 
     async def _answer(self, member: FollowerMember, asked: AskMessage) -> None:
         member.line.tell(AnswerMessage(asked.number, await self.scrape()))

@@ -10,7 +10,7 @@ import msgspec
 from router.control.workers import metrics_merge
 from router.control.workers.messages import ResponseStored, SessionMoved
 from router.control.workers.scheduler import SyncedScheduler
-from router.scheduling.policy.record_view import readable
+from router.scheduling.policy.record_view import describe_record
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
 
@@ -34,8 +34,8 @@ class LocalState(NamedTuple):
     def record(self, id: str) -> bytes:
         """JSON; nothing: it is not kept."""
         found = self.ring.get(id)
-        return b"" if found is None else msgspec.json.encode(readable(found))
+        return b"" if found is None else msgspec.json.encode(describe_record(found))
 
     def records(self, limit: int) -> bytes:
         """A JSON list, the newest first."""
-        return msgspec.json.encode([readable(record) for record in self.ring.latest(limit)])
+        return msgspec.json.encode([describe_record(record) for record in self.ring.latest(limit)])

@@ -58,22 +58,22 @@ class SyncedScheduler(Scheduler):
         self._drained: set[str] = set()
         self.version = 0  # of what is in force: rises with every switch
         self.trial_since = 0  # the version that began the present trial
-        desk.numbers = worker * NUMBERS
+        desk.request_count = worker * NUMBERS
         super().__init__(fleet, knowledge, desk, clock, responses_kept, shared_pool=shared_pool, secret=secret)
 
     # told
 
     def swap(self, regime: PolicySet) -> None:
-        before = self.trial
+        before = self.experiment
         super().swap(regime)
         if self._leads:
             self.version += 1
             self._telling.tell(make_rule(regime, self.version))
-        elif isinstance(self.trial, SyncedExperiment):
-            self.trial.version = self.version
+        elif isinstance(self.experiment, SyncedExperiment):
+            self.experiment.version = self.version
         elif regime.experiment is not None:
-            self.trial = SyncedExperiment(regime.experiment, self._telling, self.version)
-        if self.trial is not before:
+            self.experiment = SyncedExperiment(regime.experiment, self._telling, self.version)
+        if self.experiment is not before:
             self.trial_since = self.version
 
     def drain(self, instance: str, on: bool) -> bool:
@@ -83,16 +83,16 @@ class SyncedScheduler(Scheduler):
             self._telling.tell(DrainMessage(instance, on))
         return found
 
-    def first_byte(self, ticket: Ticket) -> None:
-        super().first_byte(ticket)
+    def on_first_byte(self, ticket: Ticket) -> None:
+        super().on_first_byte(ticket)
         self._telling.booked(ticket.target.id)
-        if ticket.record.arm is not None and isinstance(self.trial, SyncedExperiment):
-            self.trial.first_byte(ticket.record)
+        if ticket.record.arm is not None and isinstance(self.experiment, SyncedExperiment):
+            self.experiment.first_byte(ticket.record)
 
-    def prefilled(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
-        super().prefilled(ticket, end, status, usage)
-        if ticket.half is not None:
-            self._telling.booked(ticket.half.target.id)
+    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
+        super().settle_prefill(ticket, end, status, usage)
+        if ticket.prefill is not None:
+            self._telling.booked(ticket.prefill.target.id)
 
     def settle(self, ticket: Ticket) -> None:
         super().settle(ticket)
@@ -127,10 +127,10 @@ class SyncedScheduler(Scheduler):
         else:
             self._beside.pop(target, None)
         if (here := self.fleet.target(target)) is not None:
-            here.books.beside(share)
+            here.load_book.set_siblings(share)
 
     def apply_session(self, told: SessionMoved) -> None:
-        self.desk.sessions.put((told.prefill, told.model, told.session), told.target)
+        self.selector.sessions.put((told.prefill, told.model, told.session), told.target)
 
     def apply_response(self, told: ResponseStored) -> None:
         super().remember_response(told.response, TargetId(told.target))
@@ -142,19 +142,19 @@ class SyncedScheduler(Scheduler):
 
     # what was heard before it joined
 
-    def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
-        joined = super().joined(instance, cards, sources)
+    def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
+        joined = super().add_instance(instance, cards, sources)
         if instance in self._drained:
             super().drain(instance, True)
         return joined
 
     def _meet(self, target: Target, stream: EventEndpoint | None) -> None:
         super()._meet(target, stream)
-        target.books.beside(self._beside.get(target.id, NO_SHARE))
+        target.load_book.set_siblings(self._beside.get(target.id, NO_SHARE))
 
     # looked at
 
     def own_share(self, target: TargetId) -> WorkerShare:
         """What is booked here by this worker itself."""
         here = self.fleet.target(target)
-        return NO_SHARE if here is None else here.books.own
+        return NO_SHARE if here is None else here.load_book.own

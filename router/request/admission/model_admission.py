@@ -85,7 +85,7 @@ class ModelAdmission:
     def _measure(self, now: float) -> None:
         """Add up the healthy instances. One that has not reported its size counts as empty until its first poll."""
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
-        answering = [target for target in candidates if not peers.prefills(target)]
+        answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]
         self.targets = len(answering)
         self.capacity_tokens = int(sum(sizes) * self._share) if sizes else None
@@ -96,7 +96,7 @@ class ModelAdmission:
         """
         best = 0
         candidates = self._scheduler.fleet.candidates(self.model, (), now)
-        estimates = self._scheduler.sight.beliefs(tokens, candidates)
+        estimates = self._scheduler.view_builder.estimates(tokens, candidates)
         for target in candidates:
             estimate = estimates.get(target.id)
             if estimate is None or estimate.overlap is None:

@@ -14,7 +14,7 @@ from router.config.sections.experiment import Metric
 from router.scheduling.experiments.confidence_sequences import mean_bounds, share_bounds
 from router.scheduling.experiments.imbalance import Imbalance
 from router.scheduling.experiments.latency_histogram import RATIO, LatencyHistogram
-from router.scheduling.experiments.unit import ExperimentUnit, failed
+from router.scheduling.experiments.unit import ExperimentUnit, has_failed
 from router.scheduling.policy.record import Record
 
 QUANTILES: dict[Metric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9}
@@ -54,14 +54,14 @@ class ArmMetrics:
         self.hits = UnitMean()
         self.errors = UnitMean()
 
-    def ended(self, record: Record) -> None:
+    def add_request(self, record: Record) -> None:
         self.requests += 1
-        self.failed += failed(record)
+        self.failed += has_failed(record)
         target = record.target
         if target is not None and (target in self.targets or len(self.targets) < TARGETS):
             self._spread.add(target)
 
-    def closed(self, unit: ExperimentUnit) -> None:
+    def add_unit(self, unit: ExperimentUnit) -> None:
         self.units += 1
         if unit.first_bytes:  # and so the other
             self.first_bytes.add(unit.first_bytes)
@@ -88,9 +88,9 @@ class ArmMetrics:
         """That its requests went to."""
         return self._spread.targets
 
-    def spread(self, targets: int) -> float | None:
+    def imbalance(self, targets: int) -> float | None:
         """Requests of the busiest target over the mean of so many targets; None: no requests."""
-        return self._spread.uneven(targets)
+        return self._spread.ratio(targets)
 
     def _waits(self, metric: Metric) -> LatencyHistogram:
         return self.last_bytes if metric == "duration_p90" else self.first_bytes

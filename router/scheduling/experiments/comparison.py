@@ -39,7 +39,7 @@ class EvidenceBars(NamedTuple):
     verdict: float
 
 
-def bars(alpha: float, arms: int) -> EvidenceBars:
+def compute_bars(alpha: float, arms: int) -> EvidenceBars:
     """Half of alpha is for the guard's claims, one per arm, the other half for all verdicts, two per arm and metric:
     the guard's is the claim on which something hangs.
     """
@@ -92,7 +92,7 @@ class ArmComparison:
     """`chance` is the arm's share of the units that fall on it or on the first arm."""
 
     def __init__(self, chance: float, guard: GuardConfig, bars: EvidenceBars) -> None:
-        self.races = [MetricComparison(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
+        self.metrics = [MetricComparison(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
         self.units = 0  # of the arm
         self._both = 0
         self._chance = chance
@@ -102,27 +102,27 @@ class ArmComparison:
         falls = guard.metric in HIGHER_IS_BETTER  # then what may be too high is the first arm's value
         ratio = 1.0 if guard.metric in QUANTILES else 1 + guard.worse_by
         self._against_arm = not falls
-        self.too_bad = EProcess(1 - chance if falls else chance, ratio)
+        self.guard_evidence = EProcess(1 - chance if falls else chance, ratio)
 
     def observe(self, on_arm: bool, values: Values, guarded: float | None) -> None:
         """One more unit. `guarded` is its value of the guard's metric; of the arm's, with the margin in its limit."""
         if guarded is not None:
-            self.too_bad.observe(on_arm == self._against_arm, guarded, self.races[self._guarded].centre)
-        for race, value in zip(self.races, values, strict=True):
+            self.guard_evidence.observe(on_arm == self._against_arm, guarded, self.metrics[self._guarded].centre)
+        for race, value in zip(self.metrics, values, strict=True):
             if value is not None:
                 race.observe(on_arm, value)
         self.units += on_arm
         self._both += 1
         if self.units >= self._guard.min_units:
-            for race in self.races:
+            for race in self.metrics:
                 race.judge(self._bars.verdict)
 
     @property
-    def alarmed(self) -> bool:
+    def guard_tripped(self) -> bool:
         """Must the guard act now?"""
-        return self.units >= self._guard.min_units and self.too_bad.value >= self._bars.guard
+        return self.units >= self._guard.min_units and self.guard_evidence.value >= self._bars.guard
 
     @property
-    def lopsided(self) -> bool:
+    def is_lopsided(self) -> bool:
         """Do units fall on the arms otherwise than by chance? Then something else than chance assigns them."""
         return surprise(self.units, self._both, self._chance) >= log(self._bars.verdict)

@@ -111,10 +111,10 @@ class DryRun:
             return
         self._differences.add(made.view, made.row, other.row)
         looked = record.policy is not None and Needs.CACHE in record.policy.needs
-        self._blind += not looked and blind(policy, view)
+        self._blind += not looked and lacks_cache_facts(policy, view)
         self._partial += policy.might_choose_omitted(view, shown_for)
 
-    def plan(self) -> DryRunReport:
+    def report(self) -> DryRunReport:
         """Of all that was added so far."""
         found = self._differences.summary()
         ways = sorted(found.moves.items(), key=lambda way: (-way[1], way[0]))
@@ -149,9 +149,9 @@ def _asked_now(regime: PolicySet, record: Record, view: View) -> _Asked:
     experiment = regime.experiment
     if experiment is None:
         return _Asked(regime.policy, view, record.policy)
-    arm, policy = regime.place(record.unit or _stand_in(experiment, record, view))
+    arm, policy = regime.assign(record.unit or _stand_in(experiment, record, view))
     if experiment.isolate == "instances":
-        own = regime.instances_of(arm, sorted({row.instance for row in view.rows}))
+        own = regime.instances_for(arm, sorted({row.instance for row in view.rows}))
         rows = tuple(row for row in view.rows if row.instance in own)
         if len(rows) < len(view.rows):  # who could win in this slice alone, may have been left out
             return _Asked(policy, view._replace(rows=rows or view.rows), None)
@@ -172,7 +172,7 @@ def _stand_in(experiment: ExperimentConfig, record: Record, view: View) -> bytes
     return (name or record.id).encode()
 
 
-def blind(policy: Policy, view: View) -> bool:
+def lacks_cache_facts(policy: Policy, view: View) -> bool:
     """Whether this policy counts on caches and the view knows nothing of any, as where nobody needed it."""
     if Needs.CACHE not in policy.needs or view.prompt_tokens is not None or view.prefix is not None:
         return False

@@ -22,8 +22,8 @@ class Enrolment:
 
     def __init__(self, observe_s: float, returns: bool) -> None:
         self.open: Counter[int] = Counter()  # units by arm
-        self.entered = 0
-        self.crowded = 0  # units that did not count
+        self.enrolled = 0
+        self.rejected = 0  # units that did not count
         self.forgotten = 0  # names of closed ones
         self._observe_s = observe_s
         self._returns = returns
@@ -34,7 +34,7 @@ class Enrolment:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def enter(self, arm: int, name: bytes, record: Record) -> ExperimentUnit | None:
+    def enrol(self, arm: int, name: bytes, record: Record) -> ExperimentUnit | None:
         """The unit that the request counts for; None: for none."""
         unit = self._units.get(name)
         if unit is not None:
@@ -44,20 +44,20 @@ class Enrolment:
             self._closed.move_to_end(name)
             return None
         if len(self._units) >= OPEN_UNITS:
-            self.crowded += 1
+            self.rejected += 1
             self._remember(name)
             return None
         unit = self._units[name] = ExperimentUnit(arm, record.arrived_s)
         self._queue.append(name)
         self.open[arm] += 1
-        self.entered += 1
+        self.enrolled += 1
         return unit
 
     @property
     def first(self) -> ExperimentUnit | None:
         return self._units[self._queue[0]] if self._queue else None
 
-    def observed(self, unit: ExperimentUnit, now_s: float) -> bool:
+    def has_elapsed(self, unit: ExperimentUnit, now_s: float) -> bool:
         """Is its time over?"""
         return now_s >= unit.began_s + self._observe_s
 

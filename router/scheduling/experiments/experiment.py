@@ -21,11 +21,11 @@ from math import inf
 
 from router.config.sections.experiment import ExperimentConfig, Metric
 from router.scheduling.experiments.arm_metrics import QUANTILES, ArmMetrics
-from router.scheduling.experiments.comparison import METRICS, ArmComparison, Values, bars
+from router.scheduling.experiments.comparison import METRICS, ArmComparison, Values, compute_bars
 from router.scheduling.experiments.enrolment import OPEN_UNITS, Enrolment
-from router.scheduling.experiments.limits import ArmLimit, LimitedRequest, fails, slow
+from router.scheduling.experiments.limits import ArmLimit, LimitedRequest, judge_failure, judge_ttft
 from router.scheduling.experiments.results import ArmReport, ExperimentReport, Finding, MetricResult
-from router.scheduling.experiments.unit import ExperimentUnit, failed, slow_share
+from router.scheduling.experiments.unit import ExperimentUnit, has_failed, slow_share
 from router.scheduling.policy.record import Record
 
 CLOSES_AT_ONCE = 200  # units per look: about 10 ms
@@ -44,9 +44,9 @@ class ArmState:
         self.share = share
         self.comparison = comparison
         self.limits = limits  # by their keys in the configuration
-        self.tally = ArmMetrics()
+        self.metrics = ArmMetrics()
         self.reported = False
-        self.out: str | None = None
+        self.exclusion: str | None = None
 
 
 class RunningExperiment:
@@ -54,7 +54,7 @@ class RunningExperiment:
 
     def __init__(self, spec: ExperimentConfig) -> None:
         self._spec = spec
-        self._bars = bars(spec.guard.alpha, len(spec.arms))
+        self._bars = compute_bars(spec.guard.alpha, len(spec.arms))
         first_share = next(iter(spec.arms.values()))
         self._arms = [
             ArmState(
@@ -72,21 +72,21 @@ class RunningExperiment:
         self._refresh_at = float(FIRST_UNITS)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """The first arm is out: there is nothing left to compare with."""
-        return self._arms[0].out is not None
+        return self._arms[0].exclusion is not None
 
     @property
     def units(self) -> dict[str, int]:
         """That are over and count, by arm."""
-        return {arm.name: arm.tally.units for arm in self._arms}
+        return {arm.name: arm.metrics.units for arm in self._arms}
 
     @property
-    def behind(self) -> int:
+    def open_units(self) -> int:
         """Units that are open: many more than arrive in `observe_s` mean that `look` is called too seldom."""
         return len(self._roll)
 
-    def began(self, arm: str, unit: bytes, record: Record) -> None:
+    def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
         """A request was placed by `arm` because its unit (a short digest) was *drawn* for it.
 
         Not for requests that are on an arm for another reason (an override, a rollback): chance did not put them there.
@@ -95,34 +95,34 @@ class RunningExperiment:
         if number is None:
             raise ValueError(f"no arm `{arm}` in this trial; its arms: {', '.join(self._numbers)}")
         books = self._arms[number]
-        if books.out is not None or self.over or record.number in self._running:
+        if books.exclusion is not None or self.is_over or record.number in self._running:
             return
-        watched = LimitedRequest(number, self._roll.enter(number, unit, record), record)
+        watched = LimitedRequest(number, self._roll.enrol(number, unit, record), record)
         self._running[record.number] = watched
         if watched.unit is not None:
             watched.unit.running[record.number] = record
         for limit in books.limits.values():
-            limit.began(watched)
+            limit.add(watched)
 
-    def ended(self, record: Record) -> None:
+    def end_request(self, record: Record) -> None:
         """The request is over and its record closed. Others than those that `began` are ignored."""
         watched = self._running.pop(record.number, None)
         if watched is None:
             return
-        watched.over = True
+        watched.ended = True
         books = self._arms[watched.arm]
-        books.tally.ended(record)
+        books.metrics.add_request(record)
         if watched.unit is not None and record.number in watched.unit.running:
-            watched.unit.ended(record)
-        if watched.passed and failed(record):
-            books.limits["error_rate_max"].broke()
+            watched.unit.end_request(record)
+        if watched.counted_good and has_failed(record):
+            books.limits["error_rate_max"].add_late_failure()
 
-    def take_out(self, arm: str, why: str) -> None:
+    def exclude_arm(self, arm: str, why: str) -> None:
         """The operator has rolled it back: its units do not count any more."""
         books = self._arms[self._numbers[arm]]
-        books.out = books.out or why
+        books.exclusion = books.exclusion or why
 
-    def look(self, now_s: float) -> list[Finding]:
+    def poll(self, now_s: float) -> list[Finding]:
         """Closes what is over, at most `CLOSES_AT_ONCE` units, and says which arms must go. `now_s`: monotonic."""
         findings: list[Finding] = []
         for _ in range(CLOSES_AT_ONCE):
@@ -131,14 +131,14 @@ class RunningExperiment:
                 break
             self._close(unit, findings)
         for arm in self._arms:
-            if arm.out is None and not self.over:
+            if arm.exclusion is None and not self.is_over:
                 self._ask_limits(arm, now_s, findings)
         return findings
 
     def report(self) -> ExperimentReport:
-        targets = set[str]().union(*(arm.tally.targets for arm in self._arms))
-        requests = sum(arm.tally.requests for arm in self._arms)
-        per_unit = requests / max(1, self._roll.entered)
+        targets = set[str]().union(*(arm.metrics.targets for arm in self._arms))
+        requests = sum(arm.metrics.requests for arm in self._arms)
+        per_unit = requests / max(1, self._roll.enrolled)
         return ExperimentReport(
             alpha=self._spec.guard.alpha,
             bar=self._bars.verdict,
@@ -148,11 +148,11 @@ class RunningExperiment:
         )
 
     def _is_over(self, unit: ExperimentUnit, now_s: float) -> bool:
-        if self._arms[unit.arm].out is not None:
+        if self._arms[unit.arm].exclusion is not None:
             return True
-        if not self._roll.observed(unit, now_s):
+        if not self._roll.has_elapsed(unit, now_s):
             return False
-        return unit.hangs(now_s, self._late_s("ttft_p90"), self._late_s("duration_p90"))
+        return unit.is_hanging(now_s, self._late_s("ttft_p90"), self._late_s("duration_p90"))
 
     def _late_s(self, metric: Metric) -> float:
         """A request that is so old hangs."""
@@ -163,16 +163,16 @@ class RunningExperiment:
         self._roll.leave()
         arm = self._arms[unit.arm]
         unit.close()
-        if arm.out is not None or self.over:
+        if arm.exclusion is not None or self.is_over:
             return
         values = self._values(unit)
         guarded = self._guarded(unit, values)
         for other in [arm] if arm.comparison is not None else self._arms[1:]:
-            if other.comparison is not None and other.out is None:
+            if other.comparison is not None and other.exclusion is None:
                 other.comparison.observe(other is arm, values, guarded)
-        arm.tally.closed(unit)
+        arm.metrics.add_unit(unit)
         self._refresh()
-        if arm.comparison is not None and arm.comparison.alarmed and not arm.reported:
+        if arm.comparison is not None and arm.comparison.guard_tripped and not arm.reported:
             findings.append(self._guards(arm, arm.comparison))
 
     def _values(self, unit: ExperimentUnit) -> Values:
@@ -197,7 +197,7 @@ class RunningExperiment:
 
     def _refresh(self) -> None:
         """The first arm's quantiles change only between units, so no unit is held against itself."""
-        first = self._arms[0].tally
+        first = self._arms[0].metrics
         if first.first_bytes.units < self._refresh_at:
             return
         self._refresh_at = first.first_bytes.units * REFRESH
@@ -208,47 +208,49 @@ class RunningExperiment:
 
     def _guards(self, arm: ArmState, comparison: ArmComparison) -> Finding:
         guard = self._spec.guard
-        of_arm, of_first = (each.tally.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
+        of_arm, of_first = (each.metrics.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
         why = (
             f"{guard.metric}: {_figure(guard.metric, of_arm)} against {_figure(guard.metric, of_first)} of "
             f"{self._arms[0].name}: worse by more than {guard.worse_by:.0%}, after {comparison.units} units"
         )
         arm.reported = True
         if guard.action == "rollback":
-            arm.out = why
+            arm.exclusion = why
         return Finding(
-            arm.name, "guard", guard.metric, why, comparison.units, comparison.too_bad.value, of_arm, of_first
+            arm.name, "guard", guard.metric, why, comparison.units, comparison.guard_evidence.value, of_arm, of_first
         )
 
     def _ask_limits(self, arm: ArmState, now_s: float, findings: list[Finding]) -> None:
         for key, limit in arm.limits.items():
-            if limit.look(now_s) and arm.out is None:
+            if limit.poll(now_s) and arm.exclusion is None:
                 most = (
                     self._spec.limits.ttft_p90_max_ms if key == "ttft_p90_max_ms" else self._spec.limits.error_rate_max
                 )
-                arm.out = f"{key}: {limit.bad} of {limit.requests} requests are beyond it ({most:g})"
+                arm.exclusion = f"{key}: {limit.bad} of {limit.requests} requests are beyond it ({most:g})"
                 share = limit.bad / limit.requests
-                findings.append(Finding(arm.name, "limit", key, arm.out, arm.tally.units, limit.evidence, share, None))
+                findings.append(
+                    Finding(arm.name, "limit", key, arm.exclusion, arm.metrics.units, limit.evidence, share, None)
+                )
 
     def _report_of(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
         return ArmReport(
             arm=arm.name,
             share=arm.share,
-            out=arm.out,
+            out=arm.exclusion,
             units_open=self._roll.open[self._numbers[arm.name]],
-            units_closed=arm.tally.units,
-            requests=arm.tally.requests,
-            failed=arm.tally.failed,
-            spread=arm.tally.spread(targets),
-            guard_evidence=arm.comparison.too_bad.peak if arm.comparison is not None else None,
+            units_closed=arm.metrics.units,
+            requests=arm.metrics.requests,
+            failed=arm.metrics.failed,
+            spread=arm.metrics.imbalance(targets),
+            guard_evidence=arm.comparison.guard_evidence.peak if arm.comparison is not None else None,
             standings=tuple(self._standing(arm, metric, per_unit) for metric in METRICS),
         )
 
     def _standing(self, arm: ArmState, metric: Metric, per_unit: float) -> MetricResult:
-        estimate = arm.tally.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
+        estimate = arm.metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
         if arm.comparison is None:
             return MetricResult(metric, *estimate, None, None, None, None)
-        race = arm.comparison.races[METRICS.index(metric)]
+        race = arm.comparison.metrics[METRICS.index(metric)]
         units = race.units_needed(self._bars.verdict) if race.verdict == "not yet known" else 0
         requests = None if units is None else round(units * per_unit)
         return MetricResult(metric, *estimate, race.verdict, race.peak, units, requests)
@@ -257,10 +259,10 @@ class RunningExperiment:
         if self._spec.isolate == "none" and len(self._arms) > 1:
             yield "the arms share caches and queues, so each shows what the others do as well; isolate: instances helps"
         for arm in self._arms[1:]:
-            if arm.comparison is not None and arm.comparison.lopsided:
+            if arm.comparison is not None and arm.comparison.is_lopsided:
                 yield f"{arm.name} gets another share of the units than it should: the comparison is not to be trusted"
-        if self._roll.crowded:
-            yield f"{self._roll.crowded} units do not count: {OPEN_UNITS} were open already"
+        if self._roll.rejected:
+            yield f"{self._roll.rejected} units do not count: {OPEN_UNITS} were open already"
         if self._roll.forgotten:
             yield f"{self._roll.forgotten} closed units are forgotten: if they come back, they count twice"
 
@@ -275,9 +277,9 @@ def _observed_s(spec: ExperimentConfig) -> float:
 def _limits(spec: ExperimentConfig) -> dict[str, ArmLimit]:
     limits = {}
     if (most_ms := spec.limits.ttft_p90_max_ms) is not None:
-        limits["ttft_p90_max_ms"] = ArmLimit(SLOW_SHARE, partial(slow, most_ms=most_ms))
+        limits["ttft_p90_max_ms"] = ArmLimit(SLOW_SHARE, partial(judge_ttft, most_ms=most_ms))
     if (most := spec.limits.error_rate_max) is not None:
-        limits["error_rate_max"] = ArmLimit(most, fails)
+        limits["error_rate_max"] = ArmLimit(most, judge_failure)
     return limits
 
 

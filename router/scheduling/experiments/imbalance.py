@@ -22,7 +22,7 @@ class Imbalance:
         """That were chosen."""
         return self._requests.keys()
 
-    def uneven(self, offered: int) -> float | None:
+    def ratio(self, offered: int) -> float | None:
         """The busiest target's requests over the mean of all `offered` ones, chosen or not: 1 is even. None: no request
         yet.
         """

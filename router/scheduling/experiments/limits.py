@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from router.scheduling.experiments.e_process import BETS
-from router.scheduling.experiments.unit import ExperimentUnit, counts, failed, first_byte_ms
+from router.scheduling.experiments.unit import ExperimentUnit, first_byte_ms, has_failed, is_counted
 from router.scheduling.policy.record import Record
 
 ALARM = 1e6  # s
@@ -33,22 +33,22 @@ Judgement = Literal["bad", "good", "skip", "wait"]
 class LimitedRequest:
     """A request on an arm, until everybody who must know has heard how it went."""
 
-    __slots__ = ("arm", "over", "passed", "record", "unit")
+    __slots__ = ("arm", "counted_good", "ended", "record", "unit")
 
     def __init__(self, arm: int, unit: ExperimentUnit | None, record: Record) -> None:
         self.arm = arm
         self.unit = unit  # None: its unit does not count (any more)
         self.record = record
-        self.over = False
-        self.passed = False  # counted as good while it ran
+        self.ended = False
+        self.counted_good = False  # counted as good while it ran
 
 
-def slow(watched: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
+def judge_ttft(watched: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
     """Did, or does, it wait longer for its first byte?"""
     record = watched.record
-    if not counts(record):
+    if not is_counted(record):
         return "skip"
-    if watched.over:
+    if watched.ended:
         wait_ms = first_byte_ms(record)
         if -most_ms <= wait_ms < 0:
             return "skip"  # the client left before that
@@ -58,14 +58,14 @@ def slow(watched: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
     return "bad" if (now_s - record.arrived_s) * 1e3 > most_ms else "wait"
 
 
-def fails(watched: LimitedRequest, now_s: float) -> Judgement:
+def judge_failure(watched: LimitedRequest, now_s: float) -> Judgement:
     record = watched.record
-    if not watched.over:
-        watched.passed = now_s - record.arrived_s > GRACE_S
-        return "good" if watched.passed else "wait"
-    if failed(record):
+    if not watched.ended:
+        watched.counted_good = now_s - record.arrived_s > GRACE_S
+        return "good" if watched.counted_good else "wait"
+    if has_failed(record):
         return "bad"
-    return "good" if counts(record) and record.status is not None else "skip"
+    return "good" if is_counted(record) and record.status is not None else "skip"
 
 
 class ArmLimit:
@@ -97,14 +97,14 @@ class ArmLimit:
         self.evidence = 0.0
         self.alarmed = False
 
-    def began(self, watched: LimitedRequest) -> None:
+    def add(self, watched: LimitedRequest) -> None:
         self._queue.append(watched)
 
-    def broke(self) -> None:
+    def add_late_failure(self) -> None:
         """One that had passed as good has failed after all."""
         self._bad += 1
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Must the arm go?"""
         while self._queue and (judgement := self._judge(self._queue[0], now_s)) != "wait":
             second = int(self._queue.popleft().record.arrived_s)

@@ -23,7 +23,7 @@ from math import log
 from typing import NamedTuple
 
 from router.config.sections.experiment import ExperimentConfig
-from router.scheduling.policy.policy import Orders, Policy, both_orders
+from router.scheduling.policy.policy import Orders, Policy, merge_orders
 from scorers.contract import Needs
 
 
@@ -43,13 +43,13 @@ class PolicySet:
     experiment: ExperimentConfig | None = None
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
     needs: Needs = field(init=False)
-    looks_at_caches: bool = field(init=False)
+    needs_cache: bool = field(init=False)
     orders: Orders | None = field(init=False)  # of all in use together, see `Policy.orders`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", reduce(Needs.__or__, (p.needs for p in self.in_use), Needs.NONE))
-        object.__setattr__(self, "looks_at_caches", Needs.CACHE in self.needs)
-        object.__setattr__(self, "orders", reduce(both_orders, (p.orders for p in self.in_use)))
+        object.__setattr__(self, "needs_cache", Needs.CACHE in self.needs)
+        object.__setattr__(self, "orders", reduce(merge_orders, (p.orders for p in self.in_use)))
 
     @property
     def policy(self) -> Policy:
@@ -82,18 +82,18 @@ class PolicySet:
     def live_arms(self) -> list[str]:
         return [] if self.experiment is None else [arm for arm in self.experiment.arms if arm not in self.rolled_back]
 
-    def place(self, unit: bytes) -> Assignment:
+    def assign(self, unit: bytes) -> Assignment:
         """Where a unit belongs; only while there is an experiment."""
         assert self.experiment is not None
-        arm = drawn(self.experiment.seed, self.experiment.arms, unit)
+        arm = draw_arm(self.experiment.seed, self.experiment.arms, unit)
         return Assignment(arm, self.policies[self._heir(arm)])
 
-    def instances_of(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
+    def instances_for(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
         """The slice of the fleet that an isolated arm has; empty where there are fewer instances than arms. What was
         rolled back leaves its slice to the first arm.
         """
         assert self.experiment is not None
-        owners = slices(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
+        owners = slice_instances(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
         heir = self._heir(arm)
         return frozenset(instance for instance, owner in owners.items() if self._heir(owner) == heir)
 
@@ -102,12 +102,12 @@ class PolicySet:
         assert self.experiment is not None
         return next(iter(self.experiment.arms)) if arm in self.rolled_back else arm
 
-    def without(self, arm: str) -> PolicySet:
+    def with_rollback(self, arm: str) -> PolicySet:
         """The same with an arm rolled back."""
         return replace(self, rolled_back=self.rolled_back | {arm})
 
 
-def drawn(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
+def draw_arm(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
     """The arm of a unit: the same for equal arguments, in every process."""
     if len(shares) == 1:
         return next(iter(shares))
@@ -115,7 +115,7 @@ def drawn(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
 
 
 @lru_cache(maxsize=16)
-def slices(seed: int, shares: tuple[tuple[str, float], ...], instances: tuple[str, ...]) -> dict[str, str]:
+def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances: tuple[str, ...]) -> dict[str, str]:
     """For isolated arms: which arm each instance serves.
 
     In an order by hash, runs of the length that the shares say, at least one instance each. Fewer instances than arms:

@@ -92,8 +92,8 @@ class RegretSummary:
             agreed=self._agreed,
             ttft_ms=self._ttft_ms / n if n else None,
             overlap_tokens=self._overlap_tokens / self._known if self._known else None,
-            uneven_made=self._made.uneven(offered),
-            uneven_other=self._other.uneven(offered),
+            uneven_made=self._made.ratio(offered),
+            uneven_other=self._other.ratio(offered),
             moves=dict(self._moves),
             failed=self.failed,
         )

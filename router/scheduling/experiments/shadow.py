@@ -31,24 +31,24 @@ class ShadowPolicy:
 
     def decide(self, policy: Policy, view: View, part: Part, made: str) -> Decision:
         """`made`: the target that was chosen. Raises PolicyFault."""
-        if (own := self._sessions.last(view, part)) is not None and own != view.last_target:
+        if (own := self._sessions.last_target(view, part)) is not None and own != view.last_target:
             view = view._replace(last_target=own)
         decision = policy.decide(view, part)
         if decision.target == made:
             self._sessions.forget(view, part)
         else:
-            self._sessions.went(view, part, decision.target)
+            self._sessions.record(view, part, decision.target)
         return decision
 
 
 class Shadow:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.differences = RegretSummary()
+        self.regret = RegretSummary()
         self.fault: str | None = None  # why it is out; None: it is not
         self._follower = ShadowPolicy()
 
-    def look(self, made: Decision) -> ShadowChoice | None:
+    def evaluate(self, made: Decision) -> ShadowChoice | None:
         """What it would have done instead; None: it is out."""
         if self.fault is not None:
             return None
@@ -56,7 +56,7 @@ class Shadow:
             own = self._follower.decide(self.policy, made.view, made.part, made.target)
         except PolicyFault as fault:
             self.fault = str(fault)
-            self.differences.failed += 1
+            self.regret.failed += 1
             log.error("shadow %s is out: %s", self.policy.name, fault, exc_info=fault.__cause__)
             return None
-        return ShadowChoice(self.policy.name, own.target, self.differences.add(made.view, made.row, own.row))
+        return ShadowChoice(self.policy.name, own.target, self.regret.add(made.view, made.row, own.row))

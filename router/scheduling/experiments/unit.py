@@ -24,41 +24,41 @@ from router.scheduling.policy.record import Record
 AT_ONCE = 1e-9  # ms: of a client that left as it came; negative zero would not be negative
 
 
-def failed(record: Record) -> bool:
+def has_failed(record: Record) -> bool:
     """Of a request that is over."""
     if _end(record) == "broken":
         return True
     if record.status is None:
-        return not left(record)
+        return not client_left(record)
     return record.status >= 500 or record.status == 429
 
 
-def left(record: Record) -> bool:
+def client_left(record: Record) -> bool:
     return _end(record) == "client_gone"
 
 
-def counts(record: Record) -> bool:
+def is_counted(record: Record) -> bool:
     """False: the client made a mistake, which says nothing of the arm."""
-    return record.status is None or record.status < 400 or failed(record)
+    return record.status is None or record.status < 400 or has_failed(record)
 
 
 def first_byte_ms(record: Record) -> float:
     """Of a request that is over and counts: infinite where it failed; negative: the client left after so many ms."""
-    if failed(record):
+    if has_failed(record):
         return inf
     if record.ttft_ms is not None:
         return record.ttft_ms
-    return -max(duration_of(record), AT_ONCE)
+    return -max(duration_ms(record), AT_ONCE)
 
 
 def last_byte_ms(record: Record) -> float:
     """The same of its duration."""
-    if failed(record):
+    if has_failed(record):
         return inf
-    return -max(duration_of(record), AT_ONCE) if left(record) else duration_of(record)
+    return -max(duration_ms(record), AT_ONCE) if client_left(record) else duration_ms(record)
 
 
-def duration_of(record: Record) -> float:
+def duration_ms(record: Record) -> float:
     if record.duration_ms is None:
         raise ValueError(
             f"record {record.id} has no duration: tell the trial of a request's end after closing its record"
@@ -93,21 +93,21 @@ class ExperimentUnit:
         self._prompt = 0
         self._cached = 0
 
-    def ended(self, record: Record) -> None:
+    def end_request(self, record: Record) -> None:
         """One of those running is over."""
         del self.running[record.number]
-        if not counts(record):
+        if not is_counted(record):
             return
         self.first_bytes.append(first_byte_ms(record))
         self.last_bytes.append(last_byte_ms(record))
-        if record.status is not None or failed(record):
+        if record.status is not None or has_failed(record):
             self._answered += 1
-            self._failed += failed(record)
+            self._failed += has_failed(record)
         if record.prompt_tokens and record.cached_tokens is not None:
             self._prompt += record.prompt_tokens
             self._cached += min(record.cached_tokens, record.prompt_tokens)
 
-    def hangs(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
+    def is_hanging(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
         """Has everything that still runs waited longer than that, for its first byte or, with that, for its last?"""
         return all(
             now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)

@@ -20,7 +20,7 @@ from scorers.best import Best
 from scorers.contract import Filter, Measure, Needs, Picker, Plugin, Row, Scorer, Unit, View
 from scorers.least_requests import LeastRequests
 from scorers.parameters import parameters
-from scorers.registry import PluginError, Registry, installed
+from scorers.registry import PluginError, Registry, load_registry
 
 K = TypeVar("K", bound=Plugin)
 
@@ -79,7 +79,7 @@ class Policy:
     ) -> None:
         self.name = name
         self.spec = spec  # what it was built from
-        self.digest = digest_of(spec)
+        self.digest = compute_digest(spec)
         self.prefill_from_tokens = prefill_from_tokens
         self._parts: dict[Part, Policy] = {"whole": self, "prefill": prefill or self, "decode": decode or self}
         self.filters = tuple(filters)
@@ -91,20 +91,20 @@ class Policy:
             self.needs |= plugin.needs
         for part in (prefill, decode):
             self.needs |= part.needs if part is not None else Needs.NONE
-        self.looks_at_caches = Needs.CACHE in self.needs
+        self.needs_cache = Needs.CACHE in self.needs
         self.orders = _orders(self.filters, self.scorers, picker.picker) if not (prefill or decode) else None
         self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
         self._units = tuple(s.scorer.unit.value for s in scorers)
 
-    def after(self, before: Policy) -> Policy:
+    def with_plugins_of(self, before: Policy) -> Policy:
         """This policy with the plug-ins of `before` where name and parameters are equal: they may have learned."""
         known = {scorer.name: scorer.scorer for scorer in before.scorers}
         scorers = [
-            s._replace(scorer=known[s.name]) if s.name in known and same(s.scorer, known[s.name]) else s
+            s._replace(scorer=known[s.name]) if s.name in known and is_same_plugin(s.scorer, known[s.name]) else s
             for s in self.scorers
         ]
         parts = {part: self._parts[part] for part in _HALVES if self._parts[part] is not self}
-        halves = {part: half.after(before._parts[part]) for part, half in parts.items()}
+        halves = {part: half.with_plugins_of(before._parts[part]) for part, half in parts.items()}
         return Policy(
             self.name,
             self.filters,
@@ -166,7 +166,7 @@ class Policy:
         return tuple(total)
 
 
-def digest_of(spec: schema.PolicyConfig | None) -> str:
+def compute_digest(spec: schema.PolicyConfig | None) -> str:
     """A short name of what a policy says: equal for equal files, in every process. Built by hand: `by hand`."""
     return "by hand" if spec is None else blake2b(spec.model_dump_json().encode(), digest_size=6).hexdigest()
 
@@ -193,7 +193,7 @@ def build_policy(
         prefill_from_tokens=spec.prefill_from_tokens,
         spec=spec,
     )
-    return built if before is None else built.after(before)
+    return built if before is None else built.with_plugins_of(before)
 
 
 def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy]:
@@ -205,7 +205,7 @@ def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy
 def _installed_for(name: str) -> Registry:
     """Raises ConfigError, saying for which policy they were needed."""
     try:
-        return installed()
+        return load_registry()
     except PluginError as twice:
         raise ConfigError(f"policy {name!r}: {twice}") from twice
 
@@ -240,19 +240,19 @@ def _built(spec: schema.SchedulingProfileConfig, where: str, registry: Registry,
     )
 
 
-def same(one: Plugin, other: Plugin) -> bool:
+def is_same_plugin(one: Plugin, other: Plugin) -> bool:
     """Whether two plug-ins are of one kind and have equal parameters, whatever they have learned."""
     return type(one) is type(other) and all(
         getattr(one, name) == getattr(other, name) for name in parameters(type(one))
     )
 
 
-def both_orders(one: Orders | None, other: Orders | None) -> Orders | None:
+def merge_orders(one: Orders | None, other: Orders | None) -> Orders | None:
     """What rows two policies need that look at the same view."""
     return None if one is None or other is None else one | other
 
 
-def fallback() -> Policy:
+def fallback_policy() -> Policy:
     """What decides when a policy failed: the fewest requests of ours, whatever the engines say. Cannot fail itself."""
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
 

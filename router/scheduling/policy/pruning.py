@@ -13,7 +13,7 @@ from __future__ import annotations
 from scorers.contract import View
 
 
-def left_out(view: View) -> str | None:
+def describe_omitted(view: View) -> str | None:
     """For people, without a full stop at the end. None: every candidate is shown."""
     if not view.others:
         return None

@@ -16,7 +16,7 @@ from scorers.contract import View
 _FAILED = "the policy failed and the fallback chose: "
 
 
-def why(decision: Decision) -> str:
+def explain_choice(decision: Decision) -> str:
     """One sentence without a full stop. Amounts are weighted, in the policy's unit."""
     failed = _FAILED if decision.policy == FALLBACK else ""
     return f"{failed}{decision.target}: {_reason(decision)}{_among_whom(decision.view)}"
@@ -33,7 +33,7 @@ def _reason(decision: Decision) -> str:
     unit = _unit(decision.terms)
     if cost > least:
         cheapest = rows[costs.index(least)].target
-        return f"drawn by the picker, although {cheapest} costs {amount(cost - least)}{unit} less"
+        return f"drawn by the picker, although {cheapest} costs {format_amount(cost - least)}{unit} less"
     if (equals := costs.count(least)) > 1:
         return f"by chance among {equals} equals"
     return _difference(decision, unit)
@@ -50,10 +50,10 @@ def _difference(decision: Decision, unit: str) -> str:
     other = min((i for i in range(len(costs)) if i != chosen), key=costs.__getitem__)
     gains = {term.name: term.weight * term.costs[other] - term.weight * term.costs[chosen] for term in decision.terms}
     name = max(gains, key=gains.__getitem__)
-    said = f"{name} costs {amount(gains[name])}{unit} less than at {decision.rows[other].target}"
+    said = f"{name} costs {format_amount(gains[name])}{unit} less than at {decision.rows[other].target}"
     if len(decision.terms) == 1:
         return f"{said}, the runner-up"
-    return f"{said} (the runner-up, dearer by {amount(costs[other] - costs[chosen])}{unit} in all)"
+    return f"{said} (the runner-up, dearer by {format_amount(costs[other] - costs[chosen])}{unit} in all)"
 
 
 def _unit(terms: tuple[Term, ...]) -> str:
@@ -61,7 +61,7 @@ def _unit(terms: tuple[Term, ...]) -> str:
     return "" if terms[0].unit == "raw" else f" {terms[0].unit}"
 
 
-def amount(value: float) -> str:
+def format_amount(value: float) -> str:
     """With the digits that people compare by: 1,234, 1.20, 0.0042."""
     size = abs(value)
     if size >= 99.995:

@@ -7,20 +7,20 @@ from typing import Any
 import msgspec
 
 from router.scheduling.policy.decision import Decision
-from router.scheduling.policy.pruning import left_out
-from router.scheduling.policy.rationale import why
+from router.scheduling.policy.pruning import describe_omitted
+from router.scheduling.policy.rationale import explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
 UNSHOWN = frozenset({"arrived_s", "unit", "blocks"})
 
 
-def readable(record: Record) -> dict[str, Any]:
+def describe_record(record: Record) -> dict[str, Any]:
     """The record for people, as plain JSON types: every candidate with each weighted term, which add up to its cost."""
     shown: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in UNSHOWN}
     shown["policy"] = None if record.policy is None else record.policy.name
     shown["policy_digest"] = None if record.policy is None else record.policy.digest
-    shown["why"] = why(record.attempts[-1].decision) if record.attempts else None
-    shown["shadows"] = [plain(shadow) for shadow in record.shadows]
+    shown["why"] = explain_choice(record.attempts[-1].decision) if record.attempts else None
+    shown["shadows"] = [to_plain(shadow) for shadow in record.shadows]
     shown["target"] = record.target
     shown["stages"] = msgspec.structs.asdict(record.stages)
     shown["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]
@@ -45,24 +45,24 @@ def _readable_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
         "predicted_tokens": choice.predicted_tokens,
         "expected_tokens": choice.expected_tokens,
         "token_id_passthrough": choice.token_id_passthrough,
-        **readable_decision(choice.decision),
+        **describe_decision(choice.decision),
     }
 
 
-def readable_decision(decision: Decision) -> dict[str, Any]:
+def describe_decision(decision: Decision) -> dict[str, Any]:
     """One choice for people: `why` in a sentence, and every candidate that filters left with all that spoke for it.
     Of those that had no row (`left_out`) nothing is known but how many they were.
     """
-    view: dict[str, Any] = plain(decision.view._replace(rows=()))
+    view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
     del view["rows"]  # the candidates are below
     stayed = {row.target for row in decision.rows}
     return {
         "policy": decision.policy,
         "part": decision.part,
         "target": decision.target,
-        "why": why(decision),
+        "why": explain_choice(decision),
         "margin": decision.margin,
-        "left_out": left_out(decision.view),
+        "left_out": describe_omitted(decision.view),
         "filtered_out": [row.target for row in decision.view.rows if row.target not in stayed],
         "skipped_filters": list(decision.skipped_filters),
         "view": view,
@@ -80,13 +80,13 @@ def _readable_candidate(decision: Decision, i: int) -> dict[str, Any]:
         }
         for term in decision.terms
     }
-    return {"cost": decision.costs[i], "terms": terms, **plain(decision.rows[i])}
+    return {"cost": decision.costs[i], "terms": terms, **to_plain(decision.rows[i])}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """The contract's structs as JSON types: field names kept, sets sorted."""
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
-        items = [plain(item) for item in value]
+        items = [to_plain(item) for item in value]
         return items if names is None else dict(zip(names, items, strict=True))
     return sorted(value) if isinstance(value, frozenset) else value

@@ -28,20 +28,20 @@ class SessionMemory:
         """Everything remembered, the session that was longest away first."""
         return list(self._targets.items())
 
-    def at(self, key: Key) -> str | None:
+    def get(self, key: Key) -> str | None:
         return self._targets.get(key)
 
-    def last(self, view: View, part: Part) -> str | None:
-        return self.last_of(view.model, view.session, part)
+    def last_target(self, view: View, part: Part) -> str | None:
+        return self.last_target_of(view.model, view.session, part)
 
-    def last_of(self, model: str, session: str | None, part: Part) -> str | None:
+    def last_target_of(self, model: str, session: str | None, part: Part) -> str | None:
         return None if session is None else self._targets.get((part == "prefill", model, session))
 
     def forget(self, view: View, part: Part) -> None:
         if view.session is not None and self._targets:
             self._targets.pop((part == "prefill", view.model, view.session), None)
 
-    def went(self, view: View, part: Part, target: str) -> None:
+    def record(self, view: View, part: Part, target: str) -> None:
         if view.session is not None:
             self.put((part == "prefill", view.model, view.session), target)
 

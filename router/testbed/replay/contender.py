@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.scheduling.experiments.dry_run import TargetMove, blind
+from router.scheduling.experiments.dry_run import TargetMove, lacks_cache_facts
 from router.scheduling.experiments.regret import RegretSummary
 from router.scheduling.experiments.shadow import ShadowPolicy
 from router.scheduling.policy.decision import Part
@@ -59,7 +59,7 @@ class Contender:
             self._differences.failed += 1
             self._fault = self._fault or str(fault)
             return
-        self._blind += blind(self.policy, view)
+        self._blind += lacks_cache_facts(self.policy, view)
         self._partial += self.policy.might_choose_omitted(view, shown_for)
         difference = self._differences.add(view, made, own.row)
         if own.target != made.target:

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from router.errors import ConfigError
 from router.scheduling.experiments.regret import YARDSTICK
 from router.scheduling.policy.decision import FALLBACK
-from router.scheduling.policy.policy import Policy, build_policy, fallback
+from router.scheduling.policy.policy import Policy, build_policy, fallback_policy
 from router.telemetry.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
 from router.testbed.replay.contender import Contender, ContenderResult
 from router.testbed.replay.reproduction import Reproduction, ReproductionResult
 from scorers.contract import Row, View
-from scorers.registry import Registry, installed
+from scorers.registry import Registry, load_registry
 
 NO_SPEC = "it was built by hand: the log says nothing of what it is"
 NO_LINE = "the log has no line that says what it is"
@@ -49,7 +49,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
 
 class Replay:
     def __init__(self, contenders: Sequence[Policy] = (), registry: Registry | None = None) -> None:
-        self._registry = registry or installed()
+        self._registry = registry or load_registry()
         self._contenders = [Contender(policy) for policy in contenders]
         self._live: dict[tuple[str, str], Reproduction] = {}
         self._records = self._unplaced = 0
@@ -94,7 +94,7 @@ class Replay:
         stood_in = choice.policy == FALLBACK
         key = (FALLBACK, "") if stood_in else (logged.policy or choice.policy, logged.digest or "")
         if (found := self._live.get(key)) is None:
-            found = Reproduction(*key, fallback() if stood_in else None, None if stood_in else NO_LINE)
+            found = Reproduction(*key, fallback_policy() if stood_in else None, None if stood_in else NO_LINE)
             self._live[key] = found
         return found
 

@@ -89,33 +89,33 @@ class SimulatedRouter:
     @property
     def booked(self) -> int:
         """Requests that its books hold, all instances together."""
-        return sum(target.books.requests for target in self.core.fleet.serving(None))
+        return sum(target.load_book.requests for target in self.core.fleet.targets_serving(None))
 
     # engines
 
     def meets(self, number: int) -> None:
         """An instance answers its probes: it is asked who it is."""
         name = self._names[number]
-        self.core.fleet.probe_ok(name, self._clock.now())
-        self.core.joined(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
+        self.core.fleet.record_probe_success(name, self._clock.now())
+        self.core.add_instance(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
 
     def misses(self, number: int) -> None:
         """An instance does not answer its probes."""
         for _ in range(self._probes):
-            self.core.fleet.probe_failed(self._names[number], self._clock.now())
+            self.core.fleet.record_probe_failure(self._names[number], self._clock.now())
 
     def connected(self, number: int) -> int | None:
         """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
-        return self.core.knowledge.stream_connected(self._ids[number])
+        return self.core.indexer.stream_connected(self._ids[number])
 
     def heard(self, number: int, batch: EventBatch) -> int | None:
-        return self.core.knowledge.heard(self._ids[number], batch)
+        return self.core.indexer.heard(self._ids[number], batch)
 
     def replayed(self, number: int, batches: Sequence[EventBatch]) -> int | None:
         """The answer to a question for a replay, all of it."""
         for batch in batches:
-            self.core.knowledge.replayed(self._ids[number], batch)
-        return self.core.knowledge.replay_ended(self._ids[number], True)
+            self.core.indexer.replayed(self._ids[number], batch)
+        return self.core.indexer.replay_ended(self._ids[number], True)
 
     def in_flight(self, number: int) -> int:
         """Requests that this router has there."""
@@ -124,13 +124,13 @@ class SimulatedRouter:
 
     def polled(self, number: int, gauges: Gauges) -> None:
         name, now = self._names[number], self._clock.now()
-        self.core.fleet.polling(name)
-        self.core.polled(name, {0: gauges}, now)
+        self.core.fleet.begin_poll(name)
+        self.core.apply_metrics(name, {0: gauges}, now)
 
     # requests
 
     def opens(self, question: SimulatedTurn) -> SimulatedRequest:
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         now = self._clock.now()
         record = Record(
             id=str(number),
@@ -144,7 +144,7 @@ class SimulatedRouter:
             prompt_tokens_counted=question.prompt_tokens,
             stages=Stages(),
         )
-        self.core.opened(record, None)
+        self.core.assign_policy(record, None)
         size = self._block_tokens
         keys = question.names
         ids = NamedTokens(keys, size, question.prompt_tokens - len(keys) * size)
@@ -204,13 +204,13 @@ class SimulatedRequest:
     def prefilled(self) -> Target:
         """A pair's prompt is computed. Returns who answers."""
         assert self._ticket is not None
-        self.router.core.prefilled(self._ticket, "ok", 200)
+        self.router.core.settle_prefill(self._ticket, "ok", 200)
         return self._ticket.target
 
     def first_byte(self) -> None:
         assert self._ticket is not None
         self._ticket.status = 200
-        self.router.core.first_byte(self._ticket)
+        self.router.core.on_first_byte(self._ticket)
 
     def done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
         assert self._ticket is not None
@@ -219,7 +219,7 @@ class SimulatedRequest:
         record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
         self._ticket.end = "ok"
         self.router.core.settle(self._ticket)
-        self.router.core.closed(record)
+        self.router.core.complete(record)
 
     def failed_at(self, end: EngineFailure, status: int | None = None) -> None:
         """End this attempt without an answer. While the prefill half of a pair runs, it is that half that failed."""
@@ -227,10 +227,10 @@ class SimulatedRequest:
         assert ticket is not None
         culprit = ticket.target
         attempt_end: AttemptEnd = end
-        if ticket.half is not None and ticket.half.leg.end == "running":
+        if ticket.prefill is not None and ticket.prefill.leg.end == "running":
             assert end != "broken", "a pair answers only after its prefill half has ended"
-            core.prefilled(ticket, end, status)
-            culprit, attempt_end, status = ticket.half.target, "prefill", None
+            core.settle_prefill(ticket, end, status)
+            culprit, attempt_end, status = ticket.prefill.target, "prefill", None
         ticket.end, ticket.status = attempt_end, status
         self._failed.add(culprit.id)
         core.settle(ticket)

@@ -163,10 +163,10 @@ class _Run:
         """An engine takes it, or it ends here."""
         while (ticket := self._admit(request.asked)) is not None:
             job, target = request.job, ticket.target
-            if ticket.half is not None:
+            if ticket.prefill is not None:
                 self._plant.poll_soon(instance_number(target.instance.id))  # it is booked already
                 job = request.prefill = EngineJob(self._prompt(request.said), job.prompt_tokens, 1, request)
-                target = ticket.half.target
+                target = ticket.prefill.target
             if self._submit(request, job, instance_number(target.instance.id)):
                 return
         self._end(request, RequestEnd.FAILED if request.asked.has_killed else RequestEnd.SHED, -1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from router.scheduling.policy.policy import digest_of
+from router.scheduling.policy.policy import compute_digest
 from router.testbed.sweep.capacity import CapacityResult
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
 from router.testbed.sweep.option_values import OFF
@@ -35,7 +35,7 @@ def encode_results(
         "warmroute": version("warmroute"),
         "complete": complete,
         "asked": asdict(asked),
-        "policies": {cell.policy: digest_of(cell.rules) for cell in cells},
+        "policies": {cell.policy: compute_digest(cell.rules) for cell in cells},
         "profile": asdict(cells[0].scenario.profile),
         "troubles": {cell.fleet.trouble: asdict(cell.scenario.trouble) for cell in cells if cell.fleet.trouble != OFF},
         "cells": [_cell(one) for one in measured],

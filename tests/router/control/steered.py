@@ -99,7 +99,7 @@ class Steered:
 
     @property
     def active(self) -> str:
-        return self.core.desk.regime.active
+        return self.core.selector.policy_set.active
 
     @property
     def words(self) -> list[str]:
@@ -108,16 +108,16 @@ class Steered:
 
     def record(self) -> Record:
         now = self.clock.now()
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         return Record(f"r-{number}", number, now, now, "/v1/completions", "m", True, "local", 64, Stages())
 
     def decided(self, *views: View) -> None:
         """One record each, as the active policy decides, into the ring."""
         for view in views:
             record = self.record()
-            self.core.opened(record, None)
+            self.core.assign_policy(record, None)
             assert record.policy is not None
-            decision = self.core.desk.decide(view, record.policy)
-            self.core.desk.picked(decision)
+            decision = self.core.selector.decide(view, record.policy)
+            self.core.selector.picked(decision)
             record.attempts = [Attempt(decision, None, None)]
             self.ring.add(record)

@@ -18,10 +18,10 @@ def test_an_arm_that_fails_is_rolled_back() -> None:
     house = Steered(running=experiment(limits={"error_rate_max": "5%"}), clock=clock)
     for requests in range(1, 401):
         record = house.record()
-        house.core.opened(record, b"unit %d" % requests)
+        house.core.assign_policy(record, b"unit %d" % requests)
         record.done, record.duration_ms, record.ttft_ms = True, 50.0, 20.0
         record.status = 500 if record.arm == "far" else 200
-        house.core.closed(record)
+        house.core.complete(record)
         clock.advance(0.1)
         background.check_experiment(house.control, house.core, clock)
         if house.control.regime.rolled_back:

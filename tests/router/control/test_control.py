@@ -267,7 +267,7 @@ async def test_an_experiment_begins_and_ends() -> None:
     house = Steered()
     started = await house.control.start_experiment(EXPERIMENT, "ann")
     assert started.notes == ("the experiment begins with empty books",)
-    assert house.core.trial is not None
+    assert house.core.experiment is not None
     told = house.control.experiment()
     assert told["running"] is True
     assert told["experiment"]["arms"] == {"near": 50, "far": 50}
@@ -284,10 +284,10 @@ async def test_an_experiment_begins_and_ends() -> None:
 async def test_the_same_experiment_again_is_no_switch() -> None:
     house = Steered()
     await house.control.start_experiment(EXPERIMENT, "ann")
-    trial = house.core.trial
+    trial = house.core.experiment
     again = await house.control.start_experiment("experiment: " + EXPERIMENT, "ann")
     assert again.changed is False
-    assert house.core.trial is trial
+    assert house.core.experiment is trial
 
 
 async def test_activate_ends_a_running_experiment() -> None:
@@ -295,7 +295,7 @@ async def test_activate_ends_a_running_experiment() -> None:
     switch = await house.control.activate("other", "ann")
     assert "the running experiment ends" in switch.notes
     assert house.control.regime.experiment is None
-    assert house.core.trial is None
+    assert house.core.experiment is None
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from router.request.experiment_unit import derive_unit
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.policy.record_view import readable_decision
+from router.scheduling.policy.record_view import describe_decision
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.telemetry.recent_records import RecentRecords
@@ -109,11 +109,11 @@ class House:
         self.explain = Explain(self.config, self.clock, self.core, self.tokens, self.fetch, reading)
         for name in names:
             self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
-            self.core.joined(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])
+            self.core.add_instance(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])
             cache = Cache()
             stored = [cache.stored(IDS)] if name == "b" else []
-            self.core.knowledge.heard(TargetId(f"{name}/0"), cache.batch(*stored))
-            self.core.polled(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
+            self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch(*stored))
+            self.core.apply_metrics(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
@@ -123,12 +123,12 @@ class House:
 
     def request(self, asked: ExplainRequest) -> Record:
         """The same for real, as the route does it."""
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(asked.session))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
-        experiment = self.core.desk.regime.experiment
+        experiment = self.core.selector.policy_set.experiment
         unit = experiment and derive_unit(experiment, prompt, asked.client, record.id, record.at_wall_s)
-        self.core.opened(record, unit)
+        self.core.assign_policy(record, unit)
         if asked.policy is not None:
             record.policy = self.policies[asked.policy]
         keys = {4: RING.chain(RING.root("m", None, None), array("I", IDS), 4)}
@@ -159,7 +159,7 @@ async def test_what_would_happen_is_what_then_happens(policy: str) -> None:
         asked = about(session=f"s{n % 2}")
         told = await house.explain.explain(asked)
         (attempt,) = house.request(asked).attempts
-        assert but_busy(told["decision"]) == but_busy(readable_decision(attempt.decision))
+        assert but_busy(told["decision"]) == but_busy(describe_decision(attempt.decision))
         assert (told["target"], told["why"]) == (attempt.decision.target, told["decision"]["why"])
         house.clock.advance(1.0)
 
@@ -263,7 +263,7 @@ async def test_a_request_that_may_be_split_is_explained_as_a_whole() -> None:
         {"name": "p", "url": "http://p:8000", "role": "prefill", "transfer": {"protocol": "nixl"}}
     )
     house.core.fleet.join(config)
-    house.core.joined("p", [MODEL], [])
+    house.core.add_instance("p", [MODEL], [])
     told = await house.explain.explain(about())
     assert told["notes"] == [
         "a request like this may be split over a prefill and a decode instance; this is for the whole of it"
@@ -319,7 +319,7 @@ async def test_the_arm_of_a_session_is_the_one_it_would_be_on() -> None:
         record = house.request(asked)
         assert record.policy is not None
         assert (told["arm"], told["policy"]) == (record.arm, record.policy.name)
-        assert but_busy(told["decision"]) == but_busy(readable_decision(record.attempts[0].decision))
+        assert but_busy(told["decision"]) == but_busy(describe_decision(record.attempts[0].decision))
         assert told["notes"] == []
         arms.add(told["arm"])
     assert arms == {"warm", "turns"}
@@ -327,7 +327,7 @@ async def test_the_arm_of_a_session_is_the_one_it_would_be_on() -> None:
 
 async def test_an_arm_that_was_rolled_back_decides_no_more() -> None:
     house = House(ARMS | {"arms": {"warm": 1, "turns": 99}})
-    house.core.swap(house.core.desk.regime.without("turns"))
+    house.core.swap(house.core.selector.policy_set.with_rollback("turns"))
     sessions = [await house.explain.explain(about(session=str(n))) for n in range(10)]
     assert "turns" in {told["arm"] for told in sessions}
     assert {told["policy"] for told in sessions} == {"warm"}

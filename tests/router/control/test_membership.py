@@ -61,7 +61,7 @@ class House:
         fleet = settings.fleet
         self.health = HealthProbe(self.members, self.silent, self.tasks, self.clock, fleet.health)
         self.polls = MetricsPoller(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
-        self.events = KvEventSubscriber(self.core.knowledge, self.tasks, self.clock, 5.0)
+        self.events = KvEventSubscriber(self.core.indexer, self.tasks, self.clock, 5.0)
         self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
 
     async def silent(
@@ -117,7 +117,7 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
     assert house.ids == ["b"]
     assert sorted(house.health._wards) == sorted(house.polls._watched) == ["b"]
     assert house.followed() == []
-    assert house.core.knowledge.stream(TargetId("a/0")) is None
+    assert house.core.indexer.stream(TargetId("a/0")) is None
     assert await house.why_unanswered("a") == "the instance was removed"
 
 
@@ -275,7 +275,7 @@ async def test_its_metrics_reach_the_books(house: House) -> None:
     assert (house.members.in_flight("a"), house.members.in_flight("nobody")) == (1, 0)
     house.members.polling("a")
     house.members.gauges("a", {0: Gauges(3, 1, 0.5, 16, 1600, None, None)}, 1000.0, 1000.1)
-    assert (target.books.elsewhere, target.block_tokens, target.capacity_tokens) == (3, 16, 1600)
+    assert (target.load_book.elsewhere, target.block_tokens, target.capacity_tokens) == (3, 16, 1600)
     booking.release()
 
 
@@ -283,5 +283,5 @@ async def test_events_go_straight_to_what_is_known(house: House) -> None:
     house.members.listed("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
     cache = Cache(16)
-    assert house.core.knowledge.heard(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
+    assert house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
     assert house.core.block_sizes("warm-tiny") == {16}

@@ -12,10 +12,10 @@ from router.control.proposals import FileSettings
 from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
-from scorers.registry import installed
+from scorers.registry import load_registry
 from tests.router.control.steered import TEXTS, experiment, spec
 
-REGISTRY = installed()
+REGISTRY = load_registry()
 SPECS = {name: spec(text) for name, text in TEXTS.items()}
 BUILT = {name: build_policy(name, text, REGISTRY) for name, text in SPECS.items()}
 

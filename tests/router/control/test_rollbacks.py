@@ -21,7 +21,7 @@ RUNNING = PolicySet(POLICIES, "near", experiment(shadows=["other"]))
     [
         (replace(RUNNING, active="other"), True),
         (replace(RUNNING, policies={**POLICIES, "other": POLICIES["far"]}), True),  # shadows only look on
-        (RUNNING.without("far"), True),
+        (RUNNING.with_rollback("far"), True),
         (replace(RUNNING, policies={**POLICIES, "far": POLICIES["other"]}), False),
         (replace(RUNNING, experiment=experiment(shadows=["other"], seed=2)), False),
         (replace(RUNNING, experiment=experiment(arms={"near": 60, "far": 40})), False),

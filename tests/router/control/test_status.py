@@ -57,11 +57,11 @@ class House:
         for name in "abc":
             self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
         for name, sources in members.items():
-            self.core.joined(name, [CARD], sources)
-            self.core.polled(name, {0: Gauges(3, 2, 0.25, 4, 400, None, None)}, self.clock.now())
+            self.core.add_instance(name, [CARD], sources)
+            self.core.apply_metrics(name, {0: Gauges(3, 2, 0.25, 4, 400, None, None)}, self.clock.now())
         self.cache = Cache()
         self.cache.wall_s = 4998.0
-        self.core.knowledge.heard(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
+        self.core.indexer.heard(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
         self.ring = RecentRecords(10)
         health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
@@ -90,7 +90,7 @@ class House:
         return None
 
     def request(self) -> Record:
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         record = Record(f"r-{number}", number, 1000.0, 5000.0, "/v1/completions", "m", True, "local", 20, Stages())
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True)
         assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(IDS)) is not None
@@ -155,7 +155,7 @@ def miss(house: House, times: int) -> None:
     target = house.core.fleet.target(TargetId("a/0"))
     assert target is not None
     for _ in range(times):
-        target.trust.observe(0, 400, 4)
+        target.overlap_accuracy.observe(0, 400, 4)
 
 
 def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trusted(house: House) -> None:
@@ -164,7 +164,7 @@ def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trust
     assert promises["missed"] == 8
     assert "unknown to the index" in promises["alarm"]
     house.cache.seq += 1
-    house.core.knowledge.heard(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
+    house.core.indexer.heard(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
     assert house.report.instances()[0]["targets"][0]["promises"]["alarm"] is None
 
 
@@ -219,7 +219,7 @@ def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> N
     target = house.core.fleet.target(TargetId("a/0"))
     assert target is not None
     for _ in range(3):
-        target.trust.observe(400, 0, 4)
+        target.overlap_accuracy.observe(400, 0, 4)
     assert not house.report.snapshot().targets[0].trusted
     assert house.report.instances()[0]["targets"][0]["promises"]["trusted"] is False
 
@@ -227,6 +227,6 @@ def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> N
 def test_orphans_are_told(house: House) -> None:
     orphan = BlocksStored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
     house.cache.seq += 1
-    house.core.knowledge.heard(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
+    house.core.indexer.heard(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
     assert house.report.snapshot().targets[0].orphans == 1
     assert house.report.instances()[0]["targets"][0]["stream"]["orphans"] == 1

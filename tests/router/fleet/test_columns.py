@@ -13,7 +13,7 @@ from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.load import Booking
-from scorers.streams import held_up, step_ms
+from scorers.streams import stall_cost, step_ms
 from tests.router.fleet.test_rows import fleet_of
 
 NAMES = ("a", "b", "c")
@@ -29,28 +29,30 @@ def price(prices: PriceColumns, slot: int) -> float:
 
 
 def check(fleet: Fleet, now: float) -> None:
-    lineup = fleet.lineup("m", now)
+    lineup = fleet.columns("m", now)
     assert list(lineup.targets) == list(fleet.candidates("m", (), now))
     for target in lineup.targets:
-        slot, row = lineup.slots[target.id], target.row(now)
+        slot, row = lineup.slots[target.id], target.build_row(now)
         assert (lineup.requests[slot], lineup.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
         assert lineup.speeds[slot][:3] == row.speed[:3]
         work, own = row.speed.prefill_ms(100, 0), 30 * step_ms(row.load, row.speed)
-        assert price(lineup.ahead, slot) == pytest.approx(row.load.queued_ms + work + own)
-        assert price(lineup.weighted, slot) == pytest.approx(row.load.queued_ms + work * (1 + held_up(row.load)) + own)
-        assert lineup.room_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
-        assert (target in lineup.crowded) is bool(row.load.waiting and row.load.elsewhere)
-    least_room = min(lineup.room_tokens, default=inf)
-    assert lineup.has_room(1_000_000) is (least_room >= 1_000_000)
-    assert lineup.has_room(1_500) is (least_room >= 1_500)
+        assert price(lineup.prices, slot) == pytest.approx(row.load.queued_ms + work + own)
+        assert price(lineup.weighted_prices, slot) == pytest.approx(
+            row.load.queued_ms + work * (1 + stall_cost(row.load)) + own
+        )
+        assert lineup.free_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
+        assert (target in lineup.others_waiting) is bool(row.load.waiting and row.load.elsewhere)
+    least_room = min(lineup.free_tokens, default=inf)
+    assert lineup.all_have_free(1_000_000) is (least_room >= 1_000_000)
+    assert lineup.all_have_free(1_500) is (least_room >= 1_500)
 
 
 def answered(target: Target, step_ms: int, now: float) -> None:
     """100 tokens, so far apart, to a prompt of 50."""
     booking = target.book(50, 50)
-    booking.first_byte()
+    booking.on_first_byte()
     booking.release()
-    target.decoded(booking, 100, 10.0, 10.0 + 99 * step_ms, now)
+    target.observe_decode(booking, 100, 10.0, 10.0 + 99 * step_ms, now)
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), happenings), max_size=30))
@@ -63,17 +65,17 @@ def test_columns_say_what_rows_say(story: list[tuple[str, str]]) -> None:
         if what == "book":
             bookings.append(target.book(100, 400))
         elif what in ("first byte", "release") and bookings:
-            bookings[-1].first_byte() if what == "first byte" else bookings.pop().release()
+            bookings[-1].on_first_byte() if what == "first byte" else bookings.pop().release()
         elif what == "show":
-            target.showed(target.book(50, 50), 50, 0, 40.0, now)
+            target.observe_prefill(target.book(50, 50), 50, 0, 40.0, now)
         elif what == "answer":
             answered(target, 40, now)
         elif what == "poll":
-            fleet.polled(instance.id, {0: Gauges(3, 2, 0.1, 16, 1600, None, None)}, now)
+            fleet.apply_metrics(instance.id, {0: Gauges(3, 2, 0.1, 16, 1600, None, None)}, now)
         elif what == "poll grown":
-            fleet.polled(instance.id, {0: Gauges(0, 0, 0.1, 16, 3200, None, None)}, now)
+            fleet.apply_metrics(instance.id, {0: Gauges(0, 0, 0.1, 16, 3200, None, None)}, now)
         elif what == "down":
-            fleet.probe_failed(instance.id, now)
+            fleet.record_probe_failure(instance.id, now)
         elif what == "drain":
             fleet.drain(instance.id)
         elif what == "look":
@@ -83,17 +85,17 @@ def test_columns_say_what_rows_say(story: list[tuple[str, str]]) -> None:
 
 def test_what_one_rank_showed_is_told_of_all_ranks() -> None:
     fleet = fleet_of("a")
-    fleet.learned("a", [ModelCard("m", None, None, None)], [0, 1])
+    fleet.mark_ready("a", [ModelCard("m", None, None, None)], [0, 1])
     (instance,) = fleet
     instance.targets[1].book(100, 400)
     check(fleet, 1.0)
-    instance.targets[0].showed(instance.targets[0].book(50, 50), 50, 0, 40.0, 1.0)
+    instance.targets[0].observe_prefill(instance.targets[0].book(50, 50), 50, 0, 40.0, 1.0)
     check(fleet, 1.0)
 
 
 def test_what_an_answer_showed_of_decoding_is_told_of_all_ranks() -> None:
     fleet = fleet_of("a")
-    fleet.learned("a", [ModelCard("m", None, None, None)], [0, 1])
+    fleet.mark_ready("a", [ModelCard("m", None, None, None)], [0, 1])
     (instance,) = fleet
     check(fleet, 1.0)
     answered(instance.targets[0], 40, 1.0)
@@ -103,9 +105,9 @@ def test_what_an_answer_showed_of_decoding_is_told_of_all_ranks() -> None:
 def test_a_poll_that_says_what_the_last_one_said_concerns_no_lineup() -> None:
     fleet = fleet_of("a")
     for sent_at in (1.0, 1.25):
-        fleet.lineup("m", sent_at)
-        fleet.polled("a", {0: Gauges(3, 0, 0.1, 16, 1600, None, None)}, sent_at)
-    assert not fleet.board.stirred
+        fleet.columns("m", sent_at)
+        fleet.apply_metrics("a", {0: Gauges(3, 0, 0.1, 16, 1600, None, None)}, sent_at)
+    assert not fleet.row_cache.changed_targets
 
 
 def test_who_left_is_not_remembered_where_nobody_asks_for_a_lineup() -> None:
@@ -114,25 +116,25 @@ def test_who_left_is_not_remembered_where_nobody_asks_for_a_lineup() -> None:
     for instance in fleet:
         instance.targets[0].book(100, 400)
     fleet.leave("a")
-    assert not fleet.board.stirred
+    assert not fleet.row_cache.changed_targets
     check(fleet, 1.0)  # b's booking is in a new lineup all the same
 
 
 def test_models_on_the_same_targets_share_a_lineup() -> None:
     fleet = fleet_of("a", "b")
-    assert fleet.lineup("m", 1.0) is fleet.lineup(None, 1.0)
+    assert fleet.columns("m", 1.0) is fleet.columns(None, 1.0)
 
 
 def test_block_sizes_are_those_in_use_now() -> None:
     fleet = fleet_of("a", "b")
     (a,), (b,) = (instance.targets.values() for instance in fleet)
     assert fleet.block_sizes("m") == frozenset()
-    a.stores_blocks_of(16)
-    b.polled(Gauges(0, 0, 0.1, 128, 1600, None, None), 1.0)
+    a.set_block_tokens(16)
+    b.apply_gauges(Gauges(0, 0, 0.1, 128, 1600, None, None), 1.0)
     assert fleet.block_sizes("m") == {16, 128}
-    b.stores_blocks_of(16)
+    b.set_block_tokens(16)
     assert fleet.block_sizes("m") == {16}
-    a.renew()
-    b.renew()
+    a.reset()
+    b.reset()
     assert fleet.block_sizes("m") == frozenset()
     assert fleet.block_sizes("nobody serves it") == frozenset()

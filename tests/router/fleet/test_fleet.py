@@ -28,7 +28,7 @@ def fleet_of(*names: str, cards: Sequence[ModelCard] = (M,), ranks: Sequence[int
     fleet = Fleet(schema.FleetConfig())
     for name in names:
         assert isinstance(fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name)), Instance)
-        fleet.learned(name, cards, ranks)
+        fleet.mark_ready(name, cards, ranks)
     return fleet
 
 
@@ -69,35 +69,35 @@ def test_joining_gets_nothing_until_it_told_what_it_serves() -> None:
     assert instance(fleet, "a").state is InstanceState.JOINING
     assert fleet.resolve("m") is None
     assert ids(fleet) == []
-    assert fleet.probe_ok("a", 0.0), "asks for its cards"
-    fleet.learned("a", [M], [])
+    assert fleet.record_probe_success("a", 0.0), "asks for its cards"
+    fleet.mark_ready("a", [M], [])
     assert instance(fleet, "a").state is InstanceState.READY
     assert ids(fleet) == ["a/0"]
-    assert not fleet.probe_ok("a", 1.0)
+    assert not fleet.record_probe_success("a", 1.0)
 
 
 def test_failures_in_a_row_bring_it_down_and_an_answer_through_joining_back() -> None:
     fleet = fleet_of("a", "b")
-    assert not fleet.probe_failed("a", 0.0)
-    assert not fleet.probe_ok("a", 1.0)
-    assert not fleet.probe_failed("a", 2.0), "not in a row"
+    assert not fleet.record_probe_failure("a", 0.0)
+    assert not fleet.record_probe_success("a", 1.0)
+    assert not fleet.record_probe_failure("a", 2.0), "not in a row"
     assert instance(fleet, "a").state is InstanceState.READY
-    assert fleet.probe_failed("a", 3.0)
+    assert fleet.record_probe_failure("a", 3.0)
     assert instance(fleet, "a").state is InstanceState.DOWN
-    assert not fleet.probe_failed("a", 4.0), "told once"
+    assert not fleet.record_probe_failure("a", 4.0), "told once"
     assert ids(fleet) == ["b/0"]
-    assert fleet.probe_ok("a", 5.0)
+    assert fleet.record_probe_success("a", 5.0)
     assert instance(fleet, "a").state is InstanceState.JOINING
     assert ids(fleet) == ["b/0"]
-    fleet.learned("a", [OTHER], [0])
+    fleet.mark_ready("a", [OTHER], [0])
     assert ids(fleet) == ["b/0"]
     assert ids(fleet, "other") == ["a/0"]
 
 
 def test_a_model_whose_instances_are_all_down_is_known_but_has_no_candidates() -> None:
     fleet = fleet_of("a")
-    fleet.probe_failed("a", 0.0)
-    fleet.probe_failed("a", 0.0)
+    fleet.record_probe_failure("a", 0.0)
+    fleet.record_probe_failure("a", 0.0)
     assert fleet.resolve("m") == ServedModel("m", None)
     assert ids(fleet) == []
     assert fleet.models() == []
@@ -106,10 +106,10 @@ def test_a_model_whose_instances_are_all_down_is_known_but_has_no_candidates() -
 def test_one_that_never_answered_is_down_too() -> None:
     fleet = Fleet(schema.FleetConfig())
     fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
-    fleet.probe_failed("a", 0.0)
-    assert fleet.probe_failed("a", 0.0)
+    fleet.record_probe_failure("a", 0.0)
+    assert fleet.record_probe_failure("a", 0.0)
     assert instance(fleet, "a").state is InstanceState.DOWN
-    assert fleet.probe_ok("a", 1.0)
+    assert fleet.record_probe_success("a", 1.0)
 
 
 def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
@@ -121,11 +121,11 @@ def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
     assert instance(fleet, "a").requests == 1
     assert booking.release()
     assert instance(fleet, "a").requests == 0
-    fleet.probe_failed("a", 0.0)
-    fleet.probe_failed("a", 0.0)
+    fleet.record_probe_failure("a", 0.0)
+    fleet.record_probe_failure("a", 0.0)
     assert instance(fleet, "a").state is InstanceState.DOWN
-    fleet.probe_ok("a", 1.0)
-    fleet.learned("a", [M], [0])
+    fleet.record_probe_success("a", 1.0)
+    fleet.mark_ready("a", [M], [0])
     assert instance(fleet, "a").state is InstanceState.DRAINING
     assert fleet.undrain("a")
     assert ids(fleet) == ["a/0", "b/0"]
@@ -135,13 +135,13 @@ def test_nobody_of_that_name() -> None:
     fleet = Fleet(schema.FleetConfig())
     assert not fleet.drain("x")
     assert not fleet.undrain("x")
-    assert not fleet.probe_ok("x", 0.0)
-    assert not fleet.probe_failed("x", 0.0)
+    assert not fleet.record_probe_success("x", 0.0)
+    assert not fleet.record_probe_failure("x", 0.0)
     fleet.leave("x")
-    fleet.learned("x", [M], [0])
-    fleet.serves("x", [M])
-    fleet.polling("x")
-    assert fleet.polled("x", {0: page()}, 0.0) == []
+    fleet.mark_ready("x", [M], [0])
+    fleet.set_models("x", [M])
+    fleet.begin_poll("x")
+    assert fleet.apply_metrics("x", {0: page()}, 0.0) == []
     assert fleet.get("x") is None
     assert fleet.target(TargetId("x/0")) is None
 
@@ -154,7 +154,7 @@ def test_leaving_forgets_it_and_its_bookings_still_come_back() -> None:
     assert ids(fleet) == ["b/0"]
     assert fleet.target(TargetId("a/0")) is None
     assert booking.release()
-    assert gone.books.requests == 0
+    assert gone.load_book.requests == 0
     fleet.leave("b")
     assert fleet.resolve("m") is None
 
@@ -196,9 +196,9 @@ def test_read_cards(cards: list[ModelCard], expected: dict[str, ServedModel]) ->
 
 def test_only_targets_that_serve_it_are_candidates() -> None:
     fleet = fleet_of("a", "b")
-    fleet.learned("b", [M, LORA], [0])
+    fleet.mark_ready("b", [M, LORA], [0])
     fleet.join(schema.InstanceConfig(url="http://c:1", name="c"))
-    fleet.learned("c", [OTHER], [0])
+    fleet.mark_ready("c", [OTHER], [0])
     assert ids(fleet, "m") == ["a/0", "b/0"]
     assert ids(fleet, "lora-a") == ["b/0"]
     assert ids(fleet, "other") == ["c/0"]
@@ -210,21 +210,21 @@ def test_only_targets_that_serve_it_are_candidates() -> None:
 def test_serving_counts_those_that_are_not_well_too() -> None:
     fleet = fleet_of("a", "b")
     fleet.join(schema.InstanceConfig(url="http://c:1", name="c"))
-    fleet.learned("c", [OTHER], [0])
+    fleet.mark_ready("c", [OTHER], [0])
     fleet.drain("a")
-    assert [target.id for target in fleet.serving("m")] == ["a/0", "b/0"]
-    assert [target.id for target in fleet.serving(None)] == ["a/0", "b/0", "c/0"]
+    assert [target.id for target in fleet.targets_serving("m")] == ["a/0", "b/0"]
+    assert [target.id for target in fleet.targets_serving(None)] == ["a/0", "b/0", "c/0"]
     assert [target.id for target in fleet.candidates(None, (), 0.0)] == ["b/0", "c/0"]
-    assert fleet.serving("nobody") == []
+    assert fleet.targets_serving("nobody") == []
 
 
 def test_an_adapter_loaded_at_runtime_is_served_without_joining_again() -> None:
     fleet = fleet_of("a")
-    target(fleet, "a/0").polled(page(), 1.0)
-    fleet.serves("a", [M, LORA])
+    target(fleet, "a/0").apply_gauges(page(), 1.0)
+    fleet.set_models("a", [M, LORA])
     assert ids(fleet, "lora-a") == ["a/0"]
-    assert target(fleet, "a/0").books.gauges_at == 1.0
-    fleet.serves("a", [M])
+    assert target(fleet, "a/0").load_book.gauges_at == 1.0
+    fleet.set_models("a", [M])
     assert ids(fleet, "lora-a") == []
 
 
@@ -236,40 +236,40 @@ def test_ranks_are_targets_of_their_own_and_need_the_header() -> None:
     assert ids(fleet) == ["a/0", "a/1"]
     assert instance(fleet, "a").has_ranks
     assert not instance(fleet_of("b"), "b").has_ranks
-    assert target(fleet, "a/1").speed is target(fleet, "a/0").speed
-    assert target(fleet, "a/1").books is not target(fleet, "a/0").books
+    assert target(fleet, "a/1").latency_model is target(fleet, "a/0").latency_model
+    assert target(fleet, "a/1").load_book is not target(fleet, "a/0").load_book
 
 
 def test_a_metrics_page_makes_ranks_known() -> None:
     fleet = fleet_of("a")
-    fresh = fleet.polled("a", {0: page(1), 1: page(2)}, 3.0)
+    fresh = fleet.apply_metrics("a", {0: page(1), 1: page(2)}, 3.0)
     assert [t.id for t in fresh] == ["a/1"]
     assert ids(fleet) == ["a/0", "a/1"]
-    assert target(fleet, "a/1").books.gauges.running == 2
-    assert fleet.polled("a", {0: page(), 1: page()}, 4.0) == []
+    assert target(fleet, "a/1").load_book.gauges.running == 2
+    assert fleet.apply_metrics("a", {0: page(), 1: page()}, 4.0) == []
 
 
 def test_one_engine_behind_one_door_is_that_engine_whatever_its_number() -> None:
     fleet = fleet_of("a")
-    assert fleet.polled("a", {3: page(running=5)}, 1.0) == []
+    assert fleet.apply_metrics("a", {3: page(running=5)}, 1.0) == []
     assert ids(fleet) == ["a/0"]
-    assert target(fleet, "a/0").books.gauges.running == 5
+    assert target(fleet, "a/0").load_book.gauges.running == 5
 
 
 def test_learning_again_keeps_what_is_in_flight_and_forgets_the_old_process() -> None:
     fleet = fleet_of("a", ranks=(0, 1))
     kept = target(fleet, "a/1")
     booking = kept.book(10, 10)
-    kept.polled(page(1), 1.0)
+    kept.apply_gauges(page(1), 1.0)
     for _ in range(3):
-        kept.breaker.ended("failure", 1.0)
+        kept.breaker.on_request_end("failure", 1.0)
     assert ids(fleet, now=1.0) == ["a/0"]
     assert (kept.block_tokens, kept.capacity_tokens) == (16, 1600)
-    fleet.learned("a", [M], [])
+    fleet.mark_ready("a", [M], [])
     assert target(fleet, "a/1") is kept
     assert ids(fleet, now=1.0) == ["a/0", "a/1"]
-    assert (kept.books.requests, kept.books.gauges_at, kept.block_tokens) == (1, None, None)
-    fleet.learned("a", [M], [0])
+    assert (kept.load_book.requests, kept.load_book.gauges_at, kept.block_tokens) == (1, None, None)
+    fleet.mark_ready("a", [M], [0])
     assert ids(fleet, now=1.0) == ["a/0"]
     assert booking.release()
 
@@ -277,18 +277,18 @@ def test_learning_again_keeps_what_is_in_flight_and_forgets_the_old_process() ->
 def test_the_stream_s_block_size_wins_over_the_page_s() -> None:
     one = target(fleet_of("a"), "a/0")
     one.block_tokens = 32
-    one.polled(page(), 1.0)
+    one.apply_gauges(page(), 1.0)
     assert one.block_tokens == 32
 
 
 def test_gauges_of_a_down_instance_are_unknown_even_if_a_late_page_comes() -> None:
     fleet = fleet_of("a")
-    fleet.polled("a", {0: page(4)}, 1.0)
-    fleet.probe_failed("a", 2.0)
-    fleet.probe_failed("a", 2.0)
-    assert target(fleet, "a/0").books.gauges_at is None
-    fleet.polled("a", {0: page(4)}, 1.9)
-    assert target(fleet, "a/0").books.gauges_at is None
+    fleet.apply_metrics("a", {0: page(4)}, 1.0)
+    fleet.record_probe_failure("a", 2.0)
+    fleet.record_probe_failure("a", 2.0)
+    assert target(fleet, "a/0").load_book.gauges_at is None
+    fleet.apply_metrics("a", {0: page(4)}, 1.9)
+    assert target(fleet, "a/0").load_book.gauges_at is None
 
 
 def test_polling_marks_every_rank() -> None:
@@ -296,9 +296,9 @@ def test_polling_marks_every_rank() -> None:
     for rank in (0, 1):
         for booking in [target(fleet, f"a/{rank}").book(1, 1) for _ in range(3)]:
             booking.release()
-    fleet.polling("a")
-    fleet.polled("a", {0: page(2), 1: page(3)}, 1.0)
-    assert [target(fleet, f"a/{rank}").books.elsewhere for rank in (0, 1)] == [2, 3]
+    fleet.begin_poll("a")
+    fleet.apply_metrics("a", {0: page(2), 1: page(3)}, 1.0)
+    assert [target(fleet, f"a/{rank}").load_book.elsewhere for rank in (0, 1)] == [2, 3]
 
 
 # breaker, speed
@@ -309,22 +309,22 @@ def test_an_open_breaker_takes_its_target_out_until_its_one_trial() -> None:
     broken = target(fleet, "a/0")
     for _ in range(3):
         broken.book(1, 1).release()
-        broken.breaker.ended("failure", 0.0)
+        broken.breaker.on_request_end("failure", 0.0)
     assert ids(fleet, now=1.0) == ["b/0"]
     assert ids(fleet, now=5.0) == ["a/0", "b/0"]
     broken.book(1, 1)
     assert ids(fleet, now=5.0) == ["b/0"]
-    broken.breaker.ended("success", 5.5)
+    broken.breaker.on_request_end("success", 5.5)
     assert ids(fleet, now=5.5) == ["a/0", "b/0"]
 
 
 def test_only_lone_prefills_teach_speed() -> None:
     one = target(fleet_of("a"), "a/0")
     alone, queued = one.book(100, 100), one.book(100, 100)
-    one.showed(queued, 100, 0, 500.0, 1.0)
-    assert one.speed.samples == 0
-    one.showed(alone, 100, 0, 50.0, 1.0)
-    assert one.speed.samples == 1
+    one.observe_prefill(queued, 100, 0, 500.0, 1.0)
+    assert one.latency_model.samples == 0
+    one.observe_prefill(alone, 100, 0, 50.0, 1.0)
+    assert one.latency_model.samples == 1
 
 
 # the busy share
@@ -333,50 +333,50 @@ def test_only_lone_prefills_teach_speed() -> None:
 def test_busy_is_unknown_before_anybody_looked_and_then_averages_over_twenty_seconds() -> None:
     fleet = fleet_of("a", "b", "c", "d")
     assert fleet.busy is None
-    fleet.arrived(0.0)
+    fleet.on_arrival(0.0)
     assert fleet.busy == 0.0
     bookings = [target(fleet, f"{name}/0").book(10, 10) for name in ("a", "b")]
-    fleet.arrived(20.0)
+    fleet.on_arrival(20.0)
     assert fleet.busy == pytest.approx(0.5 * (1 - 0.36788), abs=1e-4)  # e^-1 of the old is left
     for booking in bookings:
-        booking.first_byte()
-    fleet.arrived(1e6)
+        booking.on_first_byte()
+    fleet.on_arrival(1e6)
     assert fleet.busy == pytest.approx(0.0)
 
 
 def test_busy_is_a_share_of_ready_instances_not_of_ranks() -> None:
     fleet = fleet_of("a", "b", "c", ranks=(0, 1))
-    fleet.probe_failed("c", 0.0)
-    fleet.probe_failed("c", 0.0)
+    fleet.record_probe_failure("c", 0.0)
+    fleet.record_probe_failure("c", 0.0)
     for rank in (0, 1):
         target(fleet, f"a/{rank}").book(10, 10)
-    fleet.arrived(0.0)
+    fleet.on_arrival(0.0)
     assert fleet.busy == 0.5
 
 
 def test_a_burst_of_arrivals_looks_once() -> None:
     fleet = fleet_of("a")
-    fleet.arrived(10.0)
+    fleet.on_arrival(10.0)
     target(fleet, "a/0").book(10, 10)
-    fleet.arrived(10.01)
+    fleet.on_arrival(10.01)
     assert fleet.busy == 0.0
-    fleet.arrived(10.06)
+    fleet.on_arrival(10.06)
     assert 0.0 < (fleet.busy or 0.0) < 0.01
 
 
 def test_an_empty_fleet_is_not_busy_but_unknown() -> None:
     fleet = Fleet(schema.FleetConfig())
-    fleet.arrived(0.0)
+    fleet.on_arrival(0.0)
     assert fleet.busy is None
 
 
 def test_busy_is_shown_to_four_digits_and_averaged_in_full() -> None:
     fleet = fleet_of("a", "b", "c")
     target(fleet, "a/0").book(10, 10)
-    fleet.arrived(0.0)
+    fleet.on_arrival(0.0)
     assert fleet.busy == 0.3333
     for i in range(1, 1001):
-        fleet.arrived(i * 0.06)
+        fleet.on_arrival(i * 0.06)
     assert fleet.busy == 0.3333, "rounding errors of a thousand looks would have added up"
 
 
@@ -386,48 +386,48 @@ def test_busy_is_shown_to_four_digits_and_averaged_in_full() -> None:
 def test_the_typical_instance_is_of_those_that_are_ready_and_serve_the_model() -> None:
     fleet = fleet_of("a", "b", "c")
     fleet.join(schema.InstanceConfig(url="http://d:1", name="d"))
-    fleet.learned("d", [OTHER], [0])
+    fleet.mark_ready("d", [OTHER], [0])
     fleet.join(schema.InstanceConfig(url="http://e:1", name="e"))  # never told what it serves
     for name in ("a", "b", "c", "d"):
-        instance(fleet, name).speed.computed(1000, 0, 500.0, 0.0)
-    nominal = fleet.nominal("m", 1.0)
+        instance(fleet, name).latency_model.observe_prefill(1000, 0, 500.0, 0.0)
+    nominal = fleet.nominal_speed("m", 1.0)
     assert nominal is not None
     assert nominal.samples == 3
     for name, samples in ((None, 4), ("other", 1)):
-        everybodys = fleet.nominal(name, 1.0)
+        everybodys = fleet.nominal_speed(name, 1.0)
         assert everybodys is not None
         assert everybodys.samples == samples
-    assert fleet.nominal("nobody's", 1.0) is None
+    assert fleet.nominal_speed("nobody's", 1.0) is None
 
 
 def test_ranks_share_an_instance_and_count_once() -> None:
     fleet = fleet_of("a", ranks=(0, 1))
-    instance(fleet, "a").speed.computed(1000, 0, 500.0, 0.0)
-    assert fleet.nominal("m", 0.5) == instance(fleet, "a").speed.speed(0.5)
+    instance(fleet, "a").latency_model.observe_prefill(1000, 0, 500.0, 0.0)
+    assert fleet.nominal_speed("m", 0.5) == instance(fleet, "a").latency_model.speed(0.5)
 
 
 def test_the_typical_instance_is_looked_at_anew_each_second_and_when_somebody_comes() -> None:
     fleet = fleet_of("a", "b")
-    first = fleet.nominal("m", 10.0)
+    first = fleet.nominal_speed("m", 10.0)
     for name in ("a", "b"):
-        instance(fleet, name).speed.computed(1000, 0, 500.0, 10.0)
-    assert fleet.nominal("m", 11.0) is first, "handed on, not made again"
-    later = fleet.nominal("m", 11.1)
+        instance(fleet, name).latency_model.observe_prefill(1000, 0, 500.0, 10.0)
+    assert fleet.nominal_speed("m", 11.0) is first, "handed on, not made again"
+    later = fleet.nominal_speed("m", 11.1)
     assert later is not None
     assert later.samples == 2
     fleet.leave("b")
-    alone = fleet.nominal("m", 11.2)
+    alone = fleet.nominal_speed("m", 11.2)
     assert alone is not None
     assert alone.samples == 1
-    fleet.probe_failed("a", 12.0)
-    fleet.probe_failed("a", 12.0)
-    assert fleet.nominal("m", 13.0) is None
+    fleet.record_probe_failure("a", 12.0)
+    fleet.record_probe_failure("a", 12.0)
+    assert fleet.nominal_speed("m", 13.0) is None
 
 
 def test_names_that_nobody_serves_are_not_remembered() -> None:
     fleet = fleet_of("a")
     for i in range(100):
-        assert fleet.nominal(f"guess-{i}", 0.0) is None
+        assert fleet.nominal_speed(f"guess-{i}", 0.0) is None
     assert len(fleet._nominal) == 0
 
 
@@ -444,7 +444,7 @@ def test_what_ends_at_a_target_that_left_does_not_make_the_others_be_looked_for(
     gone = target(fleet, "a/0")
     fleet.leave("a")
     for _ in range(3):
-        gone.breaker.ended("failure", 0.0)
+        gone.breaker.on_request_end("failure", 0.0)
     assert fleet.candidates("m", (), 0.0) is fleet.candidates("m", (), 1.0)
 
 
@@ -463,23 +463,23 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
                 fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
             case "down":
                 for _ in range(10):
-                    fleet.probe_failed(name, 0.0)
+                    fleet.record_probe_failure(name, 0.0)
             case "up":
-                fleet.probe_ok(name, 0.0)
-                fleet.learned(name, [M], [0])
+                fleet.record_probe_success(name, 0.0)
+                fleet.mark_ready(name, [M], [0])
             case "ranks":
-                fleet.learned(name, [M], [0, 1])
+                fleet.mark_ready(name, [M], [0, 1])
             case "serves":
-                fleet.serves(name, [OTHER])
+                fleet.set_models(name, [OTHER])
             case "fails" if here is not None:
                 for _ in range(3):
-                    here.targets[0].breaker.ended("failure", 0.0)
+                    here.targets[0].breaker.on_request_end("failure", 0.0)
             case "well" if here is not None:
-                here.targets[0].breaker.ended("success", 0.0)
+                here.targets[0].breaker.on_request_end("success", 0.0)
         for model in ("m", "other", "nobody's", None):
             looked = [
                 target
-                for target in fleet.serving(model)
-                if target.instance.state is InstanceState.READY and target.breaker.lets(1.0)
+                for target in fleet.targets_serving(model)
+                if target.instance.state is InstanceState.READY and target.breaker.allows(1.0)
             ]
             assert list(fleet.candidates(model, (), 1.0)) == looked

@@ -19,7 +19,7 @@ def a_target() -> Target:
 
 
 def pool(target: Target) -> Transfer:
-    transfer = target.speed.speed(1e6).pool
+    transfer = target.latency_model.speed(1e6).pool
     assert transfer is not None
     return transfer
 
@@ -34,20 +34,20 @@ def test_a_target_is_named_after_instance_and_rank_and_renewal_reaches_every_par
     target = a_target()
     assert target.id == "a:1/0"
     for _ in range(3):
-        target.breaker.ended("failure", 0.0)
-        target.trust.observe(160, 0, 16)
-    target.polled(Gauges(1, 0, 0.2, 16, 3200, None, None), 5.0)
-    target.speed.computed(100, 0, 50.0, 1.0)
+        target.breaker.on_request_end("failure", 0.0)
+        target.overlap_accuracy.observe(160, 0, 16)
+    target.apply_gauges(Gauges(1, 0, 0.2, 16, 3200, None, None), 5.0)
+    target.latency_model.observe_prefill(100, 0, 50.0, 1.0)
     assert target.breaker.state(0.0) == "open"
-    assert not target.trust.trusted
+    assert not target.overlap_accuracy.trusted
     assert target.capacity_tokens == 3200
-    target.polled(Gauges(2, 0, 0.2, None, None, None, None), 6.0)
+    target.apply_gauges(Gauges(2, 0, 0.2, None, None, None, None), 6.0)
     assert target.capacity_tokens == 3200, "a page that does not say takes nothing back"
-    target.renew()
-    assert target.breaker.lets(0.0)
-    assert target.trust.trusted
-    assert (target.capacity_tokens, target.block_tokens, target.books.gauges_at) == (None, None, None)
-    assert target.speed.samples == 1, "the hardware is the same"
+    target.reset()
+    assert target.breaker.allows(0.0)
+    assert target.overlap_accuracy.trusted
+    assert (target.capacity_tokens, target.block_tokens, target.load_book.gauges_at) == (None, None, None)
+    assert target.latency_model.samples == 1, "the hardware is the same"
 
 
 TRUTH = Speed(30.0, 50.0, 1.0, 0, None, None, None, None)
@@ -57,26 +57,26 @@ def test_an_answer_that_loaded_teaches_the_link_and_only_if_it_was_alone() -> No
     target = a_target()
     for i in range(CURVE_SAMPLES):
         booking = target.book(500 + 100 * i, 500 + 100 * i)
-        target.showed(booking, 500 + 100 * i, 0, TRUTH.prefill_ms(500 + 100 * i, 0), float(i))
+        target.observe_prefill(booking, 500 + 100 * i, 0, TRUTH.prefill_ms(500 + 100 * i, 0), float(i))
         booking.release()
     alone, beside = target.book(100, 2100), target.book(100, 2100)
-    target.showed(beside, 2100, 2000, 900.0, 20.0, FetchedKv("pool", 2000))
+    target.observe_prefill(beside, 2100, 2000, 900.0, 20.0, FetchedKv("pool", 2000))
     assert pool(target).samples == 0
     # 50 for the load: 400 tokens were on the GPU, 1600 came from the pool, 100 were computed after 2000
-    target.showed(alone, 2100, 2000, 50 + TRUTH.prefill_ms(100, 2000), 20.0, FetchedKv("pool", 1600))
+    target.observe_prefill(alone, 2100, 2000, 50 + TRUTH.prefill_ms(100, 2000), 20.0, FetchedKv("pool", 1600))
     assert pool(target).samples == 1
-    assert target.speed.samples == CURVE_SAMPLES
+    assert target.latency_model.samples == CURVE_SAMPLES
     before, after = 5 + 1.6 * 10, pool(target).base_ms + 1.6 * pool(target).us_per_token
     assert before < after < 60
 
 
 def test_counters_between_two_polls_teach_the_pool() -> None:
     target = a_target()
-    target.polled(page((10, 1000, 1.0)), 1.0)
+    target.apply_gauges(page((10, 1000, 1.0)), 1.0)
     assert pool(target).samples == 0, "nothing to compare with"
     for i in range(1, 20):
         # every quarter second 4 loads of 125 blocks, 0.5 s together: 2000 tokens in 125 ms each
-        target.polled(page((10 + 4 * i, 1000 + 500 * i, 1.0 + 0.5 * i)), 1.0 + i)
+        target.apply_gauges(page((10 + 4 * i, 1000 + 500 * i, 1.0 + 0.5 * i)), 1.0 + i)
     assert pool(target).samples == 19
     assert pool(target).base_ms + 2 * pool(target).us_per_token == pytest.approx(125, rel=0.1)
 
@@ -96,25 +96,25 @@ def test_counters_that_do_not_rise_together_teach_nothing(
     before: tuple[int, int, float] | None, after: tuple[int, int, float] | None
 ) -> None:
     target = a_target()
-    target.polled(page(before), 1.0)
-    target.polled(page(after), 2.0)
+    target.apply_gauges(page(before), 1.0)
+    target.apply_gauges(page(after), 2.0)
     assert pool(target).samples == 0
 
 
 def test_counters_of_another_process_or_of_blocks_of_unknown_size_teach_nothing() -> None:
     target = a_target()
-    target.polled(page((10, 1000, 1.0)), 1.0)
-    target.renew()
-    target.polled(page((14, 1500, 1.5)), 2.0)
+    target.apply_gauges(page((10, 1000, 1.0)), 1.0)
+    target.reset()
+    target.apply_gauges(page((14, 1500, 1.5)), 2.0)
     assert pool(target).samples == 0
-    target.renew()
+    target.reset()
     for i in range(1, 3):
-        target.polled(page((10 * i, 1000 * i, 1.0 * i), block_tokens=None), 3.0 + i)
+        target.apply_gauges(page((10 * i, 1000 * i, 1.0 * i), block_tokens=None), 3.0 + i)
     assert pool(target).samples == 0
 
 
 def decode_samples(target: Target) -> int:
-    decode = target.speed.speed(1e6).decode
+    decode = target.latency_model.speed(1e6).decode
     assert decode is not None
     return decode.samples
 
@@ -124,12 +124,12 @@ def test_a_streamed_answer_teaches_the_decode_step_of_its_batch() -> None:
     neighbour = target.book(0, 3000)
     for i in range(40):
         booking = target.book(100, 1000)
-        booking.first_byte()
+        booking.on_first_byte()
         booking.release()
         # 101 tokens in 2,300 ms, of which the first took 300: 20 ms each, in a batch of 2 with 4,000 tokens
-        target.decoded(booking, 101, 300.0, 2300.0, float(i))
+        target.observe_decode(booking, 101, 300.0, 2300.0, float(i))
     neighbour.release()
-    decode = target.speed.speed(40.0).decode
+    decode = target.latency_model.speed(40.0).decode
     assert decode is not None
     assert decode.samples == 40
     assert decode.step_ms(2, 4000) == pytest.approx(20.0, rel=0.05)
@@ -138,13 +138,13 @@ def test_a_streamed_answer_teaches_the_decode_step_of_its_batch() -> None:
 def test_short_answers_and_those_without_a_first_byte_teach_nothing_of_decoding() -> None:
     target = a_target()
     short, silent, open_ = target.book(1, 1), target.book(1, 1), target.book(1, 1)
-    short.first_byte()
+    short.on_first_byte()
     short.release()
-    target.decoded(short, DECODE_TOKENS - 1, 10.0, 500.0, 1.0)
+    target.observe_decode(short, DECODE_TOKENS - 1, 10.0, 500.0, 1.0)
     silent.release()
-    target.decoded(silent, 100, 10.0, 500.0, 2.0)
-    open_.first_byte()
-    target.decoded(open_, 100, 10.0, 500.0, 3.0)
+    target.observe_decode(silent, 100, 10.0, 500.0, 2.0)
+    open_.on_first_byte()
+    target.observe_decode(open_, 100, 10.0, 500.0, 3.0)
     assert decode_samples(target) == 0
-    target.decoded(short, DECODE_TOKENS, 10.0, 500.0, 4.0)
+    target.observe_decode(short, DECODE_TOKENS, 10.0, 500.0, 4.0)
     assert decode_samples(target) == 1

@@ -32,7 +32,7 @@ def taught(
         ms = truth.prefill_ms(new, context) * max(0.1, dice.gauss(1.0, noise))
         if dice.random() < outliers:
             ms = ms * 10 + 5000
-        pace.computed(new, context, ms, float(i))
+        pace.observe_prefill(new, context, ms, float(i))
 
 
 def worst_error(pace: LatencyModel, truth: Speed) -> float:
@@ -83,8 +83,8 @@ def test_follows_an_engine_that_became_three_times_slower() -> None:
 def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
     pace = LatencyModel(PRIOR)
     for i in range(5000):
-        pace.computed(100, 0, TRUTH.prefill_ms(100, 0), float(i))
-    pace.computed(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
+        pace.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), float(i))
+    pace.observe_prefill(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
     speed = pace.speed(5002.0)
     assert speed.prefill_ms(100, 0) == pytest.approx(TRUTH.prefill_ms(100, 0), rel=0.3)
     assert speed.prefill_ms(20_000, 0) == pytest.approx(TRUTH.prefill_ms(20_000, 0), rel=0.5)
@@ -100,7 +100,7 @@ def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
 def test_whatever_it_is_told_no_cost_is_negative(samples: list[tuple[int, int, float]]) -> None:
     pace = LatencyModel(PRIOR)
     for i, (new, context, ms) in enumerate(samples):
-        pace.computed(new, context, ms, float(i))
+        pace.observe_prefill(new, context, ms, float(i))
     speed = pace.speed(100.0)
     assert all(0 <= coefficient < float("inf") for coefficient in speed[:3])
 
@@ -115,7 +115,7 @@ def test_a_curve_without_a_base_stays_right() -> None:
 
 def test_age_is_since_the_last_sample_and_good_to_a_second() -> None:
     pace = LatencyModel(PRIOR)
-    pace.computed(1000, 0, 100.0, 10.0)
+    pace.observe_prefill(1000, 0, 100.0, 10.0)
     fresh = pace.speed(10.5)
     assert fresh.age_s == 0.5
     assert pace.speed(11.4) is fresh, "handed on, not rebuilt"
@@ -147,7 +147,7 @@ def fetched(
         ms = (load_ms(truth, tokens) + TRUTH.prefill_ms(new, tokens)) * max(0.1, dice.gauss(1.0, noise))
         if dice.random() < outliers:
             ms = ms * 10 + 5000
-        pace.fetched(link, tokens, new, tokens, ms, 1000.0 + i)
+        pace.observe_fetch(link, tokens, new, tokens, ms, 1000.0 + i)
 
 
 def settled(prior: SpeedPrior = PRIOR) -> LatencyModel:
@@ -190,7 +190,7 @@ def test_a_hundred_samples_tell_its_rate(seed: int) -> None:
 def test_an_hour_between_samples_makes_it_old_not_wrong() -> None:
     pace = settled()
     for i in range(30):
-        pace.fetched("pool", 20_000, 100, 20_000, 220 + TRUTH.prefill_ms(100, 20_000), i * 3600.0)
+        pace.observe_fetch("pool", 20_000, 100, 20_000, 220 + TRUTH.prefill_ms(100, 20_000), i * 3600.0)
     pool = pace.speed(29 * 3600.0 + 600).pool
     assert pool is not None
     assert (pool.samples, pool.age_s) == (30, 600.0)
@@ -207,10 +207,10 @@ def test_what_a_link_did_says_nothing_of_the_curve() -> None:
 def test_a_curve_that_is_hardly_known_is_not_subtracted() -> None:
     pace = LatencyModel(PRIOR)
     taught(pace, TRUTH, CURVE_SAMPLES - 1, seed=1)
-    pace.fetched("pool", 1000, 10, 1000, 500.0, 20.0)
+    pace.observe_fetch("pool", 1000, 10, 1000, 500.0, 20.0)
     assert learned(pace).samples == 0
-    pace.computed(100, 0, TRUTH.prefill_ms(100, 0), 21.0)
-    pace.fetched("pool", 1000, 10, 1000, 500.0, 22.0)
+    pace.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), 21.0)
+    pace.observe_fetch("pool", 1000, 10, 1000, 500.0, 22.0)
     assert learned(pace).samples == 1
 
 
@@ -218,7 +218,9 @@ def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
     """Else only those that were late by chance would be believed, and the link look slow."""
     pace = settled(wrong_prior(20.0))
     for i in range(40):  # free, and 30 ms too early or too late
-        pace.fetched("pool", 10_000, 500, 10_000, TRUTH.prefill_ms(500, 10_000) + (30 if i % 2 else -30), float(i))
+        pace.observe_fetch(
+            "pool", 10_000, 500, 10_000, TRUTH.prefill_ms(500, 10_000) + (30 if i % 2 else -30), float(i)
+        )
     assert load_ms(learned(pace), 10_000) < 15
 
 
@@ -238,8 +240,8 @@ def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
 def test_whatever_it_is_told_no_link_is_negative(samples: list[tuple[Link, int, int, int, float]]) -> None:
     pace = settled()
     for i, (link, tokens, new, context, ms) in enumerate(samples):
-        pace.fetched(link, tokens, new, context, ms, float(i))
-        pace.counted(tokens, ms, float(i))
+        pace.observe_fetch(link, tokens, new, context, ms, float(i))
+        pace.observe_pool_load(tokens, ms, float(i))
     for link in LINKS:
         base_ms, us_per_token, *_ = learned(pace, link)
         assert 0 <= base_ms < float("inf")
@@ -254,7 +256,7 @@ def test_counters_tell_the_pool_until_answers_do() -> None:
     dice = random.Random(5)
     for i in range(50):
         tokens = dice.randrange(500, 40_000)
-        pace.counted(tokens, 3.0 + tokens * 0.002 * dice.gauss(1.0, 0.1), float(i))
+        pace.observe_pool_load(tokens, 3.0 + tokens * 0.002 * dice.gauss(1.0, 0.1), float(i))
     assert load_ms(learned(pace), 20_000) == pytest.approx(43, rel=0.1)
     assert learned(pace).samples == 50
     fetched(pace, POOL, LINK_SAMPLES - 1, seed=1)
@@ -290,7 +292,7 @@ def decoded(
         requests = dice.randint(1, 80)
         context = sum(int(10 ** dice.uniform(2, 4.7)) for _ in range(requests))
         ms = truth.step_ms(requests, context) * max(0.1, dice.gauss(1.0, noise))
-        pace.decoded(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
+        pace.observe_decode_step(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
 
 
 def test_the_decode_prior_until_an_answer_showed_anything() -> None:
@@ -324,7 +326,7 @@ def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> No
 def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
     pace = LatencyModel(PRIOR)
     for i in range(60):
-        pace.decoded(25.0, 4.0, 12_000.0, float(i))
+        pace.observe_decode_step(25.0, 4.0, 12_000.0, float(i))
     found = pace.speed(60.0).decode
     assert found is not None
     assert found.step_ms(4, 12_000) == pytest.approx(25.0, rel=0.02)
@@ -333,7 +335,7 @@ def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
 def test_one_decode_sample_each_half_second_is_enough() -> None:
     pace = LatencyModel(PRIOR)
     for i in range(11):  # at 0, 0.1, ... 1.0
-        pace.decoded(20.0, 2.0, 1000.0, i / 10)
+        pace.observe_decode_step(20.0, 2.0, 1000.0, i / 10)
     found = pace.speed(2.0).decode
     assert found is not None
     assert found.samples == 3, "those at 0, 0.5 and 1.0"
@@ -354,7 +356,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
 def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
     pace = LatencyModel(PRIOR)
     for i, (ms, requests, context) in enumerate(samples):
-        pace.decoded(ms, requests, context, float(i))
+        pace.observe_decode_step(ms, requests, context, float(i))
     found = pace.speed(100.0).decode
     assert found is not None
     assert all(0 <= coefficient < float("inf") for coefficient in found[:3])

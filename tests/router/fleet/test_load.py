@@ -32,7 +32,7 @@ def test_a_request_s_whole_life() -> None:
     books = LoadBook()
     booking = books.book(uncached_tokens=300, prompt_tokens=1000)
     assert totals(books) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
-    booking.first_byte()
+    booking.on_first_byte()
     assert totals(books) == (1, 0, 0, 0, 1000, 1000)
     assert booking.release()
     assert totals(books) == (0, 0, 0, 0, 0, 0)
@@ -45,10 +45,10 @@ def test_released_before_its_first_byte_and_only_once() -> None:
     assert booking.release()
     assert not booking.release()
     assert books.double_releases == 1
-    booking.first_byte()
+    booking.on_first_byte()
     assert totals(books) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
-    other.first_byte()
-    other.first_byte()
+    other.on_first_byte()
+    other.on_first_byte()
     assert books.prefilling == 0
 
 
@@ -60,7 +60,7 @@ def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
         if live and dice.random() < 0.5:
             booking = dice.choice(live)
             if dice.random() < 0.5:
-                booking.first_byte()
+                booking.on_first_byte()
             else:
                 live.remove(booking)
                 assert booking.release()
@@ -93,8 +93,8 @@ def test_before_the_first_poll_everything_of_the_engine_is_unknown() -> None:
 def test_strangers_are_what_is_not_ours() -> None:
     books = LoadBook()
     books.book(1, 1)
-    books.polling()
-    books.polled(gauges(running=3, waiting=2), sent_at=10.0)
+    books.begin_poll()
+    books.apply_gauges(gauges(running=3, waiting=2), sent_at=10.0)
     load = books.load(SPEED, 10.5)
     assert load.elsewhere == 4
     assert load.metrics_age_s == pytest.approx(0.5)
@@ -105,26 +105,26 @@ def test_strangers_are_what_is_not_ours() -> None:
 @pytest.mark.parametrize("page", [gauges(running=None, waiting=2), gauges(running=2, waiting=None)])
 def test_half_a_page_says_nothing_of_strangers(page: Gauges) -> None:
     books = LoadBook()
-    books.polled(page, 1.0)
+    books.apply_gauges(page, 1.0)
     assert books.elsewhere is None
 
 
 def test_ours_that_ended_while_the_poll_was_under_way_are_not_strangers() -> None:
     books = LoadBook()
     bookings = [books.book(1, 1) for _ in range(3)]
-    books.polling()
+    books.begin_poll()
     for booking in bookings:
         booking.release()
-    books.polled(gauges(running=3, waiting=0), 1.0)
+    books.apply_gauges(gauges(running=3, waiting=0), 1.0)
     assert books.elsewhere == 0
 
 
 def test_ours_that_came_while_the_poll_was_under_way_are_not_strangers() -> None:
     books = LoadBook()
-    books.polling()
+    books.begin_poll()
     booking = books.book(1, 1)
     booking.release()  # even one that came and went
-    books.polled(gauges(running=1, waiting=0), 1.0)
+    books.apply_gauges(gauges(running=1, waiting=0), 1.0)
     assert books.elsewhere == 0
 
 
@@ -132,8 +132,8 @@ def test_an_older_peak_of_ours_does_not_hide_strangers() -> None:
     books = LoadBook()
     for booking in [books.book(1, 1) for _ in range(5)]:
         booking.release()
-    books.polling()
-    books.polled(gauges(running=2, waiting=1), 1.0)
+    books.begin_poll()
+    books.apply_gauges(gauges(running=2, waiting=1), 1.0)
     assert books.elsewhere == 3
 
 
@@ -142,15 +142,15 @@ def test_fewer_than_ours_is_none_elsewhere() -> None:
     books = LoadBook()
     for _ in range(4):
         books.book(1, 1)
-    books.polling()
-    books.polled(gauges(running=1, waiting=0), 1.0)
+    books.begin_poll()
+    books.apply_gauges(gauges(running=1, waiting=0), 1.0)
     assert books.elsewhere == 0
 
 
 def test_gauges_of_a_gone_process_are_forgotten_and_the_books_are_not() -> None:
     books = LoadBook()
     books.book(5, 10)
-    books.polled(gauges(1, 1), 1.0)
+    books.apply_gauges(gauges(1, 1), 1.0)
     books.forget_gauges()
     load = books.load(SPEED, 2.0)
     assert (load.running, load.elsewhere, load.metrics_age_s) == (None, None, None)
@@ -162,12 +162,12 @@ def test_only_a_lone_prefill_shows_bare_speed() -> None:
     first = books.book(10, 10)
     second = books.book(10, 10)
     assert (first.alone, second.alone) == (True, False)
-    first.first_byte()
-    second.first_byte()
+    first.on_first_byte()
+    second.on_first_byte()
     third = books.book(10, 10)
     assert third.alone, "decoding neighbours are part of the normal"
-    third.first_byte()
-    books.polled(gauges(running=4, waiting=1), 1.0)
+    third.on_first_byte()
+    books.apply_gauges(gauges(running=4, waiting=1), 1.0)
     assert not books.book(10, 10).alone, "somebody waits there, ours or not"
 
 
@@ -176,8 +176,8 @@ def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
     booking = books.book(300, 1000)
     other = books.book(0, 500)
     assert booking.batch is None
-    booking.first_byte()  # 2 requests, 1500 tokens
-    booking.first_byte()
+    booking.on_first_byte()  # 2 requests, 1500 tokens
+    booking.on_first_byte()
     for _ in range(2):
         books.book(0, 2000)
     assert booking.batch is None, "its end is not known yet"
@@ -187,7 +187,7 @@ def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
     assert booking.batch == BatchShare(3.0, 3500.0)
     other.release()
     assert other.batch is None, "it never had a first byte"
-    other.first_byte()
+    other.on_first_byte()
     assert other.batch is None
 
 
@@ -197,11 +197,11 @@ def counting(output_tokens: int | None) -> Gauges:
 
 def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
     books = LoadBook()
-    books.polled(counting(1000), sent_at=10.0)
+    books.apply_gauges(counting(1000), sent_at=10.0)
     assert books.load(SPEED, 10.0).output_tokens_per_s is None, "nothing to compare with"
-    books.polled(counting(1500), sent_at=10.75)
+    books.apply_gauges(counting(1500), sent_at=10.75)
     assert books.load(SPEED, 11.0).output_tokens_per_s == 666.667  # 500 / 0.75
-    books.polled(counting(1500), sent_at=11.0)
+    books.apply_gauges(counting(1500), sent_at=11.0)
     assert books.load(SPEED, 11.0).output_tokens_per_s == 0.0, "it answered nobody"
 
 
@@ -213,24 +213,24 @@ def test_a_counter_that_fell_or_a_poll_that_was_not_later_tells_no_rate(
     before: int | None, after: int | None, sent_at: float
 ) -> None:
     books = LoadBook()
-    books.polled(counting(before), sent_at=10.0)
-    books.polled(counting(after), sent_at=sent_at)
+    books.apply_gauges(counting(before), sent_at=10.0)
+    books.apply_gauges(counting(after), sent_at=sent_at)
     assert books.load(SPEED, 12.0).output_tokens_per_s is None
 
 
 def test_the_rate_goes_with_the_process() -> None:
     books = LoadBook()
-    books.polled(counting(1000), sent_at=10.0)
-    books.polled(counting(1500), sent_at=11.0)
+    books.apply_gauges(counting(1000), sent_at=10.0)
+    books.apply_gauges(counting(1500), sent_at=11.0)
     books.forget_gauges()
     assert books.load(SPEED, 12.0).output_tokens_per_s is None
-    books.polled(counting(2000), sent_at=12.0)
+    books.apply_gauges(counting(2000), sent_at=12.0)
     assert books.load(SPEED, 12.0).output_tokens_per_s is None
 
 
 def test_times_are_rounded_to_what_is_worth_logging() -> None:
     books = LoadBook()
-    books.polled(gauges(1, 1), sent_at=1.0)
+    books.apply_gauges(gauges(1, 1), sent_at=1.0)
     books.book(7, 7)
     odd = Speed(1 / 3, 100.0, 0.0, 0, None, None, None, None)
     load = books.load(odd, 1.0 + 2 / 3)
@@ -245,12 +245,12 @@ def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
     books = LoadBook()
     books.book(uncached_tokens=300, prompt_tokens=1000)
     own = WorkerShare(*totals(books))
-    books.beside(WorkerShare(2, 1, 50, 25.0, 400, 450))
+    books.set_siblings(WorkerShare(2, 1, 50, 25.0, 400, 450))
     assert totals(books) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
     assert books.own == own
-    books.beside(WorkerShare(requests=1))  # in the place of what they had
+    books.set_siblings(WorkerShare(requests=1))  # in the place of what they had
     assert (books.requests, books.prefilling, books.own) == (2, 1, own)
-    books.beside(NO_SHARE)
+    books.set_siblings(NO_SHARE)
     assert totals(books) == own
 
 
@@ -258,24 +258,24 @@ def test_what_others_booked_is_not_elsewhere() -> None:
     """A poll finds 5: ours, 3 of the others, who told of one while it was under way, and a stranger's."""
     books = LoadBook()
     books.book(1, 1)
-    books.beside(WorkerShare(requests=2))
-    books.polling()
-    books.beside(WorkerShare(requests=3))
-    books.polled(gauges(5, 0), sent_at=1.0)
+    books.set_siblings(WorkerShare(requests=2))
+    books.begin_poll()
+    books.set_siblings(WorkerShare(requests=3))
+    books.apply_gauges(gauges(5, 0), sent_at=1.0)
     assert books.elsewhere == 1
 
 
 def test_an_answer_beside_anothers_prefill_is_not_alone() -> None:
     books = LoadBook()
-    books.beside(WorkerShare(requests=1, prefilling=1))
+    books.set_siblings(WorkerShare(requests=1, prefilling=1))
     assert not books.book(1, 1).alone
     books = LoadBook()
-    books.beside(WorkerShare(requests=1))
+    books.set_siblings(WorkerShare(requests=1))
     assert books.book(1, 1).alone
 
 
 def test_whoever_keeps_a_load_hears_of_the_others() -> None:
     heard: list[int] = []
     books = LoadBook(lambda: heard.append(1))
-    books.beside(WorkerShare(requests=1))
+    books.set_siblings(WorkerShare(requests=1))
     assert heard == [1]

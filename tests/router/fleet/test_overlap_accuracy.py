@@ -24,7 +24,7 @@ def test_begins_trusted_and_one_eviction_is_ordinary() -> None:
 def test_three_of_five_broken_is_too_many() -> None:
     trust = story(OverlapAccuracy(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
     assert not trust.trusted
-    assert (trust.kept, trust.overpromised) == (2, 3)
+    assert (trust.confirmed, trust.overestimated) == (2, 3)
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -59,7 +59,7 @@ def test_hits_that_nobody_predicted_raise_the_alarm() -> None:
     assert trust.trusted, "it promised nothing, so it broke nothing"
     story(trust, KEPT)
     assert trust.alarm is None
-    assert trust.missed == MISSES_TO_ALARM
+    assert trust.underestimated == MISSES_TO_ALARM
 
 
 def test_a_new_process_is_judged_afresh() -> None:
@@ -67,4 +67,4 @@ def test_a_new_process_is_judged_afresh() -> None:
     trust.reset()
     assert trust.trusted
     assert trust.alarm is None
-    assert trust.overpromised == 3
+    assert trust.overestimated == 3

@@ -10,11 +10,11 @@ from router.config.sections.listeners import AdminTokenConfig
 from router.errors import BadRequest, Forbidden
 from router.request.admin_tokens import AdminTokens
 from router.request.policy_override import read_override
-from router.scheduling.policy.policy import fallback
+from router.scheduling.policy.policy import fallback_policy
 
 MAY = AdminTokenConfig(name="ann", hash=sha256(b"yes").hexdigest(), rights=["override"])
 MAY_NOT = AdminTokenConfig(name="bob", hash=sha256(b"no").hexdigest(), rights=["read", "write"])
-POLICIES = {"one": fallback(), "two": fallback()}
+POLICIES = {"one": fallback_policy(), "two": fallback_policy()}
 
 
 def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminTokenConfig, ...] = (MAY, MAY_NOT)) -> object:

@@ -50,7 +50,7 @@ class House:
         self.recorded = False
         fleet = Fleet(schema.FleetConfig())
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
-        fleet.learned("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
+        fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
         rooms = SimpleNamespace(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),

@@ -50,14 +50,14 @@ def share(instance: str, longest: int | None) -> Any:
 def ticket(*, pair: bool = False) -> Any:
     made = share("d", 100)
     made.attempt, made.record = SimpleNamespace(token_id_passthrough=False), SimpleNamespace(prompt_tokens=7)
-    made.half = share("p", None) if pair else None
+    made.prefill = share("p", None) if pair else None
     if pair:
-        made.half.leg = SimpleNamespace(token_id_passthrough=False)
+        made.prefill.leg = SimpleNamespace(token_id_passthrough=False)
     return made
 
 
 def flags(of: Any) -> list[bool]:
-    return [of.attempt.token_id_passthrough] + ([of.half.leg.token_id_passthrough] if of.half is not None else [])
+    return [of.attempt.token_id_passthrough] + ([of.prefill.leg.token_id_passthrough] if of.prefill is not None else [])
 
 
 @pytest.mark.parametrize(

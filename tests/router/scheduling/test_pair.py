@@ -8,7 +8,7 @@ import pytest
 
 from router.config import schema
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.pair import PairChoice, choose_pair, worth_prefilling
+from router.scheduling.pair import PairChoice, choose_pair, should_split
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.selector import Selector
 from scorers.contract import PoolHit, Row, View
@@ -29,7 +29,7 @@ def a_desk(from_tokens: int = 0) -> Selector:
 
 
 def chosen(desk: Selector, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> PairChoice:
-    return choose_pair(desk, desk.regime.policy, view, prefill_rows)
+    return choose_pair(desk, desk.policy_set.policy, view, prefill_rows)
 
 
 def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it() -> None:
@@ -82,4 +82,4 @@ def test_what_is_not_worth_it_asks_nobody() -> None:
 def test_when_a_prefill_half_is_worth_it(
     row: Row, prompt_tokens: int | None, pool: PoolHit | None, from_tokens: int, worth: bool
 ) -> None:
-    assert worth_prefilling(a_view(row, prompt_tokens=prompt_tokens, pool=pool), row, from_tokens) is worth
+    assert should_split(a_view(row, prompt_tokens=prompt_tokens, pool=pool), row, from_tokens) is worth

@@ -65,12 +65,12 @@ class House:
         """Every rank of `ranks` publishes events, and its first batch is here."""
         self.core.fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
         sources = [EventEndpoint(rank, f"tcp://{name}:5557", None, "") for rank in ranks]
-        self.core.joined(name, cards, sources)
-        self.core.polled(name, {0: page()}, self.clock.now())
+        self.core.add_instance(name, cards, sources)
+        self.core.apply_metrics(name, {0: page()}, self.clock.now())
         for rank in ranks:
             id_ = TargetId(f"{name}/{rank}")
             self.caches[id_] = cache = Cache()
-            self.core.knowledge.heard(id_, cache.batch())
+            self.core.indexer.heard(id_, cache.batch())
 
     def target(self, id_: str) -> Target:
         found = self.core.fleet.target(TargetId(id_))
@@ -79,11 +79,11 @@ class House:
 
     def stored(self, id_: str, ids: Sequence[int] = IDS) -> None:
         cache = self.caches[id_]
-        self.core.knowledge.heard(TargetId(id_), cache.batch(cache.stored(ids)))
+        self.core.indexer.heard(TargetId(id_), cache.batch(cache.stored(ids)))
 
     def record(self, model: str = "m", *, stream: bool = True) -> Record:
         now = self.clock.now()
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         return Record(f"r-{number}", number, now, now, "/v1/completions", model, stream, "local", None, Stages())
 
     def may_admit(
@@ -116,7 +116,7 @@ class House:
         """The whole answer: first byte after `after_s`, usage, end."""
         self.clock.advance(after_s)
         ticket.status = status
-        self.core.first_byte(ticket)
+        self.core.on_first_byte(ticket)
         if cached is not None:
             ticket.record.prompt_tokens, ticket.record.cached_tokens = len(IDS), cached
         ticket.end = "ok"
@@ -125,7 +125,7 @@ class House:
     def expected(self, id_: str) -> int:
         """Tokens of the prompt that are expected or held there."""
         target = TargetId(id_)
-        overlap = self.core.knowledge.beliefs(KNOWN, {target: 4}, frozenset())[target].overlap
+        overlap = self.core.indexer.beliefs(KNOWN, {target: 4}, frozenset())[target].overlap
         assert overlap is not None
         return overlap.expected_tokens
 
@@ -180,7 +180,7 @@ def test_drained_down_and_unknown_models_get_nothing() -> None:
     house.core.fleet.drain("a")
     assert house.admit().target.id == "b/0"
     for _ in range(2):
-        house.core.fleet.probe_failed("b", house.clock.now())
+        house.core.fleet.record_probe_failure("b", house.clock.now())
     assert house.may_admit() is None
     assert house.may_admit(model="other") is None
 
@@ -221,7 +221,7 @@ def test_a_burst_on_one_new_prefix_sticks_together() -> None:
     assert {ticket.target.id for ticket in tickets} == {tickets[0].target.id}
     assert [ticket.attempt.expected_tokens for ticket in tickets] == [0, 36, 36, 36, 36]
     assert [ticket.attempt.predicted_tokens for ticket in tickets] == [0] * 5, "events have promised nothing yet"
-    books = tickets[0].target.books
+    books = tickets[0].target.load_book
     assert (books.requests, books.prefilling, books.prompt_tokens) == (5, 5, 200)
     assert books.prefill_tokens == 40 + 4 * 4  # the first computes all, the others the last block's worth
 
@@ -235,9 +235,9 @@ def test_a_burst_of_strangers_spreads() -> None:
 def test_an_unknown_prompt_is_booked_by_its_bytes() -> None:
     house = House("least_requests")
     ticket = house.admit(None, body=b"x" * 403)
-    assert ticket.sent is None
+    assert ticket.sent_prompt is None
     assert (ticket.attempt.predicted_tokens, ticket.attempt.expected_tokens) == (None, None)
-    assert ticket.target.books.prefill_tokens == 100
+    assert ticket.target.load_book.prefill_tokens == 100
     view = ticket.attempt.decision.view
     assert (view.prompt_tokens, view.prefix, view.prefixes) == (None, None, ())
     assert {row.overlap for row in view.rows} == {None}
@@ -249,28 +249,28 @@ def test_the_length_of_a_prompt_with_media_is_unknown_but_its_beginning_is_not()
     ticket = house.admit(prompt_of(IDS, complete=False))
     assert ticket.attempt.decision.view.prompt_tokens is None
     assert ticket.attempt.predicted_tokens == 40
-    assert ticket.target.books.prefill_tokens == 0
+    assert ticket.target.load_book.prefill_tokens == 0
 
 
 def test_what_slower_tiers_hold_need_not_be_computed() -> None:
     house = House(count=1)
     cache = house.caches["a/0"]
-    house.core.knowledge.heard(TargetId("a/0"), cache.batch(cache.stored(IDS[:32], tier=Tier.CPU)))
+    house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS[:32], tier=Tier.CPU)))
     ticket = house.admit()
     assert (ticket.attempt.predicted_tokens, ticket.attempt.expected_tokens) == (32, 0)
-    assert ticket.target.books.prefill_tokens == 8
+    assert ticket.target.load_book.prefill_tokens == 8
 
 
 def test_a_target_of_unknown_block_size_has_an_unknown_overlap() -> None:
     house = House("least_requests", count=0)
     house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
-    house.core.joined("x", [MODEL], [])
+    house.core.add_instance("x", [MODEL], [])
     assert house.core.block_sizes("m") == frozenset()
     ticket = house.admit()
     assert ticket.attempt.decision.view.rows[0].overlap is None
-    assert ticket.sent is None
+    assert ticket.sent_prompt is None
     house.answer(ticket, cached=0)
-    assert ticket.target.books.requests == 0
+    assert ticket.target.load_book.requests == 0
 
 
 def test_the_stages_of_a_decision_are_timed() -> None:
@@ -295,9 +295,9 @@ def test_with_the_first_byte_the_prefill_is_over() -> None:
     ticket = house.admit()
     house.clock.advance(0.25)
     ticket.status = 200
-    house.core.first_byte(ticket)
+    house.core.on_first_byte(ticket)
     assert ticket.ttft_ms == pytest.approx(250)
-    books = ticket.target.books
+    books = ticket.target.load_book
     assert (books.requests, books.prefilling, books.prefill_tokens, books.prompt_tokens) == (1, 0, 0, 40)
     house.clock.advance(4.9)
     assert house.expected(ticket.target.id) == 36
@@ -313,7 +313,7 @@ def test_settling_gives_everything_back_exactly_once() -> None:
     ticket = house.admit()
     ticket.end = "connect"
     house.core.settle(ticket)
-    books = ticket.target.books
+    books = ticket.target.load_book
     assert (books.requests, books.prefilling, books.prefill_tokens, books.context_tokens) == (0, 0, 0, 0)
     ticket.end, ticket.status = "ok", 200
     house.core.settle(ticket)
@@ -343,12 +343,12 @@ def test_what_an_end_says_of_the_engine(
 ) -> None:
     house = House(count=1)
     breaker = house.target("a/0").breaker
-    breaker.ended("failure", house.clock.now())
+    breaker.on_request_end("failure", house.clock.now())
     ticket = house.admit()
     ticket.end = end
     if status is not None:
         ticket.status = status
-        house.core.first_byte(ticket)
+        house.core.on_first_byte(ticket)
     house.core.settle(ticket)
     assert ticket.attempt.end == end
     assert breaker._row == (1 if failures is None else 2 if failures else 0)
@@ -395,14 +395,14 @@ def test_broken_promises_cost_the_stream_its_trust_and_kept_ones_bring_it_back()
         assert ticket.attempt.decision.view.rows[0].overlap is not None
         assert ticket.attempt.decision.view.rows[0].overlap.source == "events"
         house.answer(ticket, cached=0)
-    assert not target.trust.trusted
+    assert not target.overlap_accuracy.trusted
     for _ in range(3):
         ticket = house.admit()
         assert ticket.attempt.decision.view.rows[0].overlap is not None
         assert ticket.attempt.decision.view.rows[0].overlap.source == "approximate"
         assert ticket.attempt.predicted_tokens == 36, "the promise is still watched"
         house.answer(ticket, cached=36)
-    assert target.trust.trusted
+    assert target.overlap_accuracy.trusted
 
 
 def test_an_answer_that_says_nothing_of_the_cache_teaches_nothing() -> None:
@@ -410,14 +410,14 @@ def test_an_answer_that_says_nothing_of_the_cache_teaches_nothing() -> None:
     house.stored("a/0")
     for _ in range(5):
         house.answer(house.admit(), cached=None)
-    trust = house.target("a/0").trust
-    assert (trust.trusted, trust.kept, trust.overpromised, trust.missed) == (True, 0, 0, 0)
+    trust = house.target("a/0").overlap_accuracy
+    assert (trust.trusted, trust.confirmed, trust.overestimated, trust.underestimated) == (True, 0, 0, 0)
 
 
 def test_a_stream_on_an_idle_engine_shows_its_speed() -> None:
     house = House(count=1)
     house.answer(house.admit(), cached=8, after_s=0.3)
-    curve = house.target("a/0").speed
+    curve = house.target("a/0").latency_model
     shown = curve.speed(house.clock.now())
     assert shown.samples == 1
     assert shown.prefill_ms(32, 8) > 50  # by the prior 10 + 32 * 0.1; shown were 300
@@ -428,19 +428,19 @@ def test_what_would_mistake_waiting_for_slowness_teaches_no_speed(why: str) -> N
     house = House(count=1)
     if why == "loaded from disk":
         cache = house.caches["a/0"]
-        house.core.knowledge.heard(TargetId("a/0"), cache.batch(cache.stored(IDS, tier=Tier.DISK)))
+        house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS, tier=Tier.DISK)))
     if why == "not alone":
         house.admit()
     ticket = house.admit(record=house.record(stream=why != "not a stream"))
     if why == "broken":
         ticket.status = 200
-        house.core.first_byte(ticket)
+        house.core.on_first_byte(ticket)
         ticket.record.prompt_tokens, ticket.record.cached_tokens = 40, 0
         ticket.end = "broken"
         house.core.settle(ticket)
     else:
         house.answer(ticket, cached=None if why == "no usage" else 36)
-    assert house.target("a/0").speed.samples == 0
+    assert house.target("a/0").latency_model.samples == 0
 
 
 @dataclass
@@ -490,21 +490,21 @@ def test_whatever_happens_the_books_are_empty_in_the_end(steps: Sequence[str]) -
             open_.append(ticket)
             targets.add(ticket.target)
         elif step == "poll":
-            house.core.polled("a", {0: page(running=1)}, house.clock.now())
+            house.core.apply_metrics("a", {0: page(running=1)}, house.clock.now())
         elif step == "leave":
-            house.core.left("a")
+            house.core.remove_instance("a")
         elif step == "join":
             house.join("a")
         elif open_ and step == "first_byte":
             open_[0].status = 200
-            house.core.first_byte(open_[0])
+            house.core.on_first_byte(open_[0])
         elif open_ and step in ("ok", "died", "cut"):
             ticket = open_.pop(0)
             ticket.end = {"cut": ticket.end}.get(step, step)
             house.core.settle(ticket)
     for ticket in open_:
         house.core.settle(ticket)
-    for books in (target.books for target in targets):
+    for books in (target.load_book for target in targets):
         assert (books.requests, books.prefilling, books.prefill_tokens) == (0, 0, 0)
         assert (books.prompt_tokens, books.context_tokens, books.double_releases) == (0, 0, 0)
         assert books.prefill_attended == pytest.approx(0)
@@ -515,11 +515,11 @@ def test_whatever_happens_the_books_are_empty_in_the_end(steps: Sequence[str]) -
 
 def test_joined_answers_with_its_targets_and_a_stranger_has_none() -> None:
     house = House(count=0)
-    assert house.core.joined("nobody", [MODEL], []) == []
+    assert house.core.add_instance("nobody", [MODEL], []) == []
     house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(rank, f"tcp://x:{rank}", None, "") for rank in (0, 1)]
-    assert [target.id for target in house.core.joined("x", [MODEL], sources)] == ["x/0", "x/1"]
-    streams = [house.core.knowledge.stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
+    assert [target.id for target in house.core.add_instance("x", [MODEL], sources)] == ["x/0", "x/1"]
+    streams = [house.core.indexer.stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
     assert all(stream is not None and stream.book is not None for stream in streams)
 
 
@@ -527,8 +527,8 @@ def test_a_replay_endpoint_makes_a_stream_replayable() -> None:
     house = House(count=0)
     house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(0, "tcp://x:0", "tcp://x:9", ""), EventEndpoint(1, "tcp://x:1", None, "")]
-    house.core.joined("x", [MODEL], sources)
-    books = [stream.book for rank in (0, 1) if (stream := house.core.knowledge.stream(TargetId(f"x/{rank}")))]
+    house.core.add_instance("x", [MODEL], sources)
+    books = [stream.book for rank in (0, 1) if (stream := house.core.indexer.stream(TargetId(f"x/{rank}")))]
     assert [book.replayable for book in books if book is not None] == [True, False]
 
 
@@ -538,7 +538,7 @@ def test_coming_back_with_fewer_ranks_forgets_the_others() -> None:
     house.stored("a/1")
     assert house.admit().target.id == "a/1"
     house.join("a", ranks=[0])
-    assert house.core.knowledge.stream(TargetId("a/1")) is None
+    assert house.core.indexer.stream(TargetId("a/1")) is None
     assert house.core.fleet.target(TargetId("a/1")) is None
     assert house.admit().target.id == "a/0"
 
@@ -554,11 +554,11 @@ def test_who_left_is_forgotten_and_what_it_still_had_can_end() -> None:
     house = House(count=2)
     house.stored("b/0")
     ticket = house.admit()
-    house.core.left("b")
-    house.core.left("b")
-    assert house.core.knowledge.stream(TargetId("b/0")) is None
+    house.core.remove_instance("b")
+    house.core.remove_instance("b")
+    assert house.core.indexer.stream(TargetId("b/0")) is None
     house.answer(ticket, cached=36)
-    assert ticket.target.books.requests == 0
+    assert ticket.target.load_book.requests == 0
     assert house.admit().target.id == "a/0"
 
 
@@ -571,8 +571,8 @@ def test_the_metrics_page_tells_block_size_and_capacity() -> None:
 
 def test_a_rank_that_only_the_page_made_known_joins_without_a_stream() -> None:
     house = House(count=1)
-    house.core.polled("a", {0: page(), 1: page()}, house.clock.now())
-    stream = house.core.knowledge.stream(TargetId("a/1"))
+    house.core.apply_metrics("a", {0: page(), 1: page()}, house.clock.now())
+    stream = house.core.indexer.stream(TargetId("a/1"))
     assert stream is not None
     assert stream.book is None
     house.answer(house.admit(only="a/1"))
@@ -583,22 +583,22 @@ def test_a_rank_that_only_the_page_made_known_joins_without_a_stream() -> None:
 
 def test_a_page_of_a_stranger_is_ignored() -> None:
     house = House(count=1)
-    house.core.polled("nobody", {0: page()}, house.clock.now())
+    house.core.apply_metrics("nobody", {0: page()}, house.clock.now())
     assert house.core.block_sizes("m") == {4}
 
 
 def test_the_block_size_told_by_events_wins() -> None:
     house = House(count=1, stream=False)
-    house.core.joined("a", [MODEL], [EventEndpoint(0, "tcp://a:1", None, "")])
-    house.core.polled("a", {0: page(block_tokens=16, capacity_tokens=64)}, house.clock.now())
+    house.core.add_instance("a", [MODEL], [EventEndpoint(0, "tcp://a:1", None, "")])
+    house.core.apply_metrics("a", {0: page(block_tokens=16, capacity_tokens=64)}, house.clock.now())
     assert house.core.block_sizes("m") == {16}
     cache = Cache()
     cache.seq = 6  # joined late: unknown until turned over
-    house.core.knowledge.heard(TargetId("a/0"), cache.batch(cache.stored(IDS)))
-    house.core.polled("a", {0: page(block_tokens=16, capacity_tokens=64)}, house.clock.now())
+    house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS)))
+    house.core.apply_metrics("a", {0: page(block_tokens=16, capacity_tokens=64)}, house.clock.now())
     assert house.target("a/0").block_tokens == 4
     assert house.core.block_sizes("m") == {4}
-    stream = house.core.knowledge.stream(TargetId("a/0"))
+    stream = house.core.indexer.stream(TargetId("a/0"))
     assert stream is not None
     assert not stream.turned_over, "10 blocks of 4 stored; 64 tokens are 16 of them, not 4"
 
@@ -621,16 +621,16 @@ def test_who_made_a_response_is_remembered_within_a_bound() -> None:
     house = House()
     for number in range(5):
         house.core.remember_response(f"resp-{number}", TargetId("b/0"))
-    assert [house.core.made_by(f"resp-{number}") for number in range(5)] == [None, None, "b/0", "b/0", "b/0"]
+    assert [house.core.response_target(f"resp-{number}") for number in range(5)] == [None, None, "b/0", "b/0", "b/0"]
 
 
 def test_a_response_of_somebody_who_left_is_nobodys() -> None:
     house = House(count=2)
     house.core.remember_response("resp", TargetId("b/0"))
-    house.core.left("b")
-    assert house.core.made_by("resp") is None
+    house.core.remove_instance("b")
+    assert house.core.response_target("resp") is None
     house.join("b")
-    assert house.core.made_by("resp") == "b/0", "it may only have been away"
+    assert house.core.response_target("resp") == "b/0", "it may only have been away"
 
 
 # prefixes

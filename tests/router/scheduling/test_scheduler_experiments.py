@@ -13,7 +13,7 @@ import pytest
 
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
-from router.scheduling.experiments.policy_set import PolicySet, drawn
+from router.scheduling.experiments.policy_set import PolicySet, draw_arm
 from router.scheduling.experiments.results import ArmReport
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Record
@@ -45,7 +45,7 @@ def units_of(arm: str, count: int, spec: ExperimentConfig | None = None) -> list
     """The first units that are drawn for an arm."""
     spec = spec or experiment()
     names = (b"unit-%d" % n for n in range(10_000))
-    return [unit for unit in names if drawn(spec.seed, spec.arms, unit) == arm][:count]
+    return [unit for unit in names if draw_arm(spec.seed, spec.arms, unit) == arm][:count]
 
 
 class Trying(House):
@@ -58,7 +58,7 @@ class Trying(House):
 
     def open(self, unit: bytes | None, model: str = "m") -> Record:
         record = self.record(model)
-        self.core.opened(record, unit)
+        self.core.assign_policy(record, unit)
         return record
 
     def whole(self, unit: bytes | None, *, cached: int = 0) -> Record:
@@ -71,12 +71,12 @@ class Trying(House):
     def close(self, record: Record, status: int | None) -> Record:
         record.status, record.duration_ms, record.done = status, 100.0, True
         record.ttft_ms = 50.0 if status == 200 else None
-        self.core.closed(record)
+        self.core.complete(record)
         return record
 
     def report(self, arm: str) -> ArmReport:
-        assert self.core.trial is not None
-        return next(each for each in self.core.trial.report().arms if each.arm == arm)
+        assert self.core.experiment is not None
+        return next(each for each in self.core.experiment.report().arms if each.arm == arm)
 
 
 # who decides
@@ -87,7 +87,7 @@ def test_outside_of_an_experiment_the_active_policy_decides_and_nothing_is_an_ar
     record = house.whole(b"somebody")
     assert (record.policy, record.arm, record.unit) == (policy("turns"), None, None)
     assert record.attempts[0].decision.policy == "turns"
-    assert house.core.trial is None
+    assert house.core.experiment is None
 
 
 def test_what_stands_outside_of_the_running_experiment_goes_by_the_active_policy() -> None:
@@ -130,9 +130,9 @@ def test_requests_are_counted_on_their_arms_when_they_are_over() -> None:
         house.answer(house.admit(record=record))
         house.close(record, 200)
     assert [house.report(arm).requests for arm in HALVES] == [3, 2]
-    assert house.core.trial is not None
-    house.core.trial.look(house.clock.now())
-    assert house.core.trial.units == {"calm": 3, "warm": 2}
+    assert house.core.experiment is not None
+    house.core.experiment.poll(house.clock.now())
+    assert house.core.experiment.units == {"calm": 3, "warm": 2}
 
 
 def test_a_request_that_nobody_could_take_is_a_failure_of_its_arm() -> None:
@@ -158,7 +158,7 @@ def test_the_units_of_an_arm_that_was_rolled_back_are_the_first_arms_and_do_not_
     house = Trying(experiment())
     unit, later = units_of("warm", 2)
     running = house.open(unit)
-    house.core.swap(house.regime.without("warm"))
+    house.core.swap(house.regime.with_rollback("warm"))
     moved = house.whole(later)
     assert (moved.arm, moved.policy) == ("warm", policy("calm"))
     assert moved.attempts[0].decision.policy == "calm"
@@ -180,7 +180,7 @@ def test_shadows_look_on_from_the_choice_that_was_made() -> None:
     assert seen["warm"].target == "c/0"
     assert record.target != "c/0", "least requests: all three are equal, and this one is drawn"
     assert seen["warm"].difference.overlap_tokens == 36  # all of the 40 but the last block of 4
-    looked = [shadow.differences.summary().decisions for shadow in house.core.desk.shadows]
+    looked = [shadow.regret.summary().decisions for shadow in house.core.selector.shadows]
     assert looked == [1, 1]
 
 
@@ -204,26 +204,26 @@ def test_a_swap_keeps_the_trial_while_the_experiment_is_the_same(
 ) -> None:
     house = Trying(experiment())
     house.whole(units_of("calm", 1)[0])
-    before = house.core.trial
+    before = house.core.experiment
     policies = {name: policy(name, said.get(name, "")) for name in POLICIES}
     house.core.swap(PolicySet(policies, "turns", experiment(**changed)))
-    assert house.core.trial is not None
-    assert (house.core.trial is before) == goes_on
+    assert house.core.experiment is not None
+    assert (house.core.experiment is before) == goes_on
     assert house.report("calm").requests == (1 if goes_on else 0)
 
 
 def test_another_active_policy_leaves_the_trial_alone_and_the_end_of_the_experiment_ends_it() -> None:
     house = Trying(experiment())
-    before = house.core.trial
+    before = house.core.experiment
     house.core.swap(PolicySet(POLICIES, "calm", experiment()))
-    assert house.core.trial is before
+    assert house.core.experiment is before
     running = house.open(units_of("calm", 1)[0])
     house.core.swap(PolicySet(POLICIES, "calm"))
-    assert house.core.trial is None
+    assert house.core.experiment is None
     house.answer(house.admit(record=running))
     house.close(running, 200)  # of an experiment that is over: nobody counts it
     house.core.swap(PolicySet(POLICIES, "calm", experiment()))
-    assert house.core.trial is not before
+    assert house.core.experiment is not before
     assert house.report("calm").requests == 0
 
 
@@ -246,7 +246,7 @@ def test_isolated_arms_stay_in_their_slices_of_the_models_instances() -> None:
         arm: {house.admit(record=house.open(unit)).target.instance.id for unit in units_of(arm, 40, spec)}
         for arm in HALVES
     }
-    slices = {arm: house.core.desk.regime.instances_of(arm, ("a", "b", "c", "d", "z")) for arm in HALVES}
+    slices = {arm: house.core.selector.policy_set.instances_for(arm, ("a", "b", "c", "d", "z")) for arm in HALVES}
     assert not slices["calm"] & slices["warm"]
     assert slices["calm"] | slices["warm"] == set("abcdz")
     assert went["calm"] == slices["calm"], "calm spreads by load over all that it may use"
@@ -259,8 +259,8 @@ def test_isolated_arms_stay_in_their_slices_of_the_models_instances() -> None:
 def test_an_isolated_arm_without_a_healthy_instance_goes_elsewhere() -> None:
     spec = experiment(isolate="instances")
     house = Trying(spec, count=2)
-    (own,) = house.regime.instances_of("warm", ("a", "b"))
-    (other,) = house.regime.instances_of("calm", ("a", "b"))
+    (own,) = house.regime.instances_for("warm", ("a", "b"))
+    (other,) = house.regime.instances_for("calm", ("a", "b"))
     (unit,) = units_of("warm", 1, spec)
     assert house.admit(record=house.open(unit)).target.instance.id == own
     assert house.admit(record=house.open(unit), excluding={f"{own}/0"}).target.instance.id == other

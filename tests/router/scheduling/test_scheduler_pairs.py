@@ -53,10 +53,10 @@ class House:
         spec = {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
         self.core.fleet.join(schema.InstanceConfig.model_validate(spec))
         card = ModelCard("m", "/models/m", None, 8192)
-        self.core.joined(name, [card], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
-        self.core.polled(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
+        self.core.add_instance(name, [card], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
+        self.core.apply_metrics(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
         self.caches[name] = cache = Cache()
-        self.core.knowledge.heard(TargetId(f"{name}/0"), cache.batch())
+        self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch())
 
     def target(self, name: str) -> Target:
         found = self.core.fleet.target(TargetId(f"{name}/0"))
@@ -65,10 +65,10 @@ class House:
 
     def stored(self, name: str, ids: Sequence[int] = IDS) -> None:
         cache = self.caches[name]
-        self.core.knowledge.heard(TargetId(f"{name}/0"), cache.batch(cache.stored(ids)))
+        self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch(cache.stored(ids)))
 
     def record(self) -> Record:
-        now, number = self.clock.now(), self.core.desk.next_number()
+        now, number = self.clock.now(), self.core.selector.next_number()
         return Record(f"r-{number}", number, now, now, "/v1/completions", "m", True, "local", None, Stages())
 
     def may_admit(
@@ -101,7 +101,7 @@ class House:
     def first_byte(self, ticket: Ticket, after_s: float = 0.1) -> None:
         self.clock.advance(after_s)
         ticket.status = 200
-        self.core.first_byte(ticket)
+        self.core.on_first_byte(ticket)
 
     def end(self, ticket: Ticket, end: str = "ok", cached: int | None = None) -> None:
         ticket.end = end
@@ -111,7 +111,7 @@ class House:
 
     def books(self) -> dict[str, tuple[int, int, int, int]]:
         """Of everybody who has any."""
-        all_ = {name: self.target(name).books for name in "pqcd" if self.core.fleet.get(name)}
+        all_ = {name: self.target(name).load_book for name in "pqcd" if self.core.fleet.get(name)}
         found = {n: (b.requests, b.prefilling, b.prefill_tokens, b.context_tokens) for n, b in all_.items()}
         return {name: books for name, books in found.items() if any(books)}
 
@@ -125,8 +125,8 @@ def test_a_pair_is_chosen_by_both_profiles_and_booked_on_both() -> None:
     house.stored("q", IDS[:24])
     ticket = house.admit()
     assert ticket.target.id == "d/0"
-    assert ticket.half is not None
-    assert ticket.half.target.id == "q/0"
+    assert ticket.prefill is not None
+    assert ticket.prefill.target.id == "q/0"
     attempt = ticket.attempt
     assert (attempt.decision.policy, attempt.predicted_tokens) == ("test.decode", 16)
     assert [row.target for row in attempt.decision.view.rows] == ["c/0", "d/0"]
@@ -144,23 +144,23 @@ def test_prefill_instances_never_answer() -> None:
     assert house.admit(splits=False).target.instance.id in ("c", "d")
     assert house.may_admit(only="p/0") is None
     for name in "cd":
-        house.core.left(name)
+        house.core.remove_instance(name)
     record = house.record()
     assert house.may_admit(record=record) is None
     assert record.attempts == []
     house.join("b", "both", None)
     ticket = house.admit()
-    assert (ticket.target.id, ticket.half) == ("b/0", None), "it speaks no transfer protocol"
+    assert (ticket.target.id, ticket.prefill) == ("b/0", None), "it speaks no transfer protocol"
     assert house.core.peers.unpaired == {"protocol": 1}
 
 
 def test_what_is_not_split_is_placed_whole_by_the_policys_own_profile() -> None:
     house = House()
     ticket = house.admit(splits=False)
-    assert (ticket.half, ticket.attempt.prefill, ticket.attempt.decision.policy) == (None, None, "test")
+    assert (ticket.prefill, ticket.attempt.prefill, ticket.attempt.decision.policy) == (None, None, "test")
     assert house.books() == {ticket.target.instance.id: (1, 1, 40, 40)}
     for name in "pq":
-        house.core.left(name)
+        house.core.remove_instance(name)
     assert house.admit().attempt.decision.policy == "test", "nobody is there to prefill"
 
 
@@ -168,29 +168,29 @@ def test_little_work_skips_the_prefill_half() -> None:
     house = House()
     house.stored("d", IDS[:32])
     ticket = house.admit()  # 40 - 32 = 8 left, from 9 on it is worth it
-    assert (ticket.target.id, ticket.half) == ("d/0", None)
+    assert (ticket.target.id, ticket.prefill) == ("d/0", None)
     assert house.books() == {"d": (1, 1, 8, 40)}
 
 
 def test_an_unnamed_engine_is_no_peer() -> None:
     house = House(MOONCAKE)
     ticket = house.admit()
-    assert ticket.half is None
+    assert ticket.prefill is None
     assert house.core.peers.unpaired == {"engine_id": 1}
-    assert sorted(house.core.peers.nameless()) == ["p", "q"]
-    house.core.peers.named("q", {0: "e"})
-    half = house.admit(prompt_of([1] * 40)).half
+    assert sorted(house.core.peers.without_engine_ids()) == ["p", "q"]
+    house.core.peers.set_engine_ids("q", {0: "e"})
+    half = house.admit(prompt_of([1] * 40)).prefill
     assert half is not None
     assert half.target.id == "q/0"
-    house.core.joined("q", [ModelCard("m", None, None, None)], [])  # it restarted
-    assert house.admit(prompt_of([2] * 40)).half is None
+    house.core.add_instance("q", [ModelCard("m", None, None, None)], [])  # it restarted
+    assert house.admit(prompt_of([2] * 40)).prefill is None
 
 
 def test_a_prompt_that_is_on_its_way_to_the_decode_target_needs_no_second_half() -> None:
     house = House()
     first, second = house.admit(), house.admit()
-    assert first.half is not None
-    assert (second.target, second.half) == (first.target, None)
+    assert first.prefill is not None
+    assert (second.target, second.prefill) == (first.target, None)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_a_prompt_that_is_on_its_way_to_the_decode_target_needs_no_second_half()
 )  # fmt: skip
 def test_a_prefill_engine_that_failed_may_be_another_one_by_now(end: str, doubted: bool) -> None:
     house = House(MOONCAKE)
-    house.core.peers.named("q", {0: "e"})
-    house.core.prefilled(house.admit(), end, 500 if end == "failed" else None)
-    assert ("q" in house.core.peers.nameless()) is doubted
+    house.core.peers.set_engine_ids("q", {0: "e"})
+    house.core.settle_prefill(house.admit(), end, 500 if end == "failed" else None)
+    assert ("q" in house.core.peers.without_engine_ids()) is doubted
 
 
 def test_failed_ones_are_not_chosen_again_and_in_the_end_nobody_prefills() -> None:
@@ -209,15 +209,15 @@ def test_failed_ones_are_not_chosen_again_and_in_the_end_nobody_prefills() -> No
     house.stored("q")
     record = house.record()
     first = house.admit(record=record)
-    house.core.prefilled(first, "died")
+    house.core.settle_prefill(first, "died")
     house.end(first, "prefill")
     second = house.admit(record=record, excluding={"q/0"})
-    assert second.half is not None
-    assert second.half.target.id == "p/0"
-    house.core.prefilled(second, "connect")
+    assert second.prefill is not None
+    assert second.prefill.target.id == "p/0"
+    house.core.settle_prefill(second, "connect")
     house.end(second, "prefill")
     third = house.admit(record=record, excluding={"q/0", "p/0"})
-    assert third.half is None
+    assert third.prefill is None
     house.first_byte(third)
     house.end(third)
     told = [(attempt.end, attempt.prefill and attempt.prefill.end) for attempt in record.attempts]
@@ -229,12 +229,12 @@ def test_handed_over_kv_is_fetched_by_another_one() -> None:
     house = House()
     record = house.record()
     first = house.admit(record=record)
-    house.core.prefilled(first, "ok", 200, Usage(40, 0, 1))
+    house.core.settle_prefill(first, "ok", 200, Usage(40, 0, 1))
     house.end(first, "connect")
     leg = first.attempt.prefill
     second = house.admit(record=record, excluding={first.target.id}, handed=leg)
     assert second.target.id != first.target.id
-    assert second.half is None
+    assert second.prefill is None
     assert second.attempt.prefill is leg
     assert house.books() == {second.target.instance.id: (1, 1, 0, 40)}
     house.end(second)
@@ -250,7 +250,7 @@ def test_the_prefill_share_ends_with_its_half() -> None:
     house = House()
     ticket = house.admit()
     house.clock.advance(0.3)
-    house.core.prefilled(ticket, "ok", 200, Usage(40, 0, 1))
+    house.core.settle_prefill(ticket, "ok", 200, Usage(40, 0, 1))
     leg = ticket.attempt.prefill
     assert leg is not None
     assert (leg.end, leg.duration_ms, leg.cached_tokens) == ("ok", pytest.approx(300), 0)
@@ -258,7 +258,7 @@ def test_the_prefill_share_ends_with_its_half() -> None:
     assert house.books() == {answering: (1, 1, 0, 40)}
     house.first_byte(ticket)
     assert house.books() == {answering: (1, 0, 0, 40)}
-    house.core.prefilled(ticket, "died")
+    house.core.settle_prefill(ticket, "died")
     assert leg.end == "ok", "only the first word counts"
     house.end(ticket)
     assert house.books() == {}
@@ -285,13 +285,13 @@ def test_what_a_halfs_end_says_of_either_engine(half: str | None, status: int | 
     house = House()
     breakers = {name: house.target(name).breaker for name in "pqcd"}
     for breaker in breakers.values():
-        breaker.ended("failure", house.clock.now())
+        breaker.on_request_end("failure", house.clock.now())
     ticket = house.admit()
-    assert ticket.half is not None
+    assert ticket.prefill is not None
     if half is not None:
-        house.core.prefilled(ticket, half, status)
+        house.core.settle_prefill(ticket, half, status)
     house.end(ticket, "prefill")
-    assert breakers[ticket.half.target.instance.id]._row == (1 if failures is None else 2 if failures else 0)
+    assert breakers[ticket.prefill.target.instance.id]._row == (1 if failures is None else 2 if failures else 0)
     assert breakers[ticket.target.instance.id]._row == 1, "it had no part in it"
 
 
@@ -302,14 +302,19 @@ def test_what_was_handed_over_says_nothing_of_the_answering_target() -> None:
     house = House()
     house.stored("d", IDS[:16])
     ticket = house.admit()
-    assert ticket.half is not None
+    assert ticket.prefill is not None
     assert (ticket.target.id, ticket.attempt.predicted_tokens) == ("d/0", 16)
-    house.core.prefilled(ticket, "ok", 200, Usage(40, 0, 1))
+    house.core.settle_prefill(ticket, "ok", 200, Usage(40, 0, 1))
     house.first_byte(ticket, after_s=2.0)
     house.end(ticket, cached=39)
     target = house.target("d")
-    assert (target.trust.trusted, target.trust.kept, target.trust.overpromised, target.trust.missed) == (True, 0, 0, 0)
-    assert target.speed.samples == 0
+    assert (
+        target.overlap_accuracy.trusted,
+        target.overlap_accuracy.confirmed,
+        target.overlap_accuracy.overestimated,
+        target.overlap_accuracy.underestimated,
+    ) == (True, 0, 0, 0)
+    assert target.latency_model.samples == 0
 
 
 def test_a_prefill_half_shows_its_engines_speed_and_keeps_its_promises() -> None:
@@ -317,32 +322,32 @@ def test_a_prefill_half_shows_its_engines_speed_and_keeps_its_promises() -> None
     house.stored("q", IDS[:24])
     ticket = house.admit()
     house.clock.advance(0.3)
-    house.core.prefilled(ticket, "ok", 200, Usage(40, 24, 1))
+    house.core.settle_prefill(ticket, "ok", 200, Usage(40, 24, 1))
     target = house.target("q")
-    assert target.trust.kept == 1
-    assert target.speed.samples == 1
+    assert target.overlap_accuracy.confirmed == 1
+    assert target.latency_model.samples == 1
     house.end(ticket, "client_gone")
 
 
 def test_both_ends_of_a_good_pair_are_expected_to_hold_the_prompt() -> None:
     house = House()
     ticket = house.admit()
-    house.core.prefilled(ticket, "ok", 200, Usage(40, 0, 1))
+    house.core.settle_prefill(ticket, "ok", 200, Usage(40, 0, 1))
     house.first_byte(ticket)
-    half = ticket.half
+    half = ticket.prefill
     assert half is not None
     for target in (ticket.target, half.target):
-        overlap = house.core.knowledge.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
+        overlap = house.core.indexer.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
         assert overlap is not None
         assert overlap.expected_tokens == 36
     house.end(ticket)
     house.clock.advance(60.0)
     failed = house.admit()
-    house.core.prefilled(failed, "died")
+    house.core.settle_prefill(failed, "died")
     house.end(failed, "prefill")
-    assert failed.half is not None
-    for target in (failed.target, failed.half.target):
-        overlap = house.core.knowledge.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
+    assert failed.prefill is not None
+    for target in (failed.target, failed.prefill.target):
+        overlap = house.core.indexer.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
         assert overlap is not None
         assert overlap.expected_tokens == 0
 
@@ -363,7 +368,7 @@ def test_whatever_happens_everything_is_given_back_exactly_once(steps: Sequence[
         if word == "admit" and (ticket := house.may_admit()) is not None:
             open_.append(ticket)
         elif word == "leave":
-            house.core.left("p")
+            house.core.remove_instance("p")
         elif word == "join" and house.core.fleet.get("p") is None:
             house.join("p", "prefill", {"protocol": "nixl"})
             targets.add(house.target("p"))
@@ -372,13 +377,13 @@ def test_whatever_happens_everything_is_given_back_exactly_once(steps: Sequence[
             if word == "first_byte":
                 house.first_byte(ticket)
             elif word == "half":
-                house.core.prefilled(ticket, end, 200 if end == "ok" else None, Usage(40, 0, 1))
+                house.core.settle_prefill(ticket, end, 200 if end == "ok" else None, Usage(40, 0, 1))
             elif word == "end":
                 open_.remove(ticket)
                 house.end(ticket, end)
     for ticket in open_:
         house.core.settle(ticket)
-    for books in (target.books for target in targets):
+    for books in (target.load_book for target in targets):
         assert (books.requests, books.prefilling, books.prefill_tokens) == (0, 0, 0)
         assert (books.prompt_tokens, books.context_tokens, books.double_releases) == (0, 0, 0)
         assert books.prefill_attended == pytest.approx(0)

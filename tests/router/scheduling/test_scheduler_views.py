@@ -134,7 +134,7 @@ def stream(house: House, ticket: Ticket, output_tokens: int | None, *, end: str 
     """First byte after 100 ms, the end 1 s after it."""
     house.clock.advance(0.1)
     ticket.status = 200
-    house.core.first_byte(ticket)
+    house.core.on_first_byte(ticket)
     house.clock.advance(1.0)
     ticket.record.prompt_tokens, ticket.record.cached_tokens = len(IDS), 0
     ticket.record.output_tokens = output_tokens
@@ -144,7 +144,7 @@ def stream(house: House, ticket: Ticket, output_tokens: int | None, *, end: str 
 
 def steps_seen(house: House) -> int:
     """Samples of the time between two tokens."""
-    decode = house.target("a/0").speed.speed(house.clock.now()).decode
+    decode = house.target("a/0").latency_model.speed(house.clock.now()).decode
     assert decode is not None
     return decode.samples
 
@@ -193,9 +193,11 @@ def test_explaining_changes_nothing(steps: Sequence[tuple[bool, str, str]], aske
             if ends:
                 house.answer(ticket, cached=0)
                 house.close(record, 200)
-        books = [(t.books.requests, t.books.prefill_tokens) for i in house.core.fleet for t in i.targets.values()]
-        looked = [shadow.differences.summary() for shadow in house.core.desk.shadows]
-        return [*seen, (books, looked, house.core.trial and house.core.trial.report())]
+        books = [
+            (t.load_book.requests, t.load_book.prefill_tokens) for i in house.core.fleet for t in i.targets.values()
+        ]
+        looked = [shadow.regret.summary() for shadow in house.core.selector.shadows]
+        return [*seen, (books, looked, house.core.experiment and house.core.experiment.report())]
 
     assert live(asked) == live(0)
 

@@ -25,7 +25,7 @@ def alone(policy: Policy) -> PolicySet:
 
 
 def decide(desk: Selector, view: View, part: Part = "whole") -> Decision:
-    return desk.decide(view, desk.regime.policy, part)
+    return desk.decide(view, desk.policy_set.policy, part)
 
 
 def named(*names: str) -> Policy:
@@ -81,7 +81,7 @@ def test_the_view_of_a_decision_holds_all_it_hangs_on() -> None:
     desk.picked(first)
     again = decide(desk, view)
     assert (again.view.seed, again.view.number, again.view.turn, again.view.last_target) == (77, 5, 1, first.target)
-    assert desk.regime.policy.decide(again.view) == again  # a replay of the recorded view chooses the same
+    assert desk.policy_set.policy.decide(again.view) == again  # a replay of the recorded view chooses the same
 
 
 def test_sessions_stay_where_they_were() -> None:
@@ -213,7 +213,7 @@ def test_shadows_look_on_and_change_nothing() -> None:
     desk = Selector(with_shadows("b/0", "a/0"), seed=1)
     made = decide(desk, a_view(*ROWS, session="s"))
     desk.picked(made)
-    looked = desk.look_on(made)
+    looked = desk.evaluate_shadows(made)
     assert [(one.policy, one.target) for one in looked] == [("b/0", "b/0"), ("a/0", "a/0")]
     again = decide(desk, a_view(*ROWS, session="s"))
     assert (again.view.turn, again.view.last_target) == (1, "a/0"), "history is of what was chosen"
@@ -223,7 +223,7 @@ def test_a_shadow_that_breaks_is_out_and_the_others_go_on(caplog: pytest.LogCapt
     desk = Selector(with_shadows("boom", "c/0"), seed=1)
     made = decide(desk, a_view(*ROWS))
     with caplog.at_level(logging.ERROR):
-        looked = [desk.look_on(made) for _ in range(3)]
+        looked = [desk.evaluate_shadows(made) for _ in range(3)]
     assert [[one.policy for one in each] for each in looked] == [["c/0"]] * 3
     assert [shadow.fault for shadow in desk.shadows] == ["policy boom: scorer0: RuntimeError: boom", None]
     assert caplog.text.count("shadow boom is out") == 1
@@ -232,15 +232,15 @@ def test_a_shadow_that_breaks_is_out_and_the_others_go_on(caplog: pytest.LogCapt
 
 def test_a_shadow_that_stays_through_a_swap_keeps_what_it_has_seen() -> None:
     desk = Selector(with_shadows("b/0"), seed=1)
-    desk.look_on(decide(desk, a_view(*ROWS)))
+    desk.evaluate_shadows(decide(desk, a_view(*ROWS)))
     desk.swap(with_shadows("b/0", "c/0"))
-    desk.look_on(decide(desk, a_view(*ROWS)))
-    assert [shadow.differences.summary().decisions for shadow in desk.shadows] == [2, 1]
+    desk.evaluate_shadows(decide(desk, a_view(*ROWS)))
+    assert [shadow.regret.summary().decisions for shadow in desk.shadows] == [2, 1]
 
 
 def test_explaining_counts_nothing() -> None:
     desk = Selector(alone(of(Broken(), name="bad")), seed=1)
-    decision = desk.explain(a_view(*ROWS), desk.regime.policy)
+    decision = desk.explain(a_view(*ROWS), desk.policy_set.policy)
     assert decision.policy == "fallback"
     assert (desk.faults, desk.fallbacks) == ({}, 0)
     assert decide(desk, a_view(*ROWS)).view.turn == 0

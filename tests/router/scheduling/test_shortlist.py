@@ -52,14 +52,16 @@ def narrowed(core: Scheduler, policy: Policy, pool: PoolHit | None = None, numbe
     assert policy.orders is not None
     now = core._clock.now()
     candidates = core.fleet.candidates("m", (), now)
-    return core.sight.shortlist(policy.orders, candidates, PROMPT, KNOWN, pool, number, now)
+    return core.view_builder.shortlist(policy.orders, candidates, PROMPT, KNOWN, pool, number, now)
 
 
 def decided(house: House, policy: Policy, targets: Sequence[Target], pool: PoolHit | None) -> Decision:
     core, now = house.core, house.clock.now()
-    overlaps = {id: belief.overlap for id, belief in core.sight.beliefs(KNOWN, targets).items()}
-    rows = core.fleet.board.rows(targets, overlaps, now, core.sight.held_tokens)
-    return policy.decide(core.sight.view(house.record(), PROMPT, core.fleet.resolve("m"), KNOWN, pool, rows, now))
+    overlaps = {id: belief.overlap for id, belief in core.view_builder.estimates(KNOWN, targets).items()}
+    rows = core.fleet.row_cache.rows(targets, overlaps, now, core.view_builder.held_tokens)
+    return policy.decide(
+        core.view_builder.build(house.record(), PROMPT, core.fleet.resolve("m"), KNOWN, pool, rows, now)
+    )
 
 
 # never at the cost of the choice
@@ -85,20 +87,20 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
         there.book(min(one, other), max(one, other))
     elif what == "first byte":
         booking = there.book(one, one + 5)
-        booking.first_byte()
+        booking.on_first_byte()
     elif what == "store" and there.id in house.caches:
         house.stored(there.id, IDS[: 4 * one])
     elif what == "send":
         ids = prompt_of(IDS[: 4 * one])
-        belief = house.core.sight.beliefs(ids, [there])[there.id]
-        house.core.knowledge.sent(there.id, ids, belief)
+        belief = house.core.view_builder.estimates(ids, [there])[there.id]
+        house.core.indexer.sent(there.id, ids, belief)
     elif what == "show":
-        there.showed(there.book(one, one), one, 0, float(other), house.clock.now())
+        there.observe_prefill(there.book(one, one), one, 0, float(other), house.clock.now())
     elif what == "memory":  # less than a prompt takes: it must wait for answers to end
-        house.core.polled(there.instance.id, {0: page(capacity_tokens=one)}, house.clock.now())
+        house.core.apply_metrics(there.instance.id, {0: page(capacity_tokens=one)}, house.clock.now())
     elif what == "distrust":
         for _ in range(3):
-            there.trust.observe(40, 0, 4)
+            there.overlap_accuracy.observe(40, 0, 4)
         there.book(0, 0).release()  # trust hangs on answers, and an answer gives its booking back
     elif what == "rejoin without a stream":
         house.join(there.instance.id, ranks=[])
@@ -106,7 +108,7 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
         house.core.drain(there.instance.id, on=True)
     elif what == "fail":
         for _ in range(3):
-            there.breaker.ended("failure", house.clock.now())
+            there.breaker.on_request_end("failure", house.clock.now())
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -128,7 +130,7 @@ def test_the_choice_costs_no_more_than_the_best_of_all(
 ) -> None:
     house, policy = large(), POLICIES[name]
     if answer_tokens is not None:
-        house.core.fleet.answers.came("m", answer_tokens)
+        house.core.fleet.answer_lengths.observe("m", answer_tokens)
     for number in range(MANY * (everywhere > 0)):
         house.stored(target(house, number).id, IDS[: 4 * everywhere])
     for i, (number, (what, one, other)) in enumerate(story):
@@ -218,7 +220,7 @@ def test_who_was_tried_or_is_broken_is_not_on_the_list() -> None:
     ticket = house.admit(excluding=["e04/0"])
     assert "e04/0" not in [row.target for row in ticket.attempt.decision.view.rows]
     for _ in range(3):
-        target(house, 5).breaker.ended("failure", house.clock.now())
+        target(house, 5).breaker.on_request_end("failure", house.clock.now())
     assert "e05/0" not in [row.target for row in house.admit().attempt.decision.view.rows]
 
 
@@ -227,29 +229,29 @@ def test_who_was_tried_or_is_broken_is_not_on_the_list() -> None:
 
 def test_requests_of_others_that_wait_make_every_price_hang_on_all() -> None:
     house = large()
-    house.core.polled("e07", {0: page(running=2, waiting=3)}, house.clock.now())
+    house.core.apply_metrics("e07", {0: page(running=2, waiting=3)}, house.clock.now())
     assert narrowed(house.core, POLICIES["warm"]) is None
-    house.core.polled("e07", {0: page()}, house.clock.now())
+    house.core.apply_metrics("e07", {0: page()}, house.clock.now())
     assert narrowed(house.core, POLICIES["warm"]) is not None
 
 
 def test_one_target_of_which_nothing_can_be_known_shows_all() -> None:
     house = large()
     house.join("new", ranks=[])
-    house.target("new/0").renew()  # no stream, and no block size: unknown
+    house.target("new/0").reset()  # no stream, and no block size: unknown
     assert narrowed(house.core, POLICIES["warm"]) is None
 
 
 def test_a_block_size_that_the_prompt_has_no_keys_for_shows_all() -> None:
     house = large()
-    target(house, 2).stores_blocks_of(16)
+    target(house, 2).set_block_tokens(16)
     assert narrowed(house.core, POLICIES["warm"]) is None
 
 
 def test_where_no_prompt_is_known_all_hold_as_little() -> None:
     house = large()
     target(house, 2).book(10, 10)
-    few = house.core.sight.shortlist(
+    few = house.core.view_builder.shortlist(
         POLICIES["warm"].orders or frozenset(), house.core.fleet.candidates("m", (), 0.0), PROMPT, None, None, 0, 1000.0
     )
     assert few is not None
@@ -278,7 +280,7 @@ def test_those_left_out_of_the_largest_group_never_win(name: str) -> None:
     for number in range(MANY):
         if number not in others:
             target(house, number).book(30, 30)
-    lineup = house.core.fleet.lineup("m", house.clock.now())
+    lineup = house.core.fleet.columns("m", house.clock.now())
     orders = POLICIES[name].orders
     assert orders is not None
     few = shortlist(lineup, {NO_OVERLAP: all_but(MANY, others)}, orders, ShortlistRequest(1, 7, 40, None, 100.0))

@@ -58,18 +58,18 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def test_who_joined_is_asked_once(scene: Scene) -> None:
-    scene.peers.joined(an_instance("p"))
+    scene.peers.add(an_instance("p"))
     for _ in range(3):
         await scene.look()
         scene.clock.advance(60.0)
     assert scene.asked == ["p bootstrap"]
-    assert scene.peers.nameless() == []
+    assert scene.peers.without_engine_ids() == []
 
 
 async def test_only_those_are_asked_that_prefill_and_have_a_server(scene: Scene) -> None:
-    scene.peers.joined(an_instance("d", role="decode"))
-    scene.peers.joined(an_instance("p", url=None))
-    scene.peers.joined(
+    scene.peers.add(an_instance("d", role="decode"))
+    scene.peers.add(an_instance("p", url=None))
+    scene.peers.add(
         schema.InstanceConfig.model_validate(
             {"url": "http://n:1", "name": "n", "role": "prefill", "transfer": {"protocol": "nixl"}}
         )
@@ -86,7 +86,7 @@ async def test_silence_and_nonsense_are_asked_again_with_growing_pauses(
     scene: Scene, answer: HttpAnswer | None
 ) -> None:
     scene.answer = answer
-    scene.peers.joined(an_instance("p"))
+    scene.peers.add(an_instance("p"))
     asked_at = []
     for _ in range(300):  # 15 s
         before = len(scene.asked)
@@ -99,28 +99,28 @@ async def test_silence_and_nonsense_are_asked_again_with_growing_pauses(
     scene.answer = NAMED
     scene.clock.advance(5.0)
     await scene.look()
-    assert scene.peers.nameless() == []
+    assert scene.peers.without_engine_ids() == []
 
 
 async def test_who_is_in_doubt_is_asked_again_at_once(scene: Scene) -> None:
-    scene.peers.joined(an_instance("p"))
+    scene.peers.add(an_instance("p"))
     await scene.look()
-    scene.peers.doubt("p")
+    scene.peers.forget_engine_ids("p")
     await scene.look()
     assert len(scene.asked) == 2
-    scene.peers.joined(an_instance("p"))  # it restarted
+    scene.peers.add(an_instance("p"))  # it restarted
     await scene.look()
     assert len(scene.asked) == 3
 
 
 async def test_an_answer_that_comes_after_its_instance_left_is_dropped(scene: Scene) -> None:
     scene.gate.clear()
-    scene.peers.joined(an_instance("p"))
+    scene.peers.add(an_instance("p"))
     await scene.look()
     await scene.look()
     assert len(scene.asked) == 1, "one question at a time"
-    scene.peers.left("p")
+    scene.peers.remove("p")
     scene.gate.set()
     await scene.look()
-    assert scene.peers.nameless() == []
+    assert scene.peers.without_engine_ids() == []
     assert not scene.peers

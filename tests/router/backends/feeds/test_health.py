@@ -62,18 +62,18 @@ class Scene:
 
     def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         self.joins.append((instance, [card.id for card in cards], list(sources)))
-        self.fleet.learned(instance, cards, [source.rank for source in sources])
+        self.fleet.mark_ready(instance, cards, [source.rank for source in sources])
         self.heard.set()
 
     def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
         self.changes.append((instance, [card.id for card in cards]))
-        self.fleet.serves(instance, cards)
+        self.fleet.set_models(instance, cards)
 
     def probe_ok(self, instance: str, now: float) -> bool:
-        return self.fleet.probe_ok(instance, now)
+        return self.fleet.record_probe_success(instance, now)
 
     def probe_failed(self, instance: str, now: float) -> None:
-        self.fleet.probe_failed(instance, now)
+        self.fleet.record_probe_failure(instance, now)
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float

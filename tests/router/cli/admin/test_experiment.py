@@ -20,18 +20,18 @@ def run_some(router: Running, requests: int = 300) -> None:
 
     def run() -> None:
         core, clock = router.house.core, router.house.clock
-        assert core.trial is not None
+        assert core.experiment is not None
         for i in range(requests):
             record = router.house.record()
-            core.opened(record, b"unit %d" % i)
+            core.assign_policy(record, b"unit %d" % i)
             slow = record.arm == "far"
             record.done, record.ttft_ms = True, 200.0 if slow else 100.0
             record.duration_ms = 2 * record.ttft_ms
             record.status = 500 if slow and i % 10 == 0 else 200
             record.prompt_tokens, record.cached_tokens = 100, 50
-            core.closed(record)
+            core.complete(record)
             clock.advance(1.0)  # type: ignore[attr-defined]
-            core.trial.look(clock.now())
+            core.experiment.poll(clock.now())
 
     router.here(run)
 

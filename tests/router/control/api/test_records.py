@@ -25,7 +25,7 @@ from router.request.error_body import install_error_handlers
 from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
-from router.scheduling.policy.record_view import readable
+from router.scheduling.policy.record_view import describe_record
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, maybe, names, views
 
@@ -64,7 +64,7 @@ class Rooms:
     extra_paths = frozenset({"/v1/audio"})
 
     def __init__(self, record: Record | None = None) -> None:
-        self.kept = readable(record or a_record())
+        self.kept = describe_record(record or a_record())
         self.asked: ExplainRequest | None = None
 
     async def record(self, record_id: str) -> dict[str, Any] | None:
@@ -150,10 +150,10 @@ def test_a_record_as_json_and_as_a_page() -> None:
     client = door(Rooms())
     plain = client.get("/admin/records/run-7", headers={"accept": "*/*"})
     assert plain.headers["content-type"] == "application/json"
-    assert plain.json() == readable(a_record()) | {"policy_digest": WARM.digest}
+    assert plain.json() == describe_record(a_record()) | {"policy_digest": WARM.digest}
     shown = client.get("/admin/records/run-7", headers={"accept": BROWSER})
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
-    assert shown.text == render_page(readable(a_record()))
+    assert shown.text == render_page(describe_record(a_record()))
     assert plain.headers["vary"] == shown.headers["vary"] == "accept"
 
 
@@ -182,14 +182,14 @@ def test_the_page_needs_nothing_from_elsewhere_and_may_have_nothing() -> None:
 
 def test_who_was_chosen_and_why() -> None:
     record = a_record()
-    text = unescape(render_page(readable(record)))
-    assert readable(record)["why"].startswith("cheap/0: prefix_overlap costs ")
-    assert text.count(readable(record)["why"]) == 2  # above all, and at its attempt
+    text = unescape(render_page(describe_record(record)))
+    assert describe_record(record)["why"].startswith("cheap/0: prefix_overlap costs ")
+    assert text.count(describe_record(record)["why"]) == 2  # above all, and at its attempt
 
 
 def test_candidates_stand_by_cost_with_every_term() -> None:
-    seen = Rows(render_page(readable(a_record())))
-    (attempt,) = readable(a_record())["attempts"]
+    seen = Rows(render_page(describe_record(a_record())))
+    (attempt,) = describe_record(a_record())["attempts"]
     cheap, dear = sorted(attempt["candidates"], key=lambda row: row["cost"])
     costs, state = seen.of("cheap/0")
     terms = cheap["terms"]
@@ -206,18 +206,18 @@ def test_candidates_stand_by_cost_with_every_term() -> None:
     firsts = [row[0].strip() for row in seen.rows]
     assert [first for first in firsts if "/0" in first] == ["cheap/0 (chosen)", "dear/0", "cheap/0", "dear/0"]
     assert len(seen.chosen) == 2  # its row in either table
-    assert "Filtered out: full/0" in render_page(readable(a_record()))
+    assert "Filtered out: full/0" in render_page(describe_record(a_record()))
 
 
 def test_who_of_a_large_fleet_was_left_out_is_said_below_the_costs() -> None:
-    assert "<p>Not priced: 97 of 100 candidates; " in render_page(readable(a_record(VIEW._replace(others=97))))
-    assert "Not priced" not in render_page(readable(a_record()))
+    assert "<p>Not priced: 97 of 100 candidates; " in render_page(describe_record(a_record(VIEW._replace(others=97))))
+    assert "Not priced" not in render_page(describe_record(a_record()))
 
 
 def test_what_came_of_it() -> None:
     record = a_record(status=200, ttft_ms=12.345, duration_ms=250.0, cached_tokens=3200, output_tokens=17, done=True)
     record.arm = "warm"
-    text = re.sub(r"<[^>]+>", " ", render_page(readable(record)))
+    text = re.sub(r"<[^>]+>", " ", render_page(describe_record(record)))
     flat = " ".join(text.split())
     for fact in (
         "at 2023-11-14 22:13:20.250+00:00", f"its digest {WARM.digest}", "arm warm", "status 200",
@@ -232,7 +232,7 @@ def test_every_attempt_and_prefill_leg_is_there() -> None:
     record.attempts[0].end = "connect"
     lone = WARM.decide(VIEW._replace(rows=VIEW.rows[:1]))
     record.attempts.append(Attempt(lone, 0, 0, prefill=PrefillRecord(WARM.decide(VIEW), 4096, 3200, "ok", 33.0, 3200)))
-    text = unescape(render_page(readable(record)))
+    text = unescape(render_page(describe_record(record)))
     assert "Attempt 1 of 2: cheap/0" in text
     assert "Attempt 2 of 2: dear/0" in text
     assert "Prefilled by cheap/0" in text
@@ -245,7 +245,7 @@ def test_shadows_say_what_they_would_have_done() -> None:
         ShadowChoice("lmetric", "dear/0", Regret(12.5, -3200)),
         ShadowChoice("least_work_left", "cheap/0", Regret(0.0, 0)),
     ]
-    seen = Rows(render_page(readable(record)))
+    seen = Rows(render_page(describe_record(record)))
     assert seen.of("lmetric") == [["lmetric", "dear/0", "12.50", "-3,200"]]
     assert seen.of("least_work_left") == [["least_work_left", "the same", "0.00", "0"]]
 
@@ -253,9 +253,9 @@ def test_shadows_say_what_they_would_have_done() -> None:
 def test_a_record_without_an_attempt_has_a_page() -> None:
     record = a_record(status=503, error="no engine can serve this model now; try again")
     record.attempts = []
-    assert "no engine can serve this model now; try again" in render_page(readable(record))
+    assert "no engine can serve this model now; try again" in render_page(describe_record(record))
     record.error = None
-    assert "Nobody was chosen." in render_page(readable(record))
+    assert "Nobody was chosen." in render_page(describe_record(record))
 
 
 EVIL = "</td><script>alert(1)</script>\"'&"
@@ -275,18 +275,18 @@ def test_what_clients_and_engines_are_called_is_escaped() -> None:
     record.arm = record.asked_by = "x"
     record.shadows = [ShadowChoice("p", "t", Regret(1.0, 1))]
     record.attempts[0].prefill = PrefillRecord(WARM.decide(VIEW), 1, 1)
-    html = render_page(tainted(readable(record)) | {"at_wall_s": 0.0})
+    html = render_page(tainted(describe_record(record)) | {"at_wall_s": 0.0})
     assert "<script" not in html
     assert html.count("&lt;script&gt;") >= 20
-    assert Rows(html).tags == Rows(render_page(readable(record))).tags
+    assert Rows(html).tags == Rows(render_page(describe_record(record))).tags
 
 
 @settings(max_examples=40)
 @given(views(), maybe(names), st.booleans())
 def test_every_record_has_a_page(view: View, word: str | None, done: bool) -> None:
     record = a_record(view, client=word, error=word, done=done)
-    seen = Rows(render_page(readable(record)))
-    candidates = readable(record)["attempts"][0]["candidates"]
+    seen = Rows(render_page(describe_record(record)))
+    candidates = describe_record(record)["attempts"][0]["candidates"]
     for row in candidates:
         assert len(seen.of(row["target"])) >= 2
     assert len(seen.chosen) == 2

@@ -46,8 +46,8 @@ def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None
     class Both(RunningExperiment):
         """The follower is told of requests; looks are the leader's."""
 
-        began, ended = follower.began, follower.ended  # type: ignore[assignment]
-        look, behind = there.look, property(lambda self: there.behind)  # type: ignore[assignment]
+        began, ended = follower.begin_request, follower.end_request  # type: ignore[assignment]
+        look, behind = there.poll, property(lambda self: there.open_units)  # type: ignore[assignment]
 
     found = list(drive(Both(spec), traffic(ARMS, planted, 300, seed=5)))
     assert found == findings
@@ -64,10 +64,10 @@ def test_a_first_byte_is_known_while_the_answer_still_comes() -> None:
     follower = SyncedExperiment(an_experiment(), between, version=1)
     for number in range(400):
         record = a_record(number, number / 10)
-        follower.began("b", number.to_bytes(8), record)
+        follower.begin_request("b", number.to_bytes(8), record)
         record.ttft_ms = 100.0
         follower.first_byte(record)
-    assert trial.look(200.0) == []
+    assert trial.poll(200.0) == []
     assert not any(arm.out for arm in trial.report().arms)
 
 
@@ -76,12 +76,12 @@ def test_what_a_dying_worker_had_under_way_is_not_held_against_the_arm() -> None
     between = Between(trial)
     follower = SyncedExperiment(an_experiment(), between, version=1)
     mine, others = a_record(1, 10.0), a_record(2, 10.0)
-    follower.began("a", b"mine", mine)
+    follower.begin_request("a", b"mine", mine)
     between.elsewhere.began(2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
     between.elsewhere.lost(1, trial)
     arm = trial.report().arms[0]
     assert (arm.requests, arm.failed) == (1, 0)
-    follower.ended(finish(others))
+    follower.end_request(finish(others))
     assert trial.report().arms[0].requests == 2
-    follower.ended(finish(mine))  # too late to count again
+    follower.end_request(finish(mine))  # too late to count again
     assert trial.report().arms[0].requests == 2

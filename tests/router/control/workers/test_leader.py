@@ -76,7 +76,7 @@ class Ship:
         metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
         self.leader.take(LocalState("run0", self.core, RecentRecords(10), metrics))
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
-        self.core.joined("a", [ModelCard("m", None, None, None)], [])
+        self.core.add_instance("a", [ModelCard("m", None, None, None)], [])
         self.crew: list[Crewman] = []
 
     async def hire(self) -> Crewman:
@@ -91,7 +91,7 @@ class Ship:
     def requests(self) -> int:
         target = self.core.fleet.target(A)
         assert target is not None
-        return target.books.requests
+        return target.load_book.requests
 
 
 @asynccontextmanager
@@ -109,7 +109,7 @@ async def ship() -> AsyncIterator[Ship]:
 async def test_the_first_words_are_all_that_a_follower_needs() -> None:
     async with ship() as s:
         s.core.drain("a", True)
-        s.core.desk.sessions.put((False, "m", "agent"), "a/0")
+        s.core.selector.sessions.put((False, "m", "agent"), "a/0")
         s.core.remember_response("resp_1", A)
         man = await s.hire()
         await eventually(lambda: man.of(ResponseStored))
@@ -149,7 +149,7 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
         for man in (one, other):
             assert man.of(SessionMoved)[-1] == theirs
-        assert s.core.desk.sessions.items() == [((False, "m", "agent"), "b/0")]
+        assert s.core.selector.sessions.items() == [((False, "m", "agent"), "b/0")]
 
 
 async def test_a_switch_waits_for_those_that_take_connections() -> None:
@@ -174,7 +174,7 @@ async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() 
         s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "warm", ARMS))
         man.line.tell(RequestBegan(before, 1, "warm", b"early", 99.0))
         man.line.tell(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
-        trial = s.core.trial
+        trial = s.core.experiment
         assert trial is not None
-        await eventually(lambda: trial.behind)
-        assert trial.behind == 1
+        await eventually(lambda: trial.open_units)
+        assert trial.open_units == 1

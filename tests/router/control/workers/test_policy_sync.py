@@ -12,7 +12,7 @@ from router.control.workers.policy_sync import build_from_rule, make_rule
 from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policies
-from scorers.registry import installed
+from scorers.registry import load_registry
 from tests.paths import CONFIGS
 
 FOLDER = CONFIGS / "policies"
@@ -29,7 +29,7 @@ def regime() -> PolicySet:
 def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
     told = regime()
     heard = build_from_rule(
-        make_rule(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), installed()
+        make_rule(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), load_registry()
     )
     assert len(heard.policies) == len(ROOT_POLICIES) > 10
     assert {name: policy.digest for name, policy in heard.policies.items()} == {
@@ -43,7 +43,7 @@ def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
     here = regime()
     changed = PolicyConfig.model_validate({"scorers": [{"name": "queue_depth"}]})
     then = PolicySet(here.policies | build_policies({"round_robin": changed}), "warm", EXPERIMENT)
-    heard = build_from_rule(make_rule(then, 4), here, installed())
+    heard = build_from_rule(make_rule(then, 4), here, load_registry())
     assert heard.policies["warm"] is here.policies["warm"]
     assert heard.policies["round_robin"] is not here.policies["round_robin"]
     assert heard.policies["round_robin"].spec == changed
@@ -52,10 +52,10 @@ def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
 def test_policies_that_are_gone_are_gone() -> None:
     here = regime()
     then = PolicySet({"warm": here.policies["warm"]}, "warm")
-    assert list(build_from_rule(make_rule(then, 5), here, installed()).policies) == ["warm"]
+    assert list(build_from_rule(make_rule(then, 5), here, load_registry()).policies) == ["warm"]
 
 
 def test_what_cannot_be_built_is_said() -> None:
     outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
     with pytest.raises(ConfigError, match="not_installed_here"):
-        build_from_rule(outside, regime(), installed())
+        build_from_rule(outside, regime(), load_registry())

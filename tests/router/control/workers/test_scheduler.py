@@ -60,10 +60,10 @@ class Worker:
 
     def join(self, name: str) -> None:
         self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
-        self.core.joined(name, [CARD], [])
+        self.core.add_instance(name, [CARD], [])
 
     def admit(self, session: str | None = None) -> Ticket:
-        number = self.core.desk.next_number()
+        number = self.core.selector.next_number()
         record = Record(f"r-{number}", number, 100.0, 0.0, "/v1/completions", "m", True, "local", 20, Stages())
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=session)
         ticket = self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(list(range(20))))
@@ -73,7 +73,7 @@ class Worker:
     def requests(self, target: str) -> int:
         found = self.core.fleet.target(TargetId(target))
         assert found is not None
-        return found.books.requests
+        return found.load_book.requests
 
     def hears_loads_of(self, other: Worker) -> None:
         for target in other.told.targets:
@@ -93,7 +93,7 @@ def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: li
         for target in ("a/0", "b/0"):
             own = [worker.core.own_share(TargetId(target)) for worker in workers]
             assert workers[0].requests(target) == workers[1].requests(target) == own[0].requests + own[1].requests
-            books = [worker.core.fleet.target(TargetId(target)).books for worker in workers]  # type: ignore[union-attr]
+            books = [worker.core.fleet.target(TargetId(target)).load_book for worker in workers]  # type: ignore[union-attr]
             assert books[0].prefill_attended == books[1].prefill_attended
             assert books[0].context_tokens == books[1].context_tokens
             assert min(min(share) for share in own) >= 0
@@ -103,7 +103,7 @@ def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: li
         if what == "admit":
             open_.append(worker.admit())
         elif what == "byte" and open_:
-            worker.core.first_byte(open_[-1])
+            worker.core.on_first_byte(open_[-1])
         elif what == "settle" and open_:
             worker.core.settle(open_.pop(0))
         elif what == "tell":
@@ -128,7 +128,7 @@ def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> Non
     worker.join("b")
     assert worker.requests("b/0") == 3
     assert worker.core.own_share(TargetId("b/0")) == NO_SHARE
-    worker.core.left("b")
+    worker.core.remove_instance("b")
     worker.core.apply_load(TargetId("b/0"), NO_SHARE)
     worker.join("b")
     assert worker.requests("b/0") == 0
@@ -156,7 +156,7 @@ def test_a_response_is_found_where_it_was_only_told_of() -> None:
     (made,) = one.told.messages
     assert isinstance(made, ResponseStored)
     other.core.apply_response(made)
-    assert other.core.made_by("resp_1") == "b/0"
+    assert other.core.response_target("resp_1") == "b/0"
     assert other.core.responses() == [("resp_1", "b/0")]
     assert other.told.messages == []
 
@@ -190,17 +190,17 @@ def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
     for worker in (leader, follower):
         worker.core.version = 7
         worker.core.swap(PolicySet(REGIME.policies, "least", EXPERIMENT))
-    assert type(leader.core.trial) is not SyncedExperiment
+    assert type(leader.core.experiment) is not SyncedExperiment
     assert leader.core.trial_since == leader.core.version == 8
-    trial = follower.core.trial
+    trial = follower.core.experiment
     assert isinstance(trial, SyncedExperiment)
     assert trial.version == 7
     follower.core.version = 9
     follower.core.swap(PolicySet(REGIME.policies, "sticky", EXPERIMENT))  # the experiment goes on
-    assert follower.core.trial is trial
+    assert follower.core.experiment is trial
     assert trial.version == 9
 
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_chance_falls_differently_in_every_worker(worker: int) -> None:
-    assert Worker(worker).core.desk.next_number() == worker * NUMBERS
+    assert Worker(worker).core.selector.next_number() == worker * NUMBERS

@@ -19,10 +19,10 @@ def tally_of(*units: list[dict[str, object]]) -> ArmMetrics:
             record = a_record(number, 0.0)
             unit.running[number] = record
             finish(record, **outcome)
-            unit.ended(record)
-            tally.ended(record)
+            unit.end_request(record)
+            tally.add_request(record)
             number += 1
-        tally.closed(unit)
+        tally.add_unit(unit)
     return tally
 
 
@@ -30,7 +30,7 @@ def test_an_arm_that_did_nothing() -> None:
     tally = ArmMetrics()
     assert tally.estimate("ttft_p90", 0.05) == (None, None, None, 0)
     assert tally.estimate("hit_share", 0.05) == (None, None, None, 0)
-    assert tally.spread(2) is None
+    assert tally.imbalance(2) is None
 
 
 def test_counts_are_of_requests_and_shares_of_units() -> None:
@@ -70,6 +70,6 @@ def test_the_spread_is_over_all_targets_in_use() -> None:
     for number, target in enumerate([0, 0, 0, 1]):
         record = finish(a_record(number, 0.0))
         record.attempts = [an_attempt(target)]
-        tally.ended(record)
-    assert tally.spread(2) == 1.5  # 3 at the busiest, 2 on average
-    assert tally.spread(4) == 3.0
+        tally.add_request(record)
+    assert tally.imbalance(2) == 1.5  # 3 at the busiest, 2 on average
+    assert tally.imbalance(4) == 3.0

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from router.config.sections.experiment import GuardConfig, Metric
-from router.scheduling.experiments.comparison import METRICS, ArmComparison, EvidenceBars, bars
+from router.scheduling.experiments.comparison import METRICS, ArmComparison, EvidenceBars, compute_bars
 
 BARS = EvidenceBars(200.0, 2000.0)  # of two arms at alpha 0.01
 
@@ -27,15 +27,15 @@ def compared(guard: GuardConfig, on_arm: float, on_first: float, units: int = 20
 
 
 def verdicts(comparison: ArmComparison) -> dict[Metric, str]:
-    return {metric: race.verdict for metric, race in zip(METRICS, comparison.races, strict=True)}
+    return {metric: race.verdict for metric, race in zip(METRICS, comparison.metrics, strict=True)}
 
 
 def test_what_alpha_is_divided_by() -> None:
     # half of it for the guard, half for five metrics in two directions
-    assert bars(0.01, 2) == (200.0, 2000.0)
-    assert bars(0.05, 4) == (120.0, 1200.0)
+    assert compute_bars(0.01, 2) == (200.0, 2000.0)
+    assert compute_bars(0.05, 4) == (120.0, 1200.0)
     for arms in (2, 4):
-        guard, verdict = bars(0.01, arms)
+        guard, verdict = compute_bars(0.01, arms)
         assert (arms - 1) * (1 / guard + 10 / verdict) == pytest.approx(0.01)
 
 
@@ -67,14 +67,14 @@ def test_equal_arms_get_no_verdict() -> None:
     ],
 )
 def test_the_guard_allows_what_it_was_told_to(metric: Metric, on_arm: float, on_first: float, alarmed: bool) -> None:
-    assert compared(a_guard(metric), on_arm, on_first).alarmed is alarmed
+    assert compared(a_guard(metric), on_arm, on_first).guard_tripped is alarmed
 
 
 def test_few_units_are_not_judged() -> None:
     comparison = compared(a_guard(min_units=500), 0.9, 0.1, units=500)
     assert comparison.units < 500
-    assert comparison.too_bad.value > BARS.guard
-    assert not comparison.alarmed
+    assert comparison.guard_evidence.value > BARS.guard
+    assert not comparison.guard_tripped
     assert set(verdicts(comparison).values()) == {"not yet known"}
 
 
@@ -91,8 +91,8 @@ def test_a_verdict_turns_when_the_opposite_becomes_clearer() -> None:
 def test_what_a_unit_does_not_tell_is_not_counted() -> None:
     comparison = ArmComparison(0.5, a_guard(), BARS)
     comparison.observe(True, (None, None, None, None, 0.0), None)
-    assert [race.higher.units for race in comparison.races] == [0, 0, 0, 0, 1]
-    assert comparison.too_bad.units == 0
+    assert [race.higher.units for race in comparison.metrics] == [0, 0, 0, 0, 1]
+    assert comparison.guard_evidence.units == 0
     assert comparison.units == 1
 
 
@@ -101,5 +101,5 @@ def test_an_assignment_that_is_not_chance_is_noticed() -> None:
     for i in range(300):
         fair.observe(i % 2 == 0, (None,) * len(METRICS), None)
         unfair.observe(i % 3 == 0, (None,) * len(METRICS), None)
-    assert not fair.lopsided
-    assert unfair.lopsided
+    assert not fair.is_lopsided
+    assert unfair.is_lopsided

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
 from router.scheduling.experiments.dry_run import DryRun, DryRunReport, TargetMove
-from router.scheduling.experiments.policy_set import PolicySet, drawn, slices
+from router.scheduling.experiments.policy_set import PolicySet, draw_arm, slice_instances
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.best import Best
@@ -65,7 +65,7 @@ def plan(regime: PolicySet, records: Iterable[Record]) -> DryRunReport:
     planner = DryRun(regime)
     for record in records:
         planner.add(record)
-    return planner.plan()
+    return planner.report()
 
 
 VIEW = a_view(*ROWS, prompt_tokens=1000)
@@ -124,13 +124,13 @@ def test_each_unit_is_decided_by_its_arm() -> None:
     regime = between({"a/0": 50, "b/0": 50})
     units = [b"unit %d" % number for number in range(40)]
     found = plan(regime, [a_record(to("a/0"), VIEW, unit=unit) for unit in units])
-    moving = [drawn(3, {"a/0": 50, "b/0": 50}, unit) for unit in units].count("b/0")
+    moving = [draw_arm(3, {"a/0": 50, "b/0": 50}, unit) for unit in units].count("b/0")
     assert found.changed == moving
     assert 0 < moving < 40
 
 
 def test_units_of_an_arm_that_was_rolled_back_go_to_the_first_one() -> None:
-    regime = between({"a/0": 50, "b/0": 50}).without("b/0")
+    regime = between({"a/0": 50, "b/0": 50}).with_rollback("b/0")
     found = plan(regime, [a_record(to("a/0"), VIEW, unit=b"%d" % number) for number in range(40)])
     assert found.changed == 0
 
@@ -157,10 +157,10 @@ def test_an_isolated_arm_chooses_from_its_own_slice() -> None:
     rows = tuple(a_row(name) for name in "abcd")
     seen = a_view(*rows)
     regime = between({"a/0": 50, "b/0": 50}, isolate="instances")
-    owners = slices(3, (("a/0", 50.0), ("b/0", 50.0)), tuple("abcd"))
+    owners = slice_instances(3, (("a/0", 50.0), ("b/0", 50.0)), tuple("abcd"))
     units = [b"%d" % number for number in range(60)]
     for unit in units:
-        arm = regime.place(unit).arm
+        arm = regime.assign(unit).arm
         found = plan(regime, [a_record(to("c/0"), seen, unit=unit)])
         target = found.moves[0].target if found.moves else "c/0"
         assert owners[target.partition("/")[0]] == arm

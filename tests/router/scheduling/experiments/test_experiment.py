@@ -17,25 +17,25 @@ def a_trial(**keys: object) -> RunningExperiment:
 def tell(trial: RunningExperiment, arm: str, unit: int, at_s: float, **outcome: object) -> None:
     """One request that begins and ends."""
     record = a_record(unit, at_s)
-    trial.began(arm, unit.to_bytes(8), record)
-    trial.ended(finish(record, **outcome))
+    trial.begin_request(arm, unit.to_bytes(8), record)
+    trial.end_request(finish(record, **outcome))
 
 
 def test_an_unknown_arm_is_refused() -> None:
     with pytest.raises(ValueError, match="no arm `c` in this trial; its arms: a, b"):
-        a_trial().began("c", b"u", a_record(1, 0.0))
+        a_trial().begin_request("c", b"u", a_record(1, 0.0))
 
 
 def test_a_unit_counts_when_its_time_is_over_and_all_of_it_has_ended() -> None:
     trial = a_trial()
     running = a_record(1, 0.0)
-    trial.began("a", b"u", running)
+    trial.begin_request("a", b"u", running)
     tell(trial, "b", 2, 1.0)
-    trial.look(60.0)
-    assert trial.behind == 2, "the first one still runs"
-    trial.ended(finish(running))
-    trial.look(60.0)
-    assert trial.behind == 0
+    trial.poll(60.0)
+    assert trial.open_units == 2, "the first one still runs"
+    trial.end_request(finish(running))
+    trial.poll(60.0)
+    assert trial.open_units == 0
     assert [(arm.units_open, arm.units_closed) for arm in trial.report().arms] == [(0, 1), (0, 1)]
 
 
@@ -43,20 +43,20 @@ def test_a_request_that_hangs_does_not_hold_up_the_rest() -> None:
     trial = a_trial()
     for unit in range(20):
         tell(trial, "a", unit, 0.0, ttft_ms=500.0, duration_ms=1000.0)
-    trial.look(30.0)
+    trial.poll(30.0)
     hanging = a_record(99, 40.0)
-    trial.began("a", b"hangs", hanging)
+    trial.begin_request("a", b"hangs", hanging)
     tell(trial, "b", 100, 41.0)
-    trial.look(61.5)
-    assert trial.behind == 0  # ten times the first arm's P90 of 500 ms is long over
+    trial.poll(61.5)
+    assert trial.open_units == 0  # ten times the first arm's P90 of 500 ms is long over
     assert trial.report().arms[0].standings[1].units == 21
-    trial.ended(finish(hanging))  # and its end is no surprise
+    trial.end_request(finish(hanging))  # and its end is no surprise
 
 
 def test_a_request_unit_is_over_with_its_request() -> None:
     trial = a_trial(unit="request")
     tell(trial, "a", 1, 100.0)
-    trial.look(100.1)
+    trial.poll(100.1)
     assert trial.report().arms[0].units_closed == 1
 
 
@@ -64,11 +64,11 @@ def test_a_window_counts_as_a_whole() -> None:
     trial = a_trial(unit="time", window_s=600)
     for at_s in (0.0, 590.0):
         record = a_record(int(at_s), at_s)
-        trial.began("a", b"window", record)
-        trial.ended(finish(record, ttft_ms=100.0 + at_s))
-    trial.look(599.0)
+        trial.begin_request("a", b"window", record)
+        trial.end_request(finish(record, ttft_ms=100.0 + at_s))
+    trial.poll(599.0)
     assert trial.report().arms[0].units_closed == 0
-    trial.look(600.0)
+    trial.poll(600.0)
     report = trial.report().arms[0]
     assert report.units_closed == 1
     assert report.standings[1].estimate == pytest.approx(690, rel=0.01)
@@ -76,15 +76,15 @@ def test_a_window_counts_as_a_whole() -> None:
 
 def test_requests_that_never_began_here_are_ignored() -> None:
     trial = a_trial()
-    trial.ended(finish(a_record(1, 0.0)))
+    trial.end_request(finish(a_record(1, 0.0)))
     assert sum(arm.requests for arm in trial.report().arms) == 0
 
 
 def test_a_retry_is_the_same_request() -> None:
     trial, record = a_trial(), a_record(1, 0.0)
-    trial.began("a", b"u", record)
-    trial.began("a", b"u", record)
-    trial.ended(finish(record))
+    trial.begin_request("a", b"u", record)
+    trial.begin_request("a", b"u", record)
+    trial.end_request(finish(record))
     assert trial.report().arms[0].requests == 1
 
 
@@ -102,7 +102,7 @@ def test_the_guard_rolls_back_once_and_says_why() -> None:
     out = trial.report().arms[1]
     assert out.out == found.why
     assert out.units_closed == 50, "later ones do not count"
-    assert not trial.over
+    assert not trial.is_over
 
 
 def test_the_guard_lets_times_be_as_much_longer_as_it_was_told() -> None:
@@ -127,18 +127,18 @@ def test_a_limit_takes_out_an_arm_at_once() -> None:
     for second in range(20):
         tell(trial, "a", 2 * second, float(second))
         tell(trial, "b", 2 * second + 1, float(second), status=500)
-        found += trial.look(second + 1.0)
+        found += trial.poll(second + 1.0)
     assert [(finding.arm, finding.cause, finding.metric) for finding in found] == [("b", "limit", "error_rate_max")]
     assert found[0].why == "error_rate_max: 6 of 6 requests are beyond it (0.05)"
     assert found[0].estimate_arm == 1.0
-    assert not trial.over
+    assert not trial.is_over
 
 
 def test_waiting_alone_trips_the_limit_on_time() -> None:
     trial = a_trial(limits={"ttft_p90_max_ms": 1000})
     for second in range(10):
-        trial.began("b", second.to_bytes(8), a_record(second, float(second)))
-        if found := trial.look(second + 0.5):
+        trial.begin_request("b", second.to_bytes(8), a_record(second, float(second)))
+        if found := trial.poll(second + 0.5):
             break
     assert [finding.metric for finding in found] == ["ttft_p90_max_ms"]
 
@@ -148,11 +148,11 @@ def test_a_stream_that_breaks_late_counts_against_the_limit() -> None:
     records = [a_record(second, float(second)) for second in range(40)]
     for record in records:
         record.ttft_ms = 100.0
-        trial.began("b", record.id.encode(), record)
+        trial.begin_request("b", record.id.encode(), record)
     found = []
     for second, record in enumerate(records):
-        found += trial.look(60.0 + second)
-        trial.ended(finish(record, end="broken"))
+        found += trial.poll(60.0 + second)
+        trial.end_request(finish(record, end="broken"))
     assert [finding.metric for finding in found] == ["error_rate_max"]
 
 
@@ -161,9 +161,9 @@ def test_without_the_first_arm_the_trial_is_over() -> None:
     found = []
     for second in range(10):
         tell(trial, "a", second, float(second), status=500)
-        found += trial.look(second + 1.0)
+        found += trial.poll(second + 1.0)
     assert [finding.arm for finding in found] == ["a"]
-    assert trial.over
+    assert trial.is_over
     tell(trial, "b", 99, 20.0)
     assert trial.report().arms[1].requests == 0
 
@@ -171,9 +171,9 @@ def test_without_the_first_arm_the_trial_is_over() -> None:
 def test_an_arm_that_the_operator_took_out() -> None:
     trial = a_trial()
     tell(trial, "b", 1, 0.0)
-    trial.take_out("b", "by hand")
+    trial.exclude_arm("b", "by hand")
     tell(trial, "b", 2, 1.0)
-    trial.look(60.0)
+    trial.poll(60.0)
     out = trial.report().arms[1]
     assert (out.out, out.requests, out.units_closed) == ("by hand", 1, 0)
 
@@ -184,15 +184,15 @@ def test_a_look_closes_so_many_units_and_no_more() -> None:
         tell(trial, "a", unit, 0.0)
     left = []
     for _ in range(3):
-        trial.look(100.0)
-        left.append(trial.behind)
+        trial.poll(100.0)
+        left.append(trial.open_units)
     assert left == [250, 50, 0]
 
 
 def test_the_report_of_an_experiment_with_one_arm() -> None:
     trial = RunningExperiment(an_experiment({"a": 100}))
     tell(trial, "a", 1, 0.0)
-    trial.look(60.0)
+    trial.poll(60.0)
     report = trial.report()
     assert [standing.verdict for standing in report.arms[0].standings] == [None] * 5
     assert report.warnings == ()
@@ -225,8 +225,8 @@ def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = a_trial(unit="request", isolate="instances")
     for unit in range(300):
         tell(trial, "b" if unit % 4 == 0 else "a", unit, 0.0)
-    trial.look(10.0)
-    trial.look(10.0)
+    trial.poll(10.0)
+    trial.poll(10.0)
     assert trial.report().warnings == (
         "b gets another share of the units than it should: the comparison is not to be trusted",
     )

@@ -14,19 +14,19 @@ def of(targets: list[str]) -> Imbalance:
 
 def test_the_busiest_is_held_against_the_mean() -> None:
     # 5 requests over 4 targets: mean 1.25, the busiest has 3: 3 / 1.25 = 2.4
-    assert of(["a", "a", "a", "b", "c"]).uneven(4) == pytest.approx(2.4)
+    assert of(["a", "a", "a", "b", "c"]).ratio(4) == pytest.approx(2.4)
 
 
 def test_a_target_that_nobody_chose_counts() -> None:
-    assert of(["a"] * 10).uneven(8) == 8
+    assert of(["a"] * 10).ratio(8) == 8
 
 
 def test_no_request_no_spread() -> None:
-    assert Imbalance().uneven(3) is None
+    assert Imbalance().ratio(3) is None
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1))
 def test_it_lies_between_even_and_all_on_one(targets: list[str]) -> None:
-    uneven = of(targets).uneven(4)
+    uneven = of(targets).ratio(4)
     assert uneven is not None
     assert 1 <= uneven <= 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
-from router.scheduling.experiments.policy_set import PolicySet, drawn, slices
+from router.scheduling.experiments.policy_set import PolicySet, draw_arm, slice_instances
 from router.scheduling.policy.policy import build_policy
 from scorers.contract import Needs
 
@@ -19,7 +19,7 @@ UNITS = [b"unit-%d" % i for i in range(20_000)]
 
 
 def arms_of(shares: dict[str, float], seed: int = 7) -> list[str]:
-    return [drawn(seed, shares, unit) for unit in UNITS]
+    return [draw_arm(seed, shares, unit) for unit in UNITS]
 
 
 def named(name: str, scorer: str = "random") -> schema.PolicyConfig:
@@ -43,7 +43,7 @@ def test_arms_get_their_shares(shares: dict[str, float]) -> None:
 def test_the_draw_is_the_same_in_every_process_and_for_ever() -> None:
     """Written down: another release or replica must not move anybody."""
     shares = {"warm": 50.0, "other": 50.0}
-    assert "".join(drawn(7, shares, b"session-%d" % i)[0] for i in range(20)) == "wwowwwwowwwwoowwooww"
+    assert "".join(draw_arm(7, shares, b"session-%d" % i)[0] for i in range(20)) == "wwowwwwowwwwoowwooww"
 
 
 def test_seeds_are_independent() -> None:
@@ -68,15 +68,15 @@ def test_with_more_arms_few_others_move() -> None:
 
 @given(st.binary(), st.integers())
 def test_one_arm_has_everybody(unit: bytes, seed: int) -> None:
-    assert drawn(seed, {"only": 100.0}, unit) == "only"
+    assert draw_arm(seed, {"only": 100.0}, unit) == "only"
 
 
 def test_what_is_rolled_back_goes_to_the_first_arm_and_nobody_else_moves() -> None:
     experiment = ExperimentConfig(seed=7, arms={"one": 50, "two": 30, "three": 20})
-    whole, rolled = a_regime(experiment), a_regime(experiment).without("two")
+    whole, rolled = a_regime(experiment), a_regime(experiment).with_rollback("two")
     assert rolled.live_arms == ["one", "three"]
     for unit in UNITS[:2000]:
-        before, after = whole.place(unit), rolled.place(unit)
+        before, after = whole.assign(unit), rolled.assign(unit)
         assert after.arm == before.arm
         assert after.policy.name == ("one" if before.arm == "two" else before.arm)
 
@@ -102,14 +102,14 @@ SHARES = (("a", 60.0), ("b", 30.0), ("c", 10.0))
 )
 def test_slices_are_as_large_as_the_shares_and_never_empty(count: int, runs: dict[str, int]) -> None:
     instances = tuple(f"engine-{i}" for i in range(count))
-    assert Counter(slices(7, SHARES, instances).values()) == Counter(runs)
+    assert Counter(slice_instances(7, SHARES, instances).values()) == Counter(runs)
 
 
 def test_an_instance_more_changes_at_most_one_more_per_arm() -> None:
     instances = tuple(f"engine-{i}" for i in range(20))
     for leaving in instances:
         rest = tuple(i for i in instances if i != leaving)
-        with_it, without = slices(7, SHARES, instances), slices(7, SHARES, rest)
+        with_it, without = slice_instances(7, SHARES, instances), slice_instances(7, SHARES, rest)
         assert sum(with_it[i] != without[i] for i in rest) <= len(SHARES)
 
 
@@ -117,7 +117,7 @@ def test_a_slice_that_was_rolled_back_is_the_first_arms() -> None:
     experiment = ExperimentConfig(seed=7, arms={"one": 50, "two": 50}, isolate="instances")
     instances = [f"engine-{i}" for i in range(4)]
     regime = a_regime(experiment)
-    assert regime.instances_of("one", instances) | regime.instances_of("two", instances) == set(instances)
-    assert not regime.instances_of("one", instances) & regime.instances_of("two", instances)
-    rolled = regime.without("two")
-    assert rolled.instances_of("one", instances) == rolled.instances_of("two", instances) == set(instances)
+    assert regime.instances_for("one", instances) | regime.instances_for("two", instances) == set(instances)
+    assert not regime.instances_for("one", instances) & regime.instances_for("two", instances)
+    rolled = regime.with_rollback("two")
+    assert rolled.instances_for("one", instances) == rolled.instances_for("two", instances) == set(instances)

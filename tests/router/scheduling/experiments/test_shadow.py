@@ -62,19 +62,19 @@ def test_a_shadow_tells_what_it_would_have_done_and_the_difference() -> None:
     shadow = Shadow(named("least_requests"))
     warm = a_row("a", an_overlap(800), a_load(requests=1))
     view = a_view(warm, a_row("b", an_overlap(0)), prompt_tokens=1000)
-    looked = shadow.look(of(Fixed("a/0")).decide(view))
+    looked = shadow.evaluate(of(Fixed("a/0")).decide(view))
     assert looked is not None
     assert (looked.policy, looked.target) == ("least_requests", "b/0")
     # a: 5 + 25 + 200 * 900 * 1e-6 = 30.18 ms; b: 5 + 125 + 1000 * 500 * 1e-6 = 130.5 ms
     assert looked.difference.ttft_ms == pytest.approx(130.5 - 30.18)
     assert looked.difference.overlap_tokens == -800
-    assert shadow.differences.summary().moves == {("a/0", "b/0"): 1}
+    assert shadow.regret.summary().moves == {("a/0", "b/0"): 1}
 
 
 def test_a_shadow_sees_what_the_filters_of_the_live_policy_dropped() -> None:
     shadow = Shadow(named("least_requests"))
     made = made_at("a/0")
-    looked = shadow.look(made._replace(rows=made.rows[:1], costs=made.costs[:1], chosen=0))
+    looked = shadow.evaluate(made._replace(rows=made.rows[:1], costs=made.costs[:1], chosen=0))
     assert looked is not None
     assert looked.target == "b/0"
 
@@ -84,15 +84,15 @@ def test_a_shadow_neither_books_nor_learns() -> None:
     made = made_at("a/0", session="s")
     before = made.view
     for _ in range(3):
-        shadow.look(made)  # a lesson would raise
+        shadow.evaluate(made)  # a lesson would raise
     assert made.view == before
-    assert shadow.differences.summary().decisions == 3
+    assert shadow.regret.summary().decisions == 3
 
 
 def test_it_keeps_sessions_where_it_would_have_sent_them() -> None:
     shadow = Shadow(named("session_affinity"))
-    first = shadow.look(made_at("a/0", session="s", last_target="b/0"))
-    second = shadow.look(made_at("c/0", session="s", last_target="a/0"))
+    first = shadow.evaluate(made_at("a/0", session="s", last_target="b/0"))
+    second = shadow.evaluate(made_at("c/0", session="s", last_target="a/0"))
     assert first is not None
     assert second is not None
     assert (first.target, second.target) == ("b/0", "b/0")  # the live policy's a/0 is not its history
@@ -100,9 +100,9 @@ def test_it_keeps_sessions_where_it_would_have_sent_them() -> None:
 
 def test_it_goes_along_with_a_session_as_long_as_it_agrees() -> None:
     shadow = Shadow(named("session_affinity"))
-    shadow.look(made_at("a/0", session="s", last_target="a/0"))
+    shadow.evaluate(made_at("a/0", session="s", last_target="a/0"))
     # a/0 failed and the request was tried again at c/0: that would have happened to the shadow, too
-    looked = shadow.look(made_at("c/0", session="s", last_target="c/0"))
+    looked = shadow.evaluate(made_at("c/0", session="s", last_target="c/0"))
     assert looked is not None
     assert looked.target == "c/0"
 
@@ -123,12 +123,12 @@ def test_a_shadow_that_breaks_is_out_said_once_and_never_raises(caplog: pytest.L
     shadow = Shadow(of(breaking))
     made = made_at("a/0")
     with caplog.at_level(logging.ERROR, "warmroute.decide"):
-        assert shadow.look(made) is not None
-        assert [shadow.look(made) for _ in range(5)] == [None] * 5
+        assert shadow.evaluate(made) is not None
+        assert [shadow.evaluate(made) for _ in range(5)] == [None] * 5
     assert shadow.fault == "policy mine: it: RuntimeError: boom"
     assert [record.getMessage() for record in caplog.records] == [
         "shadow mine is out: policy mine: it: RuntimeError: boom"
     ]
     assert breaking.calls == 2  # once well, once not, then nobody asked it again
-    found = shadow.differences.summary()
+    found = shadow.regret.summary()
     assert (found.decisions, found.failed) == (1, 1)

@@ -6,7 +6,14 @@ from math import inf
 
 import pytest
 
-from router.scheduling.experiments.unit import ExperimentUnit, counts, failed, first_byte_ms, last_byte_ms, slow_share
+from router.scheduling.experiments.unit import (
+    ExperimentUnit,
+    first_byte_ms,
+    has_failed,
+    is_counted,
+    last_byte_ms,
+    slow_share,
+)
 from router.scheduling.policy.record import Record
 from tests.router.scheduling.experiments.traffic import a_record, finish
 
@@ -34,14 +41,14 @@ def test_what_a_request_comes_to(
     outcome: dict[str, object], fails: bool, counted: bool, first: float, last: float
 ) -> None:
     record = ended(**outcome)
-    assert (failed(record), counts(record)) == (fails, counted)
+    assert (has_failed(record), is_counted(record)) == (fails, counted)
     assert (first_byte_ms(record), last_byte_ms(record)) == (first, last)
 
 
 def test_one_that_was_never_placed_has_failed() -> None:
     record = ended(status=503, ttft_ms=None)
     record.attempts = []
-    assert failed(record)
+    assert has_failed(record)
 
 
 def test_a_record_that_is_still_open_is_refused() -> None:
@@ -66,7 +73,7 @@ def a_unit(*outcomes: dict[str, object]) -> ExperimentUnit:
     for number, outcome in enumerate(outcomes):
         record = a_record(number, 0.0)
         unit.running[number] = record
-        unit.ended(finish(record, **outcome))
+        unit.end_request(finish(record, **outcome))
     return unit
 
 
@@ -96,9 +103,9 @@ def test_who_hangs_is_not_waited_for() -> None:
     silent, streaming = a_record(8, 10.0), a_record(9, 10.0)
     streaming.ttft_ms = 700.0
     unit.running = {8: silent, 9: streaming}
-    assert not unit.hangs(14.0, first_byte_s=5.0, last_byte_s=20.0)
-    assert not unit.hangs(16.0, first_byte_s=5.0, last_byte_s=20.0), "the stream may still end"
-    assert unit.hangs(31.0, first_byte_s=5.0, last_byte_s=20.0)
+    assert not unit.is_hanging(14.0, first_byte_s=5.0, last_byte_s=20.0)
+    assert not unit.is_hanging(16.0, first_byte_s=5.0, last_byte_s=20.0), "the stream may still end"
+    assert unit.is_hanging(31.0, first_byte_s=5.0, last_byte_s=20.0)
     unit.close()
     assert list(unit.first_bytes) == [100.0, inf, 700.0]
     assert list(unit.last_bytes) == [1000.0, inf, inf]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.config.sections.experiment import ExperimentConfig
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.results import Finding
-from router.scheduling.policy.policy import fallback
+from router.scheduling.policy.policy import fallback_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from tests.suites.views import a_row, a_view
 
@@ -36,7 +36,7 @@ SOUND = Behaviour()
 
 
 def an_attempt(target: int = 0, end: str = "ok") -> Attempt:
-    decision = fallback().decide(VIEW)._replace(chosen=target)
+    decision = fallback_policy().decide(VIEW)._replace(chosen=target)
     return Attempt(decision, None, None, end=end)
 
 
@@ -109,16 +109,16 @@ def drive(trial: RunningExperiment, events: Sequence[Event], after_s: float = 10
     now_s = 0.0
     for now_s, arm, unit, record, ends, ttft_ms, status, cached in events:
         if not ends:
-            trial.began(arm, unit, record)
+            trial.begin_request(arm, unit, record)
             continue
         record.attempts = ATTEMPTS[record.number % 2]
         record.ttft_ms, record.duration_ms, record.status = ttft_ms, ttft_ms + 500.0, status
         record.prompt_tokens, record.cached_tokens = 1000, cached
-        trial.ended(record)
-        yield from trial.look(now_s)
-    while trial.behind:
+        trial.end_request(record)
+        yield from trial.poll(now_s)
+    while trial.open_units:
         now_s += after_s
-        yield from trial.look(now_s)
+        yield from trial.poll(now_s)
 
 
 def an_experiment(arms: dict[str, float] | None = None, **keys: object) -> ExperimentConfig:

@@ -14,7 +14,7 @@ from router.scheduling.policy.policy import (
     PolicyFault,
     WeightedScorer,
     build_policy,
-    fallback,
+    fallback_policy,
 )
 from scorers.best import Best
 from scorers.contract import Filter, Needs, Picker, Row, Scorer, Unit, View
@@ -244,7 +244,7 @@ def test_the_name_of_the_fallback_is_taken() -> None:
 @settings(max_examples=40)
 @given(views())
 def test_the_fallback_takes_the_fewest_own_requests_whatever_the_view(view: View) -> None:
-    decision = fallback().decide(view)
+    decision = fallback_policy().decide(view)
     assert decision.policy == "fallback"
     assert decision.row.load.requests == min(row.load.requests for row in view.rows)
 
@@ -300,12 +300,16 @@ def learning(share: float, weight: float = 1.0, *, prefill: Policy | None = None
 
 def test_what_was_learned_goes_on_where_name_and_parameters_are_equal() -> None:
     before = learning(0.5, prefill=learning(0.1))
-    same = learning(0.5, weight=2.0, prefill=learning(0.1)).after(before)  # a weight is the policy's, not the scorer's
+    same = learning(0.5, weight=2.0, prefill=learning(0.1)).with_plugins_of(
+        before
+    )  # a weight is the policy's, not the scorer's
     assert same.scorers[0].scorer is before.scorers[0].scorer
     assert same.scorers[0].weight == 2.0
     assert same.decide(a_view(*ROWS), "prefill").learners == before.decide(a_view(*ROWS), "prefill").learners
-    assert learning(0.6).after(before).scorers[0].scorer is not before.scorers[0].scorer
-    renamed = Policy("p", [], [WeightedScorer("pupil", 1.0, Learner(0.5))], NamedPicker("best", Best())).after(before)
+    assert learning(0.6).with_plugins_of(before).scorers[0].scorer is not before.scorers[0].scorer
+    renamed = Policy(
+        "p", [], [WeightedScorer("pupil", 1.0, Learner(0.5))], NamedPicker("best", Best())
+    ).with_plugins_of(before)
     assert renamed.scorers[0].scorer is not before.scorers[0].scorer
 
 

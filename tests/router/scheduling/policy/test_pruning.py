@@ -6,7 +6,7 @@ import pytest
 
 from router.config import schema
 from router.scheduling.policy.policy import Policy, build_policy
-from router.scheduling.policy.pruning import left_out
+from router.scheduling.policy.pruning import describe_omitted
 from tests.suites.views import a_row, a_view
 
 WHOLE = a_view(a_row("a"), a_row("b"))
@@ -18,11 +18,11 @@ def named(scorer: str, **more: object) -> Policy:
 
 
 def test_a_sentence_says_how_many_and_why() -> None:
-    assert left_out(CUT) == (
+    assert describe_omitted(CUT) == (
         "not priced: 1,998 of 2,000 candidates; each holds the same of the prompt as one of these and has no less work "
         "ahead, so none could do better by a policy in use, though one of them may be the runner-up"
     )
-    assert left_out(WHOLE) is None
+    assert describe_omitted(WHOLE) is None
 
 
 REQUESTS, TURNS = named("least_requests"), named("round_robin")

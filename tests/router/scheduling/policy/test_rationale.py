@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.scheduling.policy import policy
 from router.scheduling.policy.decision import FALLBACK, Decision, Term
-from router.scheduling.policy.policy import build_policy, fallback
-from router.scheduling.policy.rationale import amount, why
+from router.scheduling.policy.policy import build_policy, fallback_policy
+from router.scheduling.policy.rationale import explain_choice, format_amount
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, views
 
@@ -39,37 +39,43 @@ def test_the_term_that_made_the_difference_against_the_runner_up() -> None:
     """
     overlap = Term("prefix_overlap", "points", 3.0, (0.5, 1.0, 0.1))
     queue = Term("queue_depth", "points", 1.0, (0.1, 1.0, 0.45))
-    assert why(decided((1.6, 4.0, 0.75), 2, queue, overlap)) == (
+    assert explain_choice(decided((1.6, 4.0, 0.75), 2, queue, overlap)) == (
         "engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0"
         " (the runner-up, dearer by 0.85 points in all)"
     )
 
 
 def test_a_single_term_is_the_whole_difference() -> None:
-    assert why(decided((30.5, 1500.0, 1600.0), 0)) == (
+    assert explain_choice(decided((30.5, 1500.0, 1600.0), 0)) == (
         "engine-0/0: expected_ttft costs 1,470 ms less than at engine-1/0, the runner-up"
     )
 
 
 def test_raw_costs_are_in_no_unit() -> None:
     raw = Term("lmetric", "raw", 1.0, (7.0, 4.5))
-    assert why(decided((7.0, 4.5), 1, raw)) == "engine-1/0: lmetric costs 2.50 less than at engine-0/0, the runner-up"
+    assert (
+        explain_choice(decided((7.0, 4.5), 1, raw))
+        == "engine-1/0: lmetric costs 2.50 less than at engine-0/0, the runner-up"
+    )
 
 
 def test_equals_are_drawn() -> None:
-    assert why(decided((2.0, 2.0, 2.0), 1)) == "engine-1/0: by chance among 3 equals"
-    assert why(decided((2.0, 5.0, 2.0), 2)) == "engine-2/0: by chance among 2 equals"
+    assert explain_choice(decided((2.0, 2.0, 2.0), 1)) == "engine-1/0: by chance among 3 equals"
+    assert explain_choice(decided((2.0, 5.0, 2.0), 2)) == "engine-2/0: by chance among 2 equals"
 
 
 def test_who_is_alone_needs_no_reason() -> None:
-    assert why(decided((2.0,), 0)) == "engine-0/0: the only candidate"
-    assert why(decided((2.0,), 0, offered=3)) == "engine-0/0: the only one of 3 candidates that the filters left"
+    assert explain_choice(decided((2.0,), 0)) == "engine-0/0: the only candidate"
+    assert (
+        explain_choice(decided((2.0,), 0, offered=3))
+        == "engine-0/0: the only one of 3 candidates that the filters left"
+    )
 
 
 def test_of_a_large_fleet_it_says_how_many_were_compared() -> None:
     def cut(*costs: float, offered: int | None = None) -> str:
         decision = decided(costs, 0, offered=offered)
-        return why(decision._replace(view=decision.view._replace(others=1997)))
+        return explain_choice(decision._replace(view=decision.view._replace(others=1997)))
 
     assert cut(2.0, 2.0, 2.0) == "engine-0/0: by chance among 3 equals (priced: 3 of 2,000 candidates)"
     assert cut(30.5, 1500.0, 1600.0) == (
@@ -83,18 +89,21 @@ def test_of_a_large_fleet_it_says_how_many_were_compared() -> None:
 
 
 def test_a_picker_may_take_a_dearer_one() -> None:
-    assert why(decided((2.0, 2.5, 1.25), 1)) == (
+    assert explain_choice(decided((2.0, 2.5, 1.25), 1)) == (
         "engine-1/0: drawn by the picker, although engine-2/0 costs 1.25 ms less"
     )
 
 
 def test_the_fallback_says_that_it_is_one() -> None:
     view = a_view(a_row("a", load=a_load(requests=3)), a_row("b", load=a_load(requests=1)))
-    assert why(fallback().decide(view)).startswith(
+    assert explain_choice(fallback_policy().decide(view)).startswith(
         "the policy failed and the fallback chose: b/0: least_requests costs "
     )
     alone = view._replace(rows=view.rows[:1])
-    assert why(fallback().decide(alone)) == "the policy failed and the fallback chose: a/0: the only candidate"
+    assert (
+        explain_choice(fallback_policy().decide(alone))
+        == "the policy failed and the fallback chose: a/0: the only candidate"
+    )
 
 
 def test_the_fallback_is_known_by_its_name() -> None:
@@ -109,7 +118,7 @@ def test_the_fallback_is_known_by_its_name() -> None:
     ],
 )  # fmt: skip
 def test_amounts_have_the_digits_that_people_compare_by(value: float, said: str) -> None:
-    assert amount(value) == said
+    assert format_amount(value) == said
 
 
 WEIGHTED = build_policy(
@@ -126,7 +135,7 @@ def test_every_decision_has_a_reason_that_speaks_for_the_choice(view: View, chos
     """Whichever row was taken, and by whatever margin: what is said to be less is never less than nothing."""
     decision = WEIGHTED.decide(view)
     for taken in (decision, decision._replace(chosen=min(chosen, len(view.rows) - 1))):
-        sentence = why(taken)
+        sentence = explain_choice(taken)
         assert sentence.startswith(f"{taken.target}: ")
         assert "costs -" not in sentence
         assert "by -" not in sentence

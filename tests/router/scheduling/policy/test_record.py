@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import Policy, build_policy
-from router.scheduling.policy.rationale import why
+from router.scheduling.policy.rationale import explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
-from router.scheduling.policy.record_view import plain, readable
+from router.scheduling.policy.record_view import describe_record, to_plain
 from scorers.contract import Picker, Scorer, Unit, View
-from scorers.registry import installed
+from scorers.registry import load_registry
 from tests.suites.views import a_load, a_row, a_speed, a_view, an_overlap, views
 
 SCORERS = {
@@ -54,7 +54,7 @@ VIEW = a_view(
 
 
 def test_a_record_without_an_attempt() -> None:
-    assert readable(a_record()) == {
+    assert describe_record(a_record()) == {
         "id": "run-7", "number": 7, "at_wall_s": 1_700_000_000.0, "endpoint": "/v1/completions", "model": "m",
         "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "policy": None,
         "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None, "shadows": [],
@@ -70,7 +70,7 @@ def test_a_record_without_an_attempt() -> None:
 def test_every_attempt_with_its_candidates() -> None:
     record = a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]))
     record.attempts[0].end = "connect"
-    shown = readable(record)
+    shown = describe_record(record)
     assert shown["target"] == record.target == "b/0"
     first, second = shown["attempts"]
     assert (first["policy"], first["target"], first["end"]) == ("default", "a/0", "connect")
@@ -88,7 +88,7 @@ def test_every_attempt_with_its_candidates() -> None:
 
 
 def test_filtered_rows_are_no_candidates_and_skipped_filters_are_named() -> None:
-    kept, skipped = readable(a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]), policy="filtered"))["attempts"]
+    kept, skipped = describe_record(a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]), policy="filtered"))["attempts"]
     assert ([row["target"] for row in kept["candidates"]], kept["skipped_filters"]) == (["a/0"], [])
     assert ([row["target"] for row in skipped["candidates"]], skipped["skipped_filters"]) == (["b/0"], ["max_waiting"])
 
@@ -97,18 +97,18 @@ def test_what_means_nothing_to_others_stays_here() -> None:
     """Our own clock, the unit's digest and the prompt's keys."""
     record = a_record(VIEW)
     record.unit, record.blocks = b"0123456789abcdef", (1, 2, 3)
-    assert not {"arrived_s", "unit", "blocks"} & set(readable(record))
+    assert not {"arrived_s", "unit", "blocks"} & set(describe_record(record))
 
 
 def test_the_policy_is_told_by_name_and_digest() -> None:
     record = a_record(VIEW)
     record.policy, record.arm = DEFAULT, "default"
-    shown = readable(record)
+    shown = describe_record(record)
     assert (shown["policy"], shown["policy_digest"], shown["arm"]) == ("default", DEFAULT.digest, "default")
 
 
 def test_the_view_is_shown_without_its_rows() -> None:
-    view = readable(a_record(VIEW))["attempts"][0]["view"]
+    view = describe_record(a_record(VIEW))["attempts"][0]["view"]
     assert (view["prompt_tokens"], view["prefixes"]) == (40, [1, 2])
     assert set(view) == set(View._fields) - {"rows"}
 
@@ -116,15 +116,15 @@ def test_the_view_is_shown_without_its_rows() -> None:
 def test_the_reason_stands_at_every_choice_and_the_last_one_above_all() -> None:
     record = a_record(VIEW, VIEW._replace(rows=VIEW.rows[1:]))
     record.attempts[0].prefill = PrefillRecord(DEFAULT.decide(VIEW), 0, 16, "ok", 12.5, 32)
-    shown = readable(record)
+    shown = describe_record(record)
     first, second = shown["attempts"]
-    assert first["why"] == first["prefill"]["why"] == why(record.attempts[0].decision)
+    assert first["why"] == first["prefill"]["why"] == explain_choice(record.attempts[0].decision)
     assert first["why"].startswith("a/0: queue_depth costs ")
     assert shown["why"] == second["why"] == "b/0: the only candidate"
 
 
 def test_who_was_left_out_is_told_as_a_number_and_in_a_sentence() -> None:
-    few, all_of_them = readable(a_record(VIEW._replace(others=98), VIEW))["attempts"]
+    few, all_of_them = describe_record(a_record(VIEW._replace(others=98), VIEW))["attempts"]
     assert few["view"]["others"] == 98
     assert few["left_out"].startswith("not priced: 98 of 100 candidates; ")
     assert (all_of_them["view"]["others"], all_of_them["left_out"]) == (0, None)
@@ -133,19 +133,19 @@ def test_who_was_left_out_is_told_as_a_number_and_in_a_sentence() -> None:
 def test_shadows_say_what_they_would_have_done() -> None:
     record = a_record(VIEW)
     record.shadows = [ShadowChoice("lmetric", "b/0", Regret(12.5, None))]
-    assert readable(record)["shadows"] == [
+    assert describe_record(record)["shadows"] == [
         {"policy": "lmetric", "target": "b/0", "difference": {"ttft_ms": 12.5, "overlap_tokens": None}}
     ]
 
 
 def test_sets_come_sorted() -> None:
-    assert readable(a_record(VIEW))["attempts"][0]["candidates"][0]["load"]["adapters"] == ["a", "m", "z"]
-    assert plain((1, frozenset({3, 2}), a_speed())) == [1, [2, 3], plain(a_speed())]
+    assert describe_record(a_record(VIEW))["attempts"][0]["candidates"][0]["load"]["adapters"] == ["a", "m", "z"]
+    assert to_plain((1, frozenset({3, 2}), a_speed())) == [1, [2, 3], to_plain(a_speed())]
 
 
 def by_unit() -> dict[Unit, list[str]]:
     """The built-in scorers that can be added up."""
-    registry = installed()
+    registry = load_registry()
     units: dict[Unit, list[str]] = {}
     for name in registry.names(Scorer):
         units.setdefault(registry.find(Scorer, name).unit, []).append(name)
@@ -162,7 +162,7 @@ def policies(draw: st.DrawFn) -> Policy:
     most = 1 if unit is Unit.RAW else len(BY_UNIT[unit])
     names = draw(st.lists(st.sampled_from(BY_UNIT[unit]), min_size=1, max_size=most, unique=True))
     weights = [draw(st.floats(0.001, 1000)) for _ in names]
-    picker = draw(st.sampled_from(installed().names(Picker)))
+    picker = draw(st.sampled_from(load_registry().names(Picker)))
     scorers = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
     return build_policy("any", schema.PolicyConfig.model_validate({"scorers": scorers, "picker": {"name": picker}}))
 
@@ -173,7 +173,7 @@ def test_the_terms_add_up_to_every_candidates_cost(policy: Policy, view: View) -
     """Exactly so when added in the order in which they are told. Only plain JSON types come out, whatever the view."""
     record = a_record()
     record.attempts = [Attempt(policy.decide(view), 32, 36)]
-    (attempt,) = json.loads(msgspec.json.encode(readable(record)))["attempts"]
+    (attempt,) = json.loads(msgspec.json.encode(describe_record(record)))["attempts"]
     candidates = attempt["candidates"]
     assert [row["target"] for row in candidates] == [row.target for row in view.rows]
     for row in candidates:
@@ -192,7 +192,7 @@ def row_of(attempt: dict[str, Any]) -> dict[str, Any]:
 def test_a_pair_shows_both_choices_and_how_each_half_ended() -> None:
     record = a_record(VIEW)
     record.attempts[0].prefill = PrefillRecord(DEFAULT.decide(VIEW._replace(rows=VIEW.rows[1:])), 0, 16, "ok", 12.5, 32)
-    (attempt,) = readable(record)["attempts"]
+    (attempt,) = describe_record(record)["attempts"]
     half = attempt.pop("prefill")
     assert (attempt["target"], attempt["end"]) == ("a/0", "running")
     assert (half["target"], half["end"], half["duration_ms"], half["cached_tokens"]) == ("b/0", "ok", 12.5, 32)
@@ -200,4 +200,4 @@ def test_a_pair_shows_both_choices_and_how_each_half_ended() -> None:
     (candidate,) = half["candidates"]
     assert sum(term["weighted"] for term in candidate["terms"].values()) == pytest.approx(candidate["cost"])
     assert json.loads(msgspec.json.encode(half)) == half
-    assert readable(a_record(VIEW))["attempts"][0]["prefill"] is None
+    assert describe_record(a_record(VIEW))["attempts"][0]["prefill"] is None

@@ -10,41 +10,41 @@ def of(session: str | None, model: str = "m") -> View:
 def test_who_was_away_longest_is_forgotten_first() -> None:
     sessions = SessionMemory(size=2)
     for name, target in (("s", "a"), ("t", "b"), ("s", "c"), ("u", "d")):
-        sessions.went(of(name), "whole", target)
-    assert [sessions.last(of(name), "whole") for name in "stu"] == ["c", None, "d"]
+        sessions.record(of(name), "whole", target)
+    assert [sessions.last_target(of(name), "whole") for name in "stu"] == ["c", None, "d"]
     assert len(sessions) == 2
 
 
 def test_prefill_halves_have_a_history_of_their_own() -> None:
     sessions = SessionMemory(size=9)
-    sessions.went(of("s"), "prefill", "p")
-    assert sessions.last(of("s"), "decode") is None
-    sessions.went(of("s"), "whole", "a")
-    assert (sessions.last(of("s"), "prefill"), sessions.last(of("s"), "decode")) == ("p", "a")
+    sessions.record(of("s"), "prefill", "p")
+    assert sessions.last_target(of("s"), "decode") is None
+    sessions.record(of("s"), "whole", "a")
+    assert (sessions.last_target(of("s"), "prefill"), sessions.last_target(of("s"), "decode")) == ("p", "a")
 
 
 def test_equal_names_in_two_models_are_two_sessions() -> None:
     sessions = SessionMemory(size=9)
-    sessions.went(of("s", "big"), "whole", "a")
-    assert sessions.last(of("s", "small"), "whole") is None
+    sessions.record(of("s", "big"), "whole", "a")
+    assert sessions.last_target(of("s", "small"), "whole") is None
 
 
 def test_what_is_forgotten_is_gone_for_that_session_and_part_alone() -> None:
     sessions = SessionMemory(size=9)
     for name in "st":
-        sessions.went(of(name), "whole", "a")
-        sessions.went(of(name), "prefill", "p")
+        sessions.record(of(name), "whole", "a")
+        sessions.record(of(name), "prefill", "p")
     sessions.forget(of("s"), "whole")
     sessions.forget(of("s"), "whole")
-    assert [sessions.last(of(name), "whole") for name in "st"] == [None, "a"]
-    assert sessions.last(of("s"), "prefill") == "p"
+    assert [sessions.last_target(of(name), "whole") for name in "st"] == [None, "a"]
+    assert sessions.last_target(of("s"), "prefill") == "p"
 
 
 def test_no_session_no_memory() -> None:
     sessions = SessionMemory(size=9)
-    sessions.went(of(None), "whole", "a")
+    sessions.record(of(None), "whole", "a")
     sessions.forget(of(None), "whole")
-    assert sessions.last(of(None), "whole") is None
+    assert sessions.last_target(of(None), "whole") is None
     assert len(sessions) == 0
 
 

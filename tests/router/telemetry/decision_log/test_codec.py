@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.config import schema
 from router.scheduling.policy.decision import Regret, ShadowChoice
-from router.scheduling.policy.policy import build_policy, fallback
+from router.scheduling.policy.policy import build_policy, fallback_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.telemetry.decision_log.codec import HASH_BITS, PseudonymSalt, RecordEncoder
 from router.telemetry.decision_log.format import FIELDS, UNPLACED, VERSION, LoggedPolicy, LoggedRecord, decode
@@ -83,7 +83,7 @@ def test_a_view_keeps_the_rows_that_filters_dropped() -> None:
 def test_every_attempt_and_the_prefill_half_before_it() -> None:
     prefill = PrefillRecord(POLICY.decide(VIEW, "prefill"), 16, 20, "ok", 31.2504, 16)
     record = a_record(attempts=[
-        Attempt(fallback().decide(VIEW), 32, 36, 4, "connect"),
+        Attempt(fallback_policy().decide(VIEW), 32, 36, 4, "connect"),
         Attempt(POLICY.decide(VIEW, "decode"), None, None, None, "ok", prefill),
     ])  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_each_file_names_a_policy_once_before_its_first_record() -> None:
     assert record.record is not None
     assert (record.record.policy, record.record.digest) == ("default", POLICY.digest)
     assert second.count(b"\n") == 1
-    assert encoder.lines(a_record(policy=fallback())).count(b"\n") == 2
+    assert encoder.lines(a_record(policy=fallback_policy())).count(b"\n") == 2
     encoder.opening("run", "1", 0.0)
     assert encoder.lines(a_record()).count(b"\n") == 2
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.config import schema
-from router.scheduling.policy.policy import build_policy, digest_of, fallback
+from router.scheduling.policy.policy import build_policy, compute_digest, fallback_policy
 from router.scheduling.policy.record import Record
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedPolicy, decode
@@ -32,11 +32,11 @@ def test_a_policy_can_be_built_again_from_its_line() -> None:
     )
     read = first_line(a_record(policy=build_policy("both", spec)))
     assert read.policy == spec
-    assert digest_of(read.policy) == read.digest
+    assert compute_digest(read.policy) == read.digest
 
 
 def test_a_policy_without_a_file_has_a_line_too() -> None:
-    read = first_line(a_record(policy=fallback()))
+    read = first_line(a_record(policy=fallback_policy()))
     assert (read.name, read.digest, read.spec, read.policy) == ("fallback", "by hand", None, None)
 
 

@@ -61,7 +61,7 @@ def of_a_large_fleet(deciding: str, requests: int, targets: int = 100) -> Iterat
         house.stored(f"e{number:02}/0", IDS[: 4 * (1 + number % 8)])
     for _ in range(requests):
         record = house.record()
-        house.core.opened(record, None)
+        house.core.assign_policy(record, None)
         house.admit(record=record)
         yield record
 

@@ -4,9 +4,9 @@ import pytest
 
 from router.errors import ConfigError
 from router.testbed.replay.policies import policies
-from scorers.registry import installed
+from scorers.registry import load_registry
 
-REGISTRY = installed()
+REGISTRY = load_registry()
 
 
 @pytest.fixture

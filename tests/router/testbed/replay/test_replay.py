@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.cli.replay.tables import remarks
 from router.config import schema
-from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback
+from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.shortlist import SMALL
 from router.telemetry.decision_log.format import LoggedPolicy
@@ -34,7 +34,7 @@ from tests.router.testbed.replay.scene import (
 from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
-REGISTRY = registry.installed()  # reads every installed package's metadata: once is enough
+REGISTRY = registry.load_registry()  # reads every installed package's metadata: once is enough
 A, B, C = a_row("a", load=a_load(requests=1)), a_row("b"), a_row("c", load=a_load(requests=2))
 
 
@@ -193,7 +193,7 @@ def test_who_might_have_chosen_somebody_left_out_is_said_to_be_partly_seen() -> 
 
 def test_what_a_fallback_decided_was_shown_for_the_policy_that_failed() -> None:
     policy, view = named("expected_ttft"), a_view(A, B, others=98)
-    record = a_record(policy, attempts=[Attempt(fallback().decide(view), None, None)])
+    record = a_record(policy, attempts=[Attempt(fallback_policy().decide(view), None, None)])
     known = [*decided(policy, [a_view(A, B)]), record]
     report = replayed(known, named("least_work_left"), named("least_requests"))
     assert [one.partial for one in report.contended] == [0, 1]
