@@ -142,7 +142,7 @@ class BusyFleet:
         return Overlap(tokens, cpu, cpu, tokens, "events", age_s)
 
     def _first_byte(self, now: float, target: Target, booking: object, session: Session) -> None:
-        booking.first_byte()  # type: ignore[attr-defined]
+        booking.on_first_byte()  # type: ignore[attr-defined]
         session.held.pop(target.id, None)
         session.held[target.id] = session.tokens
         if len(session.held) > 3:

@@ -46,8 +46,8 @@ def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None
     class Both(RunningExperiment):
         """The follower is told of requests; looks are the leader's."""
 
-        began, ended = follower.begin_request, follower.end_request  # type: ignore[assignment]
-        look, behind = there.poll, property(lambda self: there.open_units)  # type: ignore[assignment]
+        begin_request, end_request = follower.begin_request, follower.end_request  # type: ignore[assignment]
+        poll, open_units = there.poll, property(lambda self: there.open_units)  # type: ignore[assignment]
 
     found = list(drive(Both(spec), traffic(ARMS, planted, 300, seed=5)))
     assert found == findings
