@@ -1,4 +1,5 @@
-# The router alone: no engine, no GPU library, no compiler. Two stages, so that pip and its cache stay behind.
+# The router's wheel in an image of its own: no engine, no GPU library, no compiler. Two stages, so that pip and its
+# cache stay behind. The wheel brings the policies along: `active: NAME` needs no file.
 #
 #     docker build -t warmroute .
 #     docker run -p 8000:8000 -v "$PWD/my-config:/etc/warmroute:ro" warmroute
@@ -7,21 +8,23 @@
 
 FROM python:3.11-slim AS build
 WORKDIR /src
-RUN python -m venv /opt/warmroute
-COPY constraints.txt pyproject.toml README.md ./
+COPY constraints.txt pyproject.toml MANIFEST.in README.md LICENSE ./
+COPY configs configs
 COPY router router
 COPY scorers scorers
-RUN /opt/warmroute/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN pip wheel --no-deps --wheel-dir /dist . \
+    && python -m venv /opt/warmroute \
+    && /opt/warmroute/bin/pip install -c constraints.txt /dist/*.whl
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home warmroute
 COPY --from=build /opt/warmroute /opt/warmroute
-COPY configs/policies /etc/warmroute/policies
 ENV PATH=/opt/warmroute/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 EXPOSE 8000
 
-# Alive, not ready: a router whose engines are down must not be restarted. Another port or https: override it.
+# Liveness, not readiness: a router whose engines are down must not be restarted. Override for another port or https.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=2)"]
 

@@ -19,7 +19,7 @@ def argument(instruction: str) -> str:
 def test_what_it_copies_is_there() -> None:
     copied = [line.split()[1:-1] for line in LINES if line.startswith("COPY ") and "--from" not in line]
     sources = [source for group in copied for source in group]
-    assert {"router", "scorers", "constraints.txt"} <= set(sources)
+    assert {"router", "scorers", "configs", "constraints.txt", "LICENSE"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
@@ -28,8 +28,11 @@ def test_it_does_not_run_as_root() -> None:
     assert "USER 10001" in last_stage
 
 
-def test_it_installs_from_the_lock() -> None:
-    assert any("pip install" in line and "-c constraints.txt" in line for line in LINES)
+def test_it_installs_the_wheel_from_the_lock() -> None:
+    assert any(
+        "pip wheel --no-deps --wheel-dir /dist ." in line and "pip install -c constraints.txt /dist/*.whl" in line
+        for line in LINES
+    )
 
 
 def test_it_serves_and_gets_signals() -> None:
