@@ -111,21 +111,22 @@ def load(
     from router.testbed.workloads import PRESETS, AgentsWorkload
     from router.testbed.workloads.source import load_workload
 
-    if (agents and rate) or (preset and workload):
-        raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")
-    given = str(workload or preset or "codex")
-    asked: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
-    sizes = {name: value for name, value in asked.items() if value is not None}
+    _check_exclusive((agents, rate), (preset, workload))
+    source = str(workload or preset or "codex")
+    factors: dict[str, Any] = {"tokens": scale, "turns": turns, "think": think, "sessions": sessions}
+    sizes = {name: value for name, value in factors.items() if value is not None}
     sizes = sizes if workload or preset else SMALL | sizes
-    if not isinstance(PRESETS.get(given), AgentsWorkload):
+    if not isinstance(PRESETS.get(source), AgentsWorkload):
         sizes |= {"rate": rate, "requests": requests}
-    chosen = load_workload(given, seed=seed, told=partial(err.print, markup=False), **sizes)
+    chosen = load_workload(source, seed=seed, told=partial(err.print, markup=False), **sizes)
     if chosen.is_closed:
         chosen = chosen if requests is None else limit_requests(chosen, requests)
         chosen = chosen if rate is None else pace_sessions(chosen, rate)
     at_once = agents or (16 if chosen.is_closed and rate is None else None)
-    how = LoadRequest(url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart)
-    _exit(asyncio.run(run_load(how, chosen)))
+    request = LoadRequest(
+        url, model, api_key, at_once, duration, processes, "ids" if ids else "text", seed, json, chart
+    )
+    _exit(asyncio.run(run_load(request, chosen)))
 
 
 @bench.command()
@@ -181,19 +182,8 @@ def engine(
     ] = "{}",
 ) -> None:
     """Run one simulated engine; it prints one line of JSON when it accepts requests."""
-    import msgspec
-
-    from router.testbed.emulator.options import EngineOptions
-    from router.testbed.emulator.server import run_engine
-
     log_to_stderr("warning")
-    try:
-        given = {"name": name, "host": host, "port": port, "model": model} | msgspec.json.decode(options, type=dict)
-        run_engine(msgspec.convert(given, EngineOptions))
-    except msgspec.DecodeError as wrong:
-        raise ConfigError(f"--options: {wrong}") from wrong
-    except OSError as failure:
-        raise WarmrouteError(f"warmroute engine: {failure}") from failure
+    _run_engine({"name": name, "host": host, "port": port, "model": model}, options)
 
 
 @app.command()
@@ -237,6 +227,31 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
         if isinstance(checked, PolicyConfig):
             build_policy(file.stem, checked)
         sys.stdout.write(dump_yaml(checked))
+
+
+def _check_exclusive(*pairs: tuple[object, object]) -> None:
+    """Raises ConfigError when both options of a pair are given."""
+    if any(one and other for one, other in pairs):
+        raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")
+
+
+def _run_engine(settings: dict[str, Any], options: str) -> None:
+    """Run an engine until it is stopped.
+
+    Raises ConfigError for options that are not a JSON object of `EngineOptions`, WarmrouteError when a port is taken
+    or the tokenizer is missing.
+    """
+    import msgspec
+
+    from router.testbed.emulator.options import EngineOptions
+    from router.testbed.emulator.server import run_engine
+
+    try:
+        run_engine(msgspec.convert(settings | msgspec.json.decode(options, type=dict), EngineOptions))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--options: {error}") from error
+    except OSError as failure:
+        raise WarmrouteError(f"warmroute engine: {failure}") from failure
 
 
 def _exit(complete: bool) -> None:

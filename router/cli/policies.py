@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -43,6 +44,11 @@ def list_(context: typer.Context) -> None:
 @policies.command()
 def show(name: str) -> None:
     """Print a shipped policy with its explanation, ready to be saved as a policy file of your own."""
+    sys.stdout.write(_shipped_file(name).read_text(encoding="utf-8"))
+
+
+def _shipped_file(name: str) -> Path:
+    """Return the file of a shipped policy. Raises ConfigError with the known names when there is none."""
     from router.config.lookup import list_shipped_policies
     from router.config.validation_errors import describe_unknown
     from router.errors import ConfigError
@@ -50,4 +56,4 @@ def show(name: str) -> None:
     shipped = list_shipped_policies()
     if name not in shipped:
         raise ConfigError(describe_unknown("policy", name, shipped))
-    sys.stdout.write(shipped[name].read_text(encoding="utf-8"))
+    return shipped[name]

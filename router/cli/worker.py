@@ -1,7 +1,8 @@
-"""The process of a worker that follows: `python -m router.cli.worker FD`, started by the one that leads.
+"""A follower's process: `python -m router.cli.worker FD`, started by the leading worker.
 
-`FD` is its end of the line to the leader, which tells it everything else. SIGTERM to it alone ends it as the leader's
-word does: what is under way has the grace time. When the leader is gone, it stops listening at once.
+`FD` is the follower's end of the channel to the leader, which sends the configuration and everything else. SIGTERM ends
+it as the leader's stop message does: requests in flight have the grace time. When the leader is gone, it stops
+listening at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger("warmroute.app")
 
 
 async def follow(sock: socket.socket) -> None:
-    """Answers requests until there is nobody to follow, or it is told to end."""
+    """Answer requests until the leader is gone or sends the stop message, or until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     tasks = Tasks("follow")
     follower = FollowerWorker(tasks)
@@ -41,7 +42,7 @@ async def follow(sock: socket.socket) -> None:
     await app.start()
     tune_garbage_collector()
     await follower.over.wait()
-    if follower.alone:  # others take what comes now, or nobody should
+    if follower.alone:  # the other workers take new connections, or the router is gone
         app.refuse()
     await app.stop()
     await tasks.close()
@@ -49,7 +50,7 @@ async def follow(sock: socket.socket) -> None:
 
 
 def _log(start: StartMessage) -> None:
-    """As the leader's, with who it is."""
+    """Write log lines to standard error at the leader's level, marked with the worker's number."""
     logging.basicConfig(
         level=parse_config(start).log.level.upper(),
         format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",

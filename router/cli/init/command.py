@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,32 +35,46 @@ def init(
 ) -> None:
     """Write a configuration for the engines at these URLs, with what they are and what to turn on there."""
     from router.cli.init.config_text import config_of_urls, config_text
-    from router.cli.init.survey import survey_engine
     from router.config.reader import parse_config
 
-    if output is not None and output.exists():
-        raise ConfigError(f"--output: {output} exists; remove it or give another name")
+    _check_absent(output)
     urls = [url.rstrip("/") for url in urls]
     config_of_urls(urls, tokenizer or [])  # wrong URLs and folders are named before any engine is asked
-    key = None if api_key_env is None else os.environ.get(api_key_env)
-
-    async def survey_all() -> list[EngineSurvey]:
-        return await asyncio.gather(*(survey_engine(url, key) for url in urls))
-
-    surveys = asyncio.run(survey_all())
-    unusable = [f"{survey.url}: {survey.error}" for survey in surveys if survey.error is not None]
-    if len(unusable) == len(surveys):
-        raise WarmrouteError("\n".join(["init: no engine can be used, nothing is written", *unusable]))
+    surveys = asyncio.run(_survey_all(urls, None if api_key_env is None else os.environ.get(api_key_env)))
     text = config_text(surveys, tokenizer or [], policy, port, api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
     err = Console(stderr=True, highlight=False)
-    for line in unusable:
-        err.print(f"{line}; written as a comment", style="yellow", markup=False, soft_wrap=True)
+    for survey in surveys:
+        if survey.error is not None:
+            line = f"{survey.url}: {survey.error}; written as a comment"
+            err.print(line, style="yellow", markup=False, soft_wrap=True)
     if output is None:
         sys.stdout.write(text)
-        return
+    else:
+        _write(output, text)
+        err.print(f"written: {output}; start: warmroute serve --config {output}", markup=False, soft_wrap=True)
+
+
+def _check_absent(output: Path | None) -> None:
+    """Raises ConfigError when the file exists: it may have been edited."""
+    if output is not None and output.exists():
+        raise ConfigError(f"--output: {output} exists; remove it or give another name")
+
+
+async def _survey_all(urls: Sequence[str], api_key: str | None) -> list[EngineSurvey]:
+    """Ask all engines at once. Raises WarmrouteError when none of them can be used."""
+    from router.cli.init.survey import survey_engine
+
+    surveys = await asyncio.gather(*(survey_engine(url, api_key) for url in urls))
+    if all(survey.error is not None for survey in surveys):
+        errors = [f"{survey.url}: {survey.error}" for survey in surveys]
+        raise WarmrouteError("\n".join(["init: no engine can be used, nothing is written", *errors]))
+    return surveys
+
+
+def _write(output: Path, text: str) -> None:
+    """Write the file. Raises WarmrouteError when that is not possible."""
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as failure:
         raise WarmrouteError(f"{output}: {(failure.strerror or str(failure)).lower()}") from failure
-    err.print(f"written: {output}; start: warmroute serve --config {output}", markup=False, soft_wrap=True)

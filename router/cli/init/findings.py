@@ -1,4 +1,4 @@
-"""What `warmroute init` found out about an engine, in words, and what it recommends to turn on. Pure functions."""
+"""Describe a surveyed engine in words, and recommend what to turn on at it: pure functions of its answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = (
 
 
 class EngineSurvey(NamedTuple):
-    """What one engine answered. `None` means that the engine did not say."""
+    """The answers of one engine; `None` means that it did not say."""
 
     url: str
     error: str | None = None  # why it cannot be used now; everything else is empty then

@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from router.config.sections.local_stack import EmbeddedFleetConfig
     from router.testbed.emulator.options import EngineOptions
     from router.testbed.local_stack.supervisor import RunningStack
+
+T = TypeVar("T")
 
 FIRST_STEPS = """
 Ready. Try it:
@@ -88,24 +90,8 @@ def serve(
     import uvloop
 
     from router.app import serve as serve_router
-    from router.cli.init.config_text import config_of_urls
-    from router.config.reader import read_config
 
-    if urls and config is not None:
-        raise ConfigError(f"serve: give engine URLs or --config, not both; add the URLs to fleet.instances in {config}")
-    if config is not None:
-        if tokenizer:
-            raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
-        settings = read_config(config)
-        if not settings.fleet.instances and settings.fleet.file is None:
-            raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
-    elif urls:
-        settings = config_of_urls(urls, tokenizer or [])
-    else:
-        raise ConfigError(
-            "serve: no engines: give their URLs, or --config FILE; for simulated engines: warmroute fleet"
-        )
-    settings = _override(settings, policy, port, admin_port, workers)
+    settings = _override(_settings_of(urls or [], config, tokenizer or []), policy, port, admin_port, workers)
     log_to_stderr(settings.log.level)
     uvloop.run(serve_router(settings, file=config))
 
@@ -125,8 +111,7 @@ def fleet(
     from router.config.schema import DecisionLogConfig
 
     settings = read_config(config or SHIPPED / "quickstart.yaml")
-    if (engines := settings.fleet.embedded) is None:
-        raise ConfigError(f"{config}: fleet.embedded: is needed for `warmroute fleet`")
+    engines = _require(settings.fleet.embedded, "fleet.embedded", config, "fleet")
     if decision_log is not None:
         records = settings.records.model_copy(update={"decision_log": DecisionLogConfig(folder=str(decision_log))})
         settings = settings.model_copy(update={"records": records})
@@ -145,15 +130,40 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
     from router.testbed.local_stack.supervisor import RunningStack
 
     settings = _override(read_config(config), policy)
-    if settings.stack is None:
-        raise ConfigError(f"{config}: stack: is needed for `warmroute stack`")
+    spec = _require(settings.stack, "stack", config, "stack")
     log_to_stderr(settings.log.level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the start as Ctrl-C does, until the router runs
     ports.check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
     with ExitStack() as opened:
         with show_progress(err) as (line, waiting):
-            running = opened.enter_context(RunningStack(settings.stack, report=line, report_wait=waiting))
+            running = opened.enter_context(RunningStack(spec, report=line, report_wait=waiting))
         uvloop.run(_serve_stack(settings, running, config))
+
+
+def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) -> Config:
+    """Return the configuration that `serve` starts with. Raises ConfigError unless there are either URLs or a file."""
+    from router.cli.init.config_text import config_of_urls
+    from router.config.reader import read_config
+
+    if config is None:
+        if not urls:
+            raise ConfigError("serve: no engines: give URLs or --config FILE; for simulated engines: warmroute fleet")
+        return config_of_urls(urls, tokenizers)
+    if urls:
+        raise ConfigError(f"serve: give engine URLs or --config, not both; add the URLs to fleet.instances in {config}")
+    if tokenizers:
+        raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
+    settings = read_config(config)
+    if not settings.fleet.instances and settings.fleet.file is None:
+        raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
+    return settings
+
+
+def _require(section: T | None, key: str, config: Path | None, command: str) -> T:
+    """Return `section`. Raises ConfigError when the configuration does not have it."""
+    if section is None:
+        raise ConfigError(f"{config}: {key}: is needed for `warmroute {command}`")
+    return section
 
 
 def _override(

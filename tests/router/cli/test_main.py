@@ -125,7 +125,7 @@ def test_what_is_said_is_not_taken_for_markup(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "no engines: give their URLs, or --config FILE; for simulated engines: warmroute fleet"),
+        ([], "no engines: give URLs or --config FILE; for simulated engines: warmroute fleet"),
         (["http://a:1", "-c", CONFIGS / "production.yaml"], "give engine URLs or --config, not both"),
         (["10.0.0.1:8100"], "fleet.instances[0].url: found other text, wanted text like ^https?://"),
         (["http://a:1", "http://a:1/"], 'two instances are called "a:1"'),
