@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.clock import Clock
-from router.config.reader import dump_yaml, parse_experiment, parse_policies, parse_policy
+from router.config.lookup import list_shipped_policies
+from router.config.reader import dump_yaml, parse_experiment, parse_policies, parse_policy, read_policy_file
 from router.config.validation_errors import describe_unknown
 from router.control import policy_files, proposals
 from router.control.proposals import Proposal
@@ -115,9 +116,16 @@ class Control:
             )
 
     async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """This policy decides, and a running experiment ends."""
+        """Let this policy decide, and end a running experiment; a shipped policy need not be loaded before.
+
+        Raises NotFound for an unknown name.
+        """
+        file = None if name in self.regime.policies else list_shipped_policies().get(name)
+        shipped = {} if file is None else {name: await asyncio.to_thread(read_policy_file, file)}
 
         def make(now: PolicySet) -> Proposal:
+            if name in shipped and name not in now.policies:
+                return proposals.propose_policies(now, shipped, self._registry, name)
             find_policy(now, name)
             return proposals.propose_activation(now, name)
 

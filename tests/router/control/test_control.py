@@ -112,6 +112,18 @@ async def test_plug_ins_that_are_the_same_go_on_with_what_they_learned() -> None
     assert (after.scorer is before, after.weight) == (True, 2)
 
 
+async def test_a_shipped_policy_can_be_activated_without_being_loaded_before() -> None:
+    house = Steered()
+    plan = await house.control.activate("round_robin", "ann", dry_run=True)
+    assert "round_robin" not in house.control.regime.policies
+    switch = await house.control.activate("round_robin", "ann")
+    assert switch == plan._replace(dry_run=False)
+    assert house.control.regime.active == "round_robin"
+    assert house.words == ["start", "activate round_robin"]
+    await house.control.undo("ann")
+    assert "round_robin" not in house.control.regime.policies
+
+
 async def test_put_and_activate_is_one_switch() -> None:
     house = Steered()
     await house.control.put_policy("new", TEXTS["far"], "ann", activate=True)
