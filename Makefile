@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack bench bench-sim bench-sim-full dist lock schema clean
+.PHONY: help run stack test check test-stack bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,14 @@ dist: $(VENV)/.installed-test  ## build the sdist and the wheel into dist/ and c
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-schema: $(VENV)/.installed  ## regenerate the JSON Schemas of the configuration
-	$(BIN)/python -m router.config.generated_docs configs
+reference: $(VENV)/.installed  ## write what is generated from the code: reference pages, JSON Schemas, diagrams
+	$(BIN)/python -m docs.tools.generate
+
+docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-test  ## serve the pages on http://127.0.0.1:8080 and rebuild them when one changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8080
 
 lock:  ## resolve the newest versions inside the ranges of pyproject.toml and write constraints.txt
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

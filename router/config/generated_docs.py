@@ -1,16 +1,12 @@
-"""Generate the configuration reference and the JSON Schemas from `schema.py`, so that they cannot drift from it.
+"""The list of configuration keys and the JSON Schemas, generated from `schema.py` so that they cannot drift from it.
 
-    python -m router.config.generated_docs configs
-
-writes `warmroute.schema.json`, `policy.schema.json`, `profile.schema.json` and `trouble.schema.json` (for editors and
-other checkers) and the table of keys in `README.md`, between its two markers. `make schema` runs it; `tests/configs`
-fails when a file is out of date.
+`make reference` writes what `render_files` returns (for editors and other checkers) and makes the page of all keys
+from `iter_keys`; tests fail when a file is out of date.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
@@ -23,7 +19,6 @@ from router.config.schema import Config, PluginConfig, PolicyConfig
 from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.faults import TroubleFile
 
-BEGIN, END = "<!-- keys: made by `make schema` -->", "<!-- end of keys -->"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "warmroute": Config,
@@ -58,27 +53,9 @@ def iter_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Con
             yield from iter_keys(section, f"{path}{step}.")
 
 
-def render_reference() -> str:
-    """Return the table of all keys in Markdown."""
-    lines = ["| key | kind | default | meaning |", "|---|---|---|---|"]
-    for key in iter_keys():
-        meaning = key.meaning.replace("|", "\\|")
-        lines.append(f"| `{key.path}` | {key.kind} | {key.default} | {meaning} |")
-    return "\n".join(lines)
-
-
-def insert_reference(readme: str) -> str:
-    """Return `readme` with a new table between its markers."""
-    before, _, rest = readme.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{render_reference()}\n{END}{after}"
-
-
 def render_files(folder: Path) -> dict[Path, str]:
     """Return the text of every generated file in `folder`."""
-    readme = folder / "README.md"
-    schemas = {folder / f"{name}.schema.json": render_json_schema(model) for name, model in SCHEMAS.items()}
-    return schemas | {readme: insert_reference(readme.read_text(encoding="utf-8"))}
+    return {folder / f"{name}.schema.json": render_json_schema(model) for name, model in SCHEMAS.items()}
 
 
 def _find_section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
@@ -121,12 +98,3 @@ def _format_default(field: FieldInfo) -> str:
     if isinstance(field.default, BaseModel):
         return f"`{json.dumps(field.default.model_dump())}`"
     return f"`{json.dumps(field.default)}`"
-
-
-def main(folder: Path) -> None:
-    for file, text in render_files(folder).items():
-        file.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

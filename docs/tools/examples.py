@@ -1,0 +1,134 @@
+"""Checks the examples in pages: YAML by the router's own reader, JSON, TOML and Python by their parsers.
+
+A comment directly above a block changes what is done with it:
+
+    <!-- kind: part of a profile -->     YAML that is no main file, policy, experiment, profile or fault file by itself
+    <!-- not checked: WHY -->            no check at all
+    <!-- not run: WHY -->                a shell block that `tests/docs/test_examples.py` must not run
+
+Files, folders and environment variables that an example names are made in a scratch folder first, because the reader
+insists that they exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from docs.tools.pages import ROOT, SHELL, Block
+from router.config.reader import load_policies, read_any, read_config, read_instances
+from router.config.schema import Config, PolicyConfig
+from router.errors import ConfigError
+from router.scheduling.policy.policy import build_policies, build_policy
+
+NOTES = frozenset({"kind", "not checked", "not run"})
+SHOWN_ONLY = frozenset({"", "text", "promql", "make"})
+KNOWN = SHOWN_ONLY | SHELL | {"yaml", "json", "toml", "python"}
+ABSOLUTE_PATH = re.compile(r'(?P<key>\w+):(?P<gap> +"?)(?P<path>/[\w./-]+)')
+ENVIRONMENT = re.compile(r'\w+_env: +"?(\w+)')
+FOLDERS = frozenset({"folder", "policies_dir", "logs_dir"})
+TOKENIZER = ROOT / "router/testbed/emulator/data"
+
+
+def problems(found: list[Block]) -> list[str]:
+    """One line per block that is wrong, with the place where it stands."""
+    return [f"{block.at}: {why}" for block in found for why in check(block)]
+
+
+def check(block: Block) -> Iterator[str]:
+    """What is wrong with one block; nothing where it is right."""
+    if block.note is not None and block.note not in NOTES:
+        yield f'unknown comment "{block.note}": one of {", ".join(sorted(NOTES))}'
+    if block.language not in KNOWN:
+        yield f'unknown language "{block.language}": one of {", ".join(sorted(KNOWN))}'
+    if block.note in ("not checked", "not run"):
+        if len(block.value) < 10:
+            yield "say why"
+        return
+    try:
+        if block.language == "yaml":
+            check_yaml(block.text, block.value)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "python":
+            compile(block.text, block.at, "exec")
+    except (ConfigError, SyntaxError, ValueError, yaml.YAMLError) as wrong:
+        yield str(wrong)
+
+
+def check_yaml(text: str, kind: str = "") -> None:
+    """Read an example as the router would. Raises `ConfigError`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "configs/policies", folder / "policies")
+        shutil.copytree(ROOT / "configs/profiles", folder / "profiles")
+        known = dict(os.environ)
+        os.environ.update({variable: "for the check" for variable in ENVIRONMENT.findall(text)})
+        try:
+            _read(folder, ABSOLUTE_PATH.sub(lambda found: _made(folder, found), text), kind)
+        finally:
+            os.environ.clear()
+            os.environ.update(known)
+
+
+def _made(folder: Path, found: re.Match[str]) -> str:
+    """The path's stand-in inside `folder`: there, and of the kind that its key wants."""
+    path = folder / found["path"].lstrip("/")
+    if found["key"] == "path":
+        shutil.copytree(TOKENIZER, path, dirs_exist_ok=True)
+    elif found["key"] in FOLDERS:
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("[]\n" if found["key"] == "file" else "", encoding="utf-8")
+    return f"{found['key']}:{found['gap']}{path}"
+
+
+def _read(folder: Path, text: str, kind: str) -> None:
+    file = folder / "example.yaml"
+    file.write_text(text, encoding="utf-8")
+    data = yaml.safe_load(text)
+    match kind:
+        case "part of a profile":
+            whole = yaml.safe_load((folder / "profiles/plain.yaml").read_text(encoding="utf-8"))
+            _write(file, whole | data)
+            read_any(file)
+        case "list of instances":
+            read_instances(file)
+        case "":
+            _read_whole(file, data)
+        case _:
+            raise ConfigError(f'unknown kind of YAML "{kind}"')
+
+
+def _read_whole(file: Path, data: dict[str, Any]) -> None:
+    """A part of a main file is completed by what every main file must have: engines, and the policies it names."""
+    sections = Config.model_fields.keys()
+    if sections.isdisjoint(data) or "scorers" in data:
+        checked = read_any(file)
+        if isinstance(checked, PolicyConfig):
+            build_policy("example", checked)
+        return
+    added: dict[str, Any] = {}
+    if data.keys().isdisjoint({"fleet", "stack"}):
+        added["fleet"] = {"embedded": {}}
+    if data.keys().isdisjoint({"policies", "policies_dir"}):
+        added["policies_dir"] = "policies"
+    with file.open("a", encoding="utf-8") as rest:
+        rest.write(yaml.safe_dump(added) if added else "")
+    build_policies(load_policies(read_config(file)))
+
+
+def _write(file: Path, data: Any) -> None:
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")

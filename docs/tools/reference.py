@@ -1,0 +1,275 @@
+"""Reference pages made from the code: configuration, metrics, commands, HTTP, policies, plug-ins, modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import typer
+
+from docs.tools.pages import ROOT
+from router.cli.main import app
+from router.config.generated_docs import iter_keys
+from router.control.api.admin import admin_app
+from router.request.public_api import BY_CACHE, BY_LOAD, OPS
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.state import RouterSnapshot
+from scorers.contract import Needs, Plugin, Scorer
+from scorers.parameters import parameters
+from scorers.registry import BUILTINS
+
+NOTICE = "<!-- Made by `make reference` from the code. Edit the code, not this page. -->\n"
+POLICIES = ROOT / "configs" / "policies"
+
+
+def pages() -> dict[str, str]:
+    """The text of each page under `docs/reference/`, by its name."""
+    made: dict[str, Callable[[], Iterable[str]]] = {
+        "configuration": configuration,
+        "metrics": metrics,
+        "cli": cli,
+        "http": http,
+        "policies": policies,
+        "plugins": plugins,
+        "modules": modules,
+    }
+    return {name: "\n".join([NOTICE, *lines()]).rstrip() + "\n" for name, lines in made.items()}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a Markdown table."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(_cell(cell) for cell in row)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+
+
+# configuration
+
+
+def configuration() -> Iterator[str]:
+    yield "# Configuration reference\n"
+    yield "Every key of the main configuration file. `[]` stands for each entry of a list, `<name>` for a name of your"
+    yield "choice. How the files work, what is checked and what takes effect without a restart is in"
+    yield "[Configuration](../operate/configuration.md).\n"
+    sections: dict[str, list[tuple[str, str, str, str]]] = {}
+    for key in iter_keys():
+        sections.setdefault(re.split(r"[.\[]", key.path)[0], []).append(key)
+    alone = [group[0] for group in sections.values() if len(group) == 1]
+    columns = ("key", "kind", "default", "meaning")
+    for name, group in sections.items():
+        if len(group) > 1:
+            yield f"## `{name}`\n"
+            yield from table(columns, [(f"`{path}`", *rest) for path, *rest in group])
+    yield "## Single keys\n"
+    yield from table(columns, [(f"`{path}`", *rest) for path, *rest in alone])
+
+
+# metrics
+
+
+def metrics() -> Iterator[str]:
+    yield "# Metrics reference\n"
+    yield "Everything that `GET /metrics` can show, in the order in which it appears there. Metrics of the router's"
+    yield "process (`process_*`) come from the Prometheus client library. Alerts, and what to do about each, are in"
+    yield "[Metrics and alerts](../operate/metrics.md).\n"
+    page = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).page()
+    rows = []
+    for family in page.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in getattr(family, "_labelnames", ()))
+        rows.append((f"`{name}`", family.type, labels or "-", family.documentation.rstrip(".")))
+    yield from table(("metric", "type", "labels", "meaning"), rows)
+
+
+# commands
+
+
+def cli() -> Iterator[str]:
+    yield "# Command reference\n"
+    yield "`python -m router` is the same command. Exit codes: 0 done; 1 failed while running; 2 the command line or a"
+    yield "file is wrong; 130 interrupted with Ctrl-C, what was finished by then has been reported.\n"
+    yield from _command("warmroute", typer.main.get_command(app))
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    if path != "warmroute":
+        yield f"{'###' if path.count(' ') > 1 else '##'} `{path}`\n"
+    if command.help and path != "warmroute":
+        yield f"{_prose(command.help)}\n"
+    given = [parameter for parameter in command.params if parameter.name != "help" and not parameter.hidden]
+    if given and path != "warmroute":
+        arguments = [p.display_name_raw for p in given if p.param_type_name == "argument"]
+        options = any(parameter.param_type_name == "option" for parameter in given)
+        yield f"```text\n{' '.join([path, *(['[OPTIONS]'] if options else []), *arguments])}\n```\n"
+        yield from table(("option", "default", "meaning"), [_option(parameter) for parameter in given])
+    for name, below in inner.items():
+        yield from _command(f"{path} {name}", below)
+
+
+def _option(parameter: Any) -> tuple[str, str, str]:
+    names = [parameter.display_name_raw] if parameter.param_type_name == "argument" else parameter.opts
+    spelled = ", ".join(f"`{name}`" for name in [*names, *parameter.secondary_opts])
+    default = parameter.default
+    shown = "**required**" if parameter.required else "-"
+    if default is not None and not callable(default) and not isinstance(default, bool) and default != []:
+        shown = f"`{default}`"
+    elif isinstance(default, bool):
+        shown = "on" if default else "off"
+    meaning = _prose(parameter.help or "")
+    if parameter.envvar:
+        meaning += f" (environment variable `{parameter.envvar}`)"
+    return spelled, shown, re.sub(r" +\[default: [^]]*\]", "", meaning)
+
+
+def _prose(text: str) -> str:
+    return " ".join(text.split())
+
+
+# HTTP
+
+
+PUBLIC = (
+    ("GET", "/v1/models", "the union of the models that the fleet serves; no engine is asked"),
+    ("GET", "/v1/responses/{id}", "goes to the target that made the response"),
+    ("POST", "/v1/responses/{id}/cancel", "goes to the target that made the response"),
+)
+OPERATION = {
+    "/health": "200 while the process answers",
+    "/ready": "200 when an engine is ready and the router is not stopping, else 503 and the reason",
+    "/metrics": "[metrics](metrics.md) in the Prometheus text format",
+}
+REQUEST_HEADERS = (
+    ("X-Session-ID", "the session that the request belongs to, for policies, experiments and admission"),
+    ("x-slo-ttft-ms", "latency objective for the first token, read by `slo_headroom` and `dualmap`"),
+    ("x-slo-tpot-ms", "latency objective per further token, read by `slo_headroom`"),
+    ("X-Warmroute-Policy", "policy for this request alone; needs a token with the right `override`"),
+    ("X-Warmroute-Token", "that token; neither of the two headers reaches an engine"),
+)
+RESPONSE_HEADERS = (
+    ("x-warmroute-record", "id of the decision record: `GET /admin/records/{id}`"),
+    ("x-warmroute-target", "the target that answered"),
+    ("x-warmroute-waited-ms", "how long the request waited for admission; absent where it did not wait"),
+)
+
+
+class _NoOperations:
+    """Operations of the admin application that only has to describe itself."""
+
+
+def http() -> Iterator[str]:
+    yield "# HTTP reference\n"
+    yield "## Public listener\n"
+    yield "`listen.host` and `listen.port`, by default `0.0.0.0:8000`. A path that is not in this table is 404, because"
+    yield "an engine serves its own administration beside the OpenAI paths.\n"
+    rows = [(f"`{path}`", "POST", "the policy, by cache and load") for path in sorted(BY_CACHE)]
+    rows += [(f"`{path}`", "POST", "load") for path in sorted(BY_LOAD)]
+    rows += [("`edge.extra_endpoints`", "as configured", "load")]
+    rows += [(f"`{path}`", method, meaning) for method, path, meaning in PUBLIC]
+    yield from table(("path", "method", "placed by"), rows)
+    yield from table(("path", "answer"), [(f"`{path}`", OPERATION[path]) for path in sorted(OPS)])
+    yield "### Headers of requests\n"
+    yield from table(("header", "meaning"), [(f"`{name}`", meaning) for name, meaning in REQUEST_HEADERS])
+    yield "### Headers of answers\n"
+    yield from table(("header", "meaning"), [(f"`{name}`", meaning) for name, meaning in RESPONSE_HEADERS])
+    yield from _admin()
+
+
+def _admin() -> Iterator[str]:
+    yield "## Admin listener\n"
+    yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
+    yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, which this section"
+    yield "is made from.\n"
+    nobody: Any = _NoOperations()
+    for path, methods in admin_app(nobody, nobody, nobody, []).openapi()["paths"].items():
+        for method, endpoint in methods.items():
+            yield f"### `{method.upper()} {path}`\n"
+            yield f"{_description(endpoint)}\n"
+            if endpoint.get("parameters"):
+                rows = [_parameter(parameter) for parameter in endpoint["parameters"]]
+                yield from table(("parameter", "in", "kind", "default", "meaning"), rows)
+            ends = [(status, answer["description"].lower()) for status, answer in endpoint["responses"].items()]
+            yield "Answers: " + "; ".join(f"{status} {meaning}" for status, meaning in sorted(ends)) + ".\n"
+
+
+def _description(endpoint: dict[str, Any]) -> str:
+    return "\n\n".join(_prose(part) for part in endpoint.get("description", endpoint["summary"]).split("\n\n"))
+
+
+def _parameter(parameter: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    schema = parameter["schema"]
+    kinds = [schema, *schema.get("anyOf", ())]
+    kind = " or ".join(one["type"] for one in kinds if one.get("type") not in (None, "null"))
+    bounds = [f"{word} {schema[key]}" for word, key in (("from", "minimum"), ("to", "maximum")) if key in schema]
+    default = "**required**" if parameter.get("required") else "-"
+    if schema.get("default") is not None:
+        default = f"`{json.dumps(schema['default'])}`"
+    meaning = parameter.get("description", "")
+    return f"`{parameter['name']}`", parameter["in"], " ".join([kind, *bounds]), default, meaning
+
+
+# policies and their plug-ins
+
+
+def policies() -> Iterator[str]:
+    yield "# Shipped policies\n"
+    yield "The files under `configs/policies`, with the comment that each begins with: what it computes, where the rule"
+    yield "and its values come from, and where it differs from its source. [How to choose one](../policies/choose.md)."
+    yield ""
+    for file in sorted(POLICIES.glob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        comment = re.match(r"(?:#[^\n]*\n)+", text)
+        assert comment is not None, f"{file} begins with a comment that explains it"
+        yield f"## `{file.stem}`\n"
+        yield re.sub(r"^# ?", "", comment[0], flags=re.MULTILINE)
+        yield f"```yaml\n{text[comment.end() :].strip()}\n```\n"
+
+
+def plugins() -> Iterator[str]:
+    yield "# Scorers, filters and pickers\n"
+    yield "What policy files are made of. `needs` is what the router has to find out for the plug-in; a scorer's unit says"
+    yield "with which others it can be added up. How they fit together is in"
+    yield "[Write your own scorer](../policies/write-a-scorer.md).\n"
+    for kind, named in BUILTINS.items():
+        unit = ("unit",) if kind is Scorer else ()
+        yield f"## {kind.__name__}s\n"
+        yield from table(("name", *unit, "needs", "parameters", "meaning"), [_plugin(n, p) for n, p in named.items()])
+
+
+def _plugin(name: str, plugin: type[Plugin]) -> list[str]:
+    given = ", ".join(f"`{p.name}: {_yaml(p.default)}`" for p in parameters(plugin).values())
+    needs = ", ".join(str(one.name).lower() for one in Needs if one in plugin.needs)
+    unit = [plugin.unit.value] if issubclass(plugin, Scorer) else []
+    return [f"`{name}`", *unit, needs or "-", given or "-", str(plugin.__doc__).partition("\n\n")[0]]
+
+
+def _yaml(default: object) -> object:
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else default
+
+
+# modules
+
+
+def modules() -> Iterator[str]:
+    yield "# Modules\n"
+    yield "Every module with the first line of its docstring. What may import what is in"
+    yield "[Packages and layers](../design/packages.md).\n"
+    found: dict[str, list[tuple[str, str]]] = {}
+    for package in ("router", "scorers"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            if (text := file.read_text(encoding="utf-8")).strip():
+                first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+                path = file.relative_to(ROOT)
+                found.setdefault(str(path.parent), []).append((f"`{path.name}`", first))
+    for folder, rows in sorted(found.items()):
+        yield f"## `{folder}`\n"
+        yield from table(("module", "what it is"), rows)
