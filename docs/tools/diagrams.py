@@ -1,4 +1,4 @@
-"""The diagrams of the pages, as SVG made from boxes and arrows on a grid: text in, text out, the same bytes each time."""
+"""The diagrams of the pages: SVG made from boxes and arrows on a grid, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _box(box: Box) -> Iterator[str]:
     )
     middle = x + width / 2
     top = y + height / 2 - 7.5 * len(box.lines) + 4 if height < 12 * UNIT else y + 18
-    yield f'<text x="{middle:g}" y="{top:g}" text-anchor="middle" font-weight="bold" fill="{INK}">{escape(box.title)}</text>'
+    yield (
+        f'<text x="{middle:g}" y="{top:g}" text-anchor="middle" font-weight="bold" fill="{INK}">'
+        f"{escape(box.title)}</text>"
+    )
     for i, line in enumerate(box.lines, start=1):
         yield (
             f'<text x="{middle:g}" y="{top + 15 * i:g}" text-anchor="middle" font-size="10.5" fill="{SOFT}">'
@@ -257,11 +260,10 @@ MEANINGS = {
 
 def _layers() -> Drawing:
     """The import layers of `pyproject.toml`, the highest first."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    rows = [layer.replace("router.", "").replace(" : ", ", ").split(" | ") for layer in contracts[0]["layers"]]
-    rows = [packages for packages in rows if packages != ["__main__"]]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    short = [layer.replace("router.", "").replace("__main__ : ", "").replace(" : ", ", ") for layer in layers]
+    rows = [*(names.split(" | ") for names in short), ["scorers"]]
     boxes: dict[str, Box] = {}
     for row, packages in enumerate(rows):
         width = (76 - 2 * (len(packages) - 1)) / len(packages)

@@ -74,7 +74,7 @@ def check_yaml(text: str, kind: str = "") -> None:
         shutil.copytree(ROOT / "configs/policies", folder / "policies")
         shutil.copytree(ROOT / "configs/profiles", folder / "profiles")
         known = dict(os.environ)
-        os.environ.update({variable: "for the check" for variable in ENVIRONMENT.findall(text)})
+        os.environ.update(dict.fromkeys(ENVIRONMENT.findall(text), "for the check"))
         try:
             _read(folder, ABSOLUTE_PATH.sub(lambda found: _made(folder, found), text), kind)
         finally:
@@ -114,6 +114,8 @@ def _read(folder: Path, text: str, kind: str) -> None:
 
 def _read_whole(file: Path, data: dict[str, Any]) -> None:
     """A part of a main file is completed by what every main file must have: engines, and the policies it names."""
+    if not isinstance(data, dict):
+        raise ConfigError("no mapping: a comment above the block may say what it is, `<!-- kind: ... -->`")
     sections = Config.model_fields.keys()
     if sections.isdisjoint(data) or "scorers" in data:
         checked = read_any(file)

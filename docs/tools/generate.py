@@ -1,4 +1,4 @@
-"""`python -m docs.tools.generate` (`make reference`): writes every page, schema and diagram that is made from the code."""
+"""`make reference`: writes every page, schema and diagram that is made from the code."""
 
 from __future__ import annotations
 

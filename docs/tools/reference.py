@@ -14,7 +14,7 @@ from docs.tools.pages import ROOT
 from router.cli.main import app
 from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
-from router.request.public_api import BY_CACHE, BY_LOAD, OPS
+from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
 from scorers.contract import Needs, Plugin, Scorer
@@ -171,8 +171,8 @@ def http() -> Iterator[str]:
     yield "## Public listener\n"
     yield "`listen.host` and `listen.port`, by default `0.0.0.0:8000`. A path that is not in this table is 404, because"
     yield "an engine serves its own administration beside the OpenAI paths.\n"
-    rows = [(f"`{path}`", "POST", "the policy, by cache and load") for path in sorted(BY_CACHE)]
-    rows += [(f"`{path}`", "POST", "load") for path in sorted(BY_LOAD)]
+    rows = [(f"`{path}`", "POST", "the policy, by cache and load") for path in sorted(CACHE_ROUTED)]
+    rows += [(f"`{path}`", "POST", "load") for path in sorted(LOAD_ROUTED)]
     rows += [("`edge.extra_endpoints`", "as configured", "load")]
     rows += [(f"`{path}`", method, meaning) for method, path, meaning in PUBLIC]
     yield from table(("path", "method", "placed by"), rows)
@@ -187,8 +187,8 @@ def http() -> Iterator[str]:
 def _admin() -> Iterator[str]:
     yield "## Admin listener\n"
     yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
-    yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, which this section"
-    yield "is made from.\n"
+    yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
+    yield "section is made.\n"
     nobody: Any = _NoOperations()
     for path, methods in admin_app(nobody, nobody, nobody, []).openapi()["paths"].items():
         for method, endpoint in methods.items():
@@ -236,8 +236,8 @@ def policies() -> Iterator[str]:
 
 def plugins() -> Iterator[str]:
     yield "# Scorers, filters and pickers\n"
-    yield "What policy files are made of. `needs` is what the router has to find out for the plug-in; a scorer's unit says"
-    yield "with which others it can be added up. How they fit together is in"
+    yield "What policy files are made of. `needs` is what the router has to find out for the plug-in; a scorer's unit"
+    yield "says with which others it can be added up. How they fit together is in"
     yield "[Write your own scorer](../policies/write-a-scorer.md).\n"
     for kind, named in BUILTINS.items():
         unit = ("unit",) if kind is Scorer else ()

@@ -12,7 +12,7 @@ from router.config.reader import read_trouble_file
 from router.config.sections.faults import TroubleFile
 from router.config.yaml_source import load as document
 from router.testbed.sweep.faults import FOLDER, check_possible, load_troubles
-from tests.paths import CONFIGS
+from tests.paths import CONFIGS, ROOT
 
 TROUBLES = list_files(FOLDER)
 
@@ -36,8 +36,8 @@ def test_the_one_to_copy_from_has_every_key() -> None:
     assert whole.model_fields_set == set(TroubleFile.model_fields)
 
 
-def test_the_readme_has_every_key() -> None:
-    readme = (CONFIGS / "README.md").read_text(encoding="utf-8")
-    _, _, section = readme.partition("## A trouble")
+def test_the_page_has_every_key() -> None:
+    page = (ROOT / "docs/plan/profiles-and-faults.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Faults")
     told = section.partition("\n## ")[0]
     assert [name for name in TroubleFile.model_fields if f"`{name}`" not in told] == []

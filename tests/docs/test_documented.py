@@ -1,4 +1,4 @@
-"""What a user can set, ask for or see is documented: each name stands in some Markdown file of the repository."""
+"""What a user can set, call or see is documented: each name is in some page, and names in pages exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typer import Typer
 
+from docs.tools.pages import pages
 from router.cli.main import app
 from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
@@ -15,9 +16,6 @@ from router.request.public_api import LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
 from scorers.registry import BUILTINS
-from tests.paths import ROOT
-
-FOLDERS = (ROOT, ROOT / "configs", ROOT / "router", ROOT / "scorers")
 
 
 class Nobody:
@@ -26,7 +24,7 @@ class Nobody:
 
 @pytest.fixture(scope="module")
 def documents() -> str:
-    return "\n".join(file.read_text(encoding="utf-8") for folder in FOLDERS for file in sorted(folder.glob("*.md")))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages())
 
 
 def undocumented(names: list[str], documents: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The example of scorers/README.md as a package that is built, installed by pip and used, all as its reader would.
+"""The scorer of the tutorial as a package that is built, installed by pip and used, all as its reader would.
 
 Only the build backend is spared: what it would make, a wheel, is written here, so that no network is needed.
 """
@@ -16,9 +16,10 @@ from zipfile import ZipFile
 import pytest
 
 import scorers
+from docs.tools.pages import blocks
 
-README = (Path(scorers.__file__).parent / "README.md").read_text()
 ROOT = Path(scorers.__file__).parents[1]
+PAGE = ROOT / "docs/policies/write-a-scorer.md"
 
 POLICY = """\
 scorers:
@@ -41,7 +42,8 @@ print(decision.terms[0].name, decision.costs, decision.target)
 
 
 def code(language: str) -> str:
-    return README.split("## Writing one")[1].split(f"```{language}\n")[1].split("```")[0]
+    """The last block of that language in the tutorial."""
+    return [block.text for block in blocks(PAGE) if block.language == language][-1]
 
 
 def wheel(folder: Path) -> Path:
@@ -93,6 +95,12 @@ def test_check_reads_a_policy_with_the_outside_scorer(site: Path, policy: Path) 
     checked = run(sys.executable, "-m", "router", "check", str(policy), site=site)
     assert checked.returncode == 0, checked.stderr
     assert "name: crowding" in checked.stdout
+
+
+def test_check_reads_the_policy_of_the_tutorial(site: Path, policy: Path) -> None:
+    policy.write_text(code("yaml"))
+    checked = run(sys.executable, "-m", "router", "check", str(policy), site=site)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_its_parameters_are_checked_as_our_own(site: Path, policy: Path) -> None:

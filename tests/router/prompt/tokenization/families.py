@@ -147,10 +147,12 @@ def loaded(tokenizer: Tokenizer, template: str = CHATML, bos: str = "<s>", least
         return load(TokenizerSource(path=folder), "tokenizers.m", lambda: 0.0, least_bytes)
 
 
+TRAINING_TEXTS = ("README.md", "docs/design/decisions.md", "docs/measurements/router-speed.md")
+
 _SIZE = {"vocab_size": 700, "special_tokens": SPECIAL, "show_progress": False}
 
 
 def _train(tokenizer: Tokenizer, trainer: trainers.Trainer) -> None:
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "router/README.md")]
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in TRAINING_TEXTS]
     tokenizer.train_from_iterator([line for text in texts for line in text.splitlines()], trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])

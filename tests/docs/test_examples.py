@@ -1,0 +1,172 @@
+"""The examples in the pages: what can be checked is checked, what can run is run, and what cannot says why.
+
+Shell blocks run in a folder of their own, where `configs` is that of the repository and `warmroute` is this code. They
+find an embedded fleet at the addresses that the pages use; its real ports are put in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from docs.tools import examples
+from docs.tools.pages import ROOT, SHELL, Block, all_blocks
+from router.errors import ConfigError
+
+CHECKED = [block for block in all_blocks() if block.language not in SHELL]
+RUN = [block for block in all_blocks() if block.language in SHELL and block.note != "not run"]
+START_S = 60.0
+
+SHIM = """\
+#!/usr/bin/env bash
+case "$1" in
+  load) exec {python} -m router "$@" --url {url} ;;
+  policy | experiment) exec {python} -m router "$@" --admin {admin} ;;
+  *) exec {python} -m router "$@" ;;
+esac
+"""
+
+
+class RunningFleet(NamedTuple):
+    """An embedded fleet and the folder in which examples run."""
+
+    folder: Path
+    port: int
+    admin_port: int
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """One block's commands; the first that fails ends it."""
+        moved = command.replace(":8000", f":{self.port}").replace(":8001", f":{self.admin_port}")
+        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", moved],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    running = RunningFleet(folder, free_port(), free_port())
+    config = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8"))
+    config["listen"]["port"], config["admin"]["port"] = running.port, running.admin_port
+    config["tokenizers"]["warm-tiny"]["path"] = str(ROOT / "router/testbed/emulator/data")
+    config["policies_dir"] = str(ROOT / "configs/policies")
+    config["records"]["decision_log"]["folder"] = str(folder / "decisions")
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    shim = folder / "bin/warmroute"
+    shim.parent.mkdir()
+    url, admin = f"http://127.0.0.1:{running.port}", f"http://127.0.0.1:{running.admin_port}"
+    shim.write_text(SHIM.format(python=sys.executable, url=url, admin=admin), encoding="utf-8")
+    shim.chmod(0o755)
+    with (folder / "fleet.log").open("w") as log:
+        command = [sys.executable, "-m", "router", "fleet", "--config", str(folder / "fleet.yaml")]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            until = time.monotonic() + START_S
+            while "Ready." not in (folder / "fleet.log").read_text():
+                assert process.poll() is None, (folder / "fleet.log").read_text()
+                assert time.monotonic() < until, "the fleet does not start"
+                time.sleep(0.1)
+            yield running
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def commands_and_output(block: Block) -> tuple[str, str]:
+    """A `console` block's commands, without their prompts, and the output below them; a `sh` block is all commands."""
+    if block.language == "sh":
+        return block.text, ""
+    commands: list[str] = []
+    output: list[str] = []
+    goes_on = False
+    for line in block.text.splitlines():
+        if goes_on or line.startswith("$ "):
+            commands.append(line.removeprefix("$ "))
+            goes_on = line.endswith("\\")
+        else:
+            output.append(line)
+    return "\n".join(commands), "\n".join(output)
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\b[a-z]{4,}\b", text.lower()))
+
+
+@pytest.mark.parametrize("block", CHECKED, ids=lambda block: block.at)
+def test_it_checks(block: Block) -> None:
+    assert list(examples.check(block)) == []
+
+
+def test_the_checks_notice() -> None:
+    with pytest.raises(ConfigError, match="prot"):
+        examples.check_yaml("listen: {prot: 1}\n")
+    with pytest.raises(ConfigError, match="warmer"):
+        examples.check_yaml("active: warmer\n")
+    with pytest.raises(ConfigError, match="queue_dept"):
+        examples.check_yaml("scorers: [{name: queue_dept}]\n")
+    with pytest.raises(ConfigError, match="url"):
+        examples.check_yaml("- {}\n", "list of instances")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.at)
+def test_it_runs(block: Block, fleet: RunningFleet) -> None:
+    """And prints what its page shows: nine tenths of the words at least, for figures and targets differ."""
+    commands, shown = commands_and_output(block)
+    done = fleet.run(commands)
+    assert done.returncode == 0, done.stdout + done.stderr
+    missing = words(shown) - words(done.stdout + done.stderr)
+    assert len(missing) <= 0.1 * len(words(shown)), f"no longer printed: {sorted(missing)}"
+
+
+def test_what_is_not_run_says_why() -> None:
+    """Of each page how many blocks do not run: a new one has to be put here, with its reason beside it in the page."""
+    shell = [block for block in all_blocks() if block.language in SHELL]
+    assert all(len(block.value) >= 10 for block in shell if block.note == "not run")
+    skipped: dict[str, int] = {}
+    for block in shell:
+        if block.note == "not run":
+            name = str(block.page.relative_to(ROOT))
+            skipped[name] = skipped.get(name, 0) + 1
+    assert skipped == NOT_RUN
+
+
+NOT_RUN = {
+    "README.md": 1,
+    "docs/features/shared-pool.md": 1,
+    "docs/get-started/embedded-fleet.md": 1,
+    "docs/get-started/real-stack.md": 1,
+    "docs/get-started/your-fleet.md": 3,
+    "docs/measurements/cache-layers.md": 2,
+    "docs/operate/records.md": 2,
+    "docs/plan/capacity.md": 3,
+    "docs/plan/load.md": 1,
+    "docs/plan/simulate.md": 2,
+    "docs/policies/experiments.md": 1,
+    "docs/policies/write-a-scorer.md": 1,
+}

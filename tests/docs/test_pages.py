@@ -1,0 +1,89 @@
+"""The pages: links and paths in them lead somewhere, alerts have a runbook line, and the site builds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs.tools.pages import DOCS, OUTSIDE, ROOT, pages, without_code
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.state import RouterSnapshot
+from tests.paths import CONFIGS
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+REPOSITORY_PATH = re.compile(r"`((?:router|scorers|tests|configs|docs)/[\w./-]+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """The ids of a page's headings, as MkDocs makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", [ROOT / name for name in OUTSIDE], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_files_beside_the_site(page: Path) -> None:
+    for target, anchor in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_of_the_repository_that_pages_name(page: Path) -> None:
+    for path in REPOSITORY_PATH.findall(without_code(page.read_text(encoding="utf-8"))):
+        assert list(ROOT.glob(path.rstrip("/").replace("NAME", "*"))), f"{page.name}: {path}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every alerting rule."""
+    loaded = yaml.safe_load((CONFIGS / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
+    return [rule for group in loaded["groups"] for rule in group["rules"]]
+
+
+def test_every_alert_has_a_runbook_line() -> None:
+    page = (DOCS / "operate/metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Warmroute\w+)` \| (\w+) \| .{40,} \|$", page, flags=re.MULTILINE)
+    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules()]
+
+
+def test_alerts_use_metrics_and_labels_that_exist() -> None:
+    families = {}
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    for family in Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).page().collect():
+        for suffix in suffixes.get(family.type, ("",)):
+            families[family.name + suffix] = {*getattr(family, "_labelnames", ()), "le"}
+    assert len(rules()) > 15
+    for rule in rules():
+        names = re.findall(r"warmroute_\w+", rule["expr"])
+        assert names, rule["alert"]
+        assert set(names) <= families.keys(), rule["alert"]
+        labels = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", rule["expr"]))
+        labels |= set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert labels <= set().union(*(families[name] for name in names)), rule["alert"]
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """Fails on dead links and anchors, on pages that the navigation does not list, and on examples that are wrong."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert built.returncode == 0, built.stderr
+    index = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="https?://[^"]*"', index), "the site must not need the network"

@@ -1,0 +1,47 @@
+"""The generated pages, schemas and diagrams are what the code says today."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from docs.tools.generate import generated, stale
+from docs.tools.pages import DOCS, ROOT
+from scorers.contract import Plugin
+from scorers.registry import BUILTINS
+
+PLUGINS = [entry for kind in BUILTINS.values() for entry in kind.items()]
+
+
+def test_generated_files_are_current() -> None:
+    """If not: run `make reference`."""
+    assert [str(file) for file in stale()] == []
+
+
+def test_generating_twice_gives_the_same() -> None:
+    assert generated() == generated()
+
+
+def test_tables_have_as_many_cells_in_every_row() -> None:
+    for file, text in generated().items():
+        if file.suffix == ".md":
+            for table in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
+                widths = {re.sub(r"\\\|", "", line).count("|") for line in table.splitlines()}
+                assert len(widths) == 1, f"{file}: {table}"
+
+
+def test_every_module_has_its_row() -> None:
+    page = (DOCS / "reference/modules.md").read_text(encoding="utf-8")
+    for package in ("router", "scorers"):
+        for file in (ROOT / package).rglob("*.py"):
+            if file.read_text(encoding="utf-8").strip():
+                section = page.partition(f"## `{file.parent.relative_to(ROOT)}`\n")[2].partition("\n## ")[0]
+                assert re.search(rf"^\| `{file.name}` \| \S", section, re.MULTILINE), file
+
+
+@pytest.mark.parametrize(("name", "plugin"), PLUGINS)
+def test_every_plug_in_has_its_row(name: str, plugin: type[Plugin]) -> None:
+    page = (DOCS / "reference/plugins.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+    assert " ".join(str(plugin.__doc__).partition("\n\n")[0].split()).replace("|", "\\|") in row
