@@ -73,9 +73,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     running = RunningFleet(folder, free_port(), free_port())
     config = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8"))
     config["listen"]["port"], config["admin"]["port"] = running.port, running.admin_port
-    config["tokenizers"]["warm-tiny"]["path"] = str(ROOT / "router/testbed/emulator/data")
     config["policies_dir"] = str(ROOT / "configs/policies")
-    config["records"]["decision_log"]["folder"] = str(folder / "decisions")
+    config["records"] = {"decision_log": {"folder": str(folder / "decisions")}}
     (folder / "fleet.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     shim = folder / "bin/warmroute"
     shim.parent.mkdir()
