@@ -47,10 +47,9 @@ from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.ops_api import ops_app
-from router.request.public_api import PublicApi
+from router.request.public_api import PublicApi, ops_app
 from router.request.retry_budget import RetryBudget
-from router.request.route import Services
+from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
@@ -124,7 +123,7 @@ class App:
             config.admission,
             core,
             clock,
-            lambda *told: metrics.waited(*told),  # made below, of what is known of this
+            lambda *told: metrics.on_wait_end(*told),  # made below, of what is known of this
             share=1 / config.workers,
             pooled=config.pool is not None,
         )
@@ -149,27 +148,27 @@ class App:
         if self._leader is not None:
             self._control.spreads(self._leader.everywhere)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
-        self._lobby = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
+        self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         reading, skimming = build_read_options(config)
         rooms = Services(
             config=config,
             clock=clock,
-            core=core,
-            lobby=self._lobby,
-            waiting=waiting,
-            retries=RetryBudget(limits.retry_ratio, limits.retry_burst),
-            tokens=self._tokens,
-            handing=handing,
-            pool=self._pool,
-            reading=reading,
-            skimming=skimming,
+            scheduler=core,
+            limiter=self._limiter,
+            admission=waiting,
+            retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
+            tokenization=self._tokens,
+            passthrough=handing,
+            kv_store=self._pool,
+            full_read=reading,
+            light_read=skimming,
             header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
             upstreams=self._upstreams,
             health=self._health,
-            ring=ring,
+            recent_records=ring,
             decision_log=self._decision_log,
             metrics=metrics,
-            admins=AdminTokens(config.admin.tokens),
+            admin_tokens=AdminTokens(config.admin.tokens),
             run_id=run_id,
         )
         explain = Explain(config, clock, core, self._tokens, fetch, reading)
@@ -245,7 +244,7 @@ class App:
 
     def refuse(self) -> None:
         """No new connections from here on, as far as that is known."""
-        self._listener.refuse()
+        self._listener.stop_accepting()
 
     async def stop(self) -> None:
         """`/ready` says 503 from here on, so that no new traffic is sent; what is under way, and what comes all the
@@ -255,7 +254,7 @@ class App:
         if self._leader is not None:
             self._leader.stopping()
         give_up_at = self._clock.now() + self._config.limits.grace_s
-        while self._lobby.inside and self._clock.now() < give_up_at:  # noqa: ASYNC110  the lobby only counts
+        while self._limiter.in_flight and self._clock.now() < give_up_at:  # noqa: ASYNC110  the lobby only counts
             await asyncio.sleep(LOOK_EVERY_S)
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:

@@ -1,13 +1,16 @@
-"""An ASGI application behind our connections: what FastAPI serves, health and metrics and the operator's door.
+"""Runs an ASGI application behind the router's own connections: what FastAPI serves (health, metrics, the admin API).
 
-The hot paths do without it (`openai.py` answers exchanges as they are). An application is never cancelled: that its
-client has gone it learns from `receive`, as ASGI has it.
+The hot paths do without it (`request/public_api.py` answers exchanges directly). An application is never cancelled: it
+learns from `receive` that its client has disconnected, as ASGI has it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
+
+from router.errors import BadRequest, TooLarge
 from router.proxy.client_exchange import ClientExchange
 
 Message = dict[str, Any]
@@ -15,7 +18,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class AsgiHandler:
-    """`app` as something that answers exchanges."""
+    """A `RequestHandler` that passes exchanges to the ASGI application `app`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -30,16 +33,16 @@ class _Bridge:
 
     def __init__(self, exchange: ClientExchange) -> None:
         self._exchange = exchange
-        self._told = False  # all of the body
+        self._body_done = False
 
     async def receive(self) -> Message:
         exchange = self._exchange
-        if not self._told and not exchange.complete:
-            body = await exchange.piece()
+        if not self._body_done and not exchange.complete:
+            body = await exchange.read()
             if not exchange.gone:
-                self._told = not exchange.arriving
+                self._body_done = not exchange.arriving
                 return {"type": "http.request", "body": body, "more_body": exchange.arriving}
-        await exchange.over()
+        await exchange.wait_end()
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
@@ -49,22 +52,37 @@ class _Bridge:
         if message["type"] == "http.response.start":
             exchange.start(message["status"], _headers(message.get("headers", ()), exchange))
         elif message.get("more_body", False):
-            exchange.chunk(message.get("body", b""))
+            exchange.write(message.get("body", b""))
         else:
             exchange.finish(message.get("body", b""))
-        if exchange.behind:
-            await exchange.caught_up()
+        if exchange.write_paused:
+            await exchange.drain()
+
+
+async def read_body(request: Request, limit_bytes: int, too_large: TooLarge) -> bytes:
+    """Return the body, read no further than the limit. Raises `too_large` (a `TooLarge`) beyond it, and `BadRequest`
+    where the client stops early.
+    """
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit_bytes:
+                raise too_large
+    except ClientDisconnect:
+        raise BadRequest("the request body ended early") from None
+    return bytes(body)
 
 
 def _headers(headers: Any, exchange: ClientExchange) -> list[tuple[bytes, bytes]]:
-    """`connection` is ours to say; an application may only ask for its end."""
-    kept = []
+    """Drop `connection`, which the router sets; an application may only ask to close."""
+    result = []
     for name, value in headers:
         if (lower := name.lower()) != b"connection":
-            kept.append((lower, value))
+            result.append((lower, value))
         elif value.lower() == b"close":
             exchange.keep_alive = False
-    return kept
+    return result
 
 
 def _scope(exchange: ClientExchange) -> Message:

@@ -1,9 +1,8 @@
-"""One exchange with the client, as the line sees it: what came, its body within bounds, and the answer piece by piece.
+"""The client's side of one request as the request path sees it: headers, a bounded body, and the answer piece by piece.
 
-`with call:` is the watch on the client: when it goes away, whatever the block is waiting for is cancelled and the block
-ends with `ClientDisconnected`, so nothing is computed for nobody. What is said to a client that is gone is dropped in
-silence. The listener's exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows of engines,
-prompts or policies.
+`with call:` watches the client: when it disconnects, whatever the block waits for is cancelled and the block ends with
+`ClientDisconnected`, so nothing is computed in vain. Writes to a client that is gone are dropped. The listener's
+exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows engines, prompts or policies.
 """
 
 from __future__ import annotations
@@ -16,32 +15,34 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientDisconnected(Exception):
-    """The client went away, so the `with call:` block was cut short."""
+    """The client disconnected, so the `with call:` block was cut short."""
 
 
 class BodyBudget(Protocol):
-    """Where the bytes of bodies in memory are counted."""
+    """Counts the bytes of request bodies in memory."""
 
     def hold(self, bytes_: int) -> None:
-        """Counts `bytes_` more for this request. Raises `TooBusy` when the house is full."""
+        """Count `bytes_` more for this request. Raises `TooBusy` when the budget is used up."""
 
 
 class ClientRequest(Protocol):
-    """`headers` are as they came, names in lower case; `target` is the path with its query, undecoded."""
+    """A request of a client. `headers` are as received, names in lower case; `target` is the path with its query,
+    undecoded.
+    """
 
     method: str
     path: str
     target: bytes
     headers: Headers
-    fields: Mapping[bytes, bytes]  # the same by name; of several values the first one
-    client: str | None  # the name of its API key, set by the door where keys are asked
-    recorded: bool  # set by the line once a record tells of this exchange; the door counts all others
+    fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
+    client: str | None  # the name of its API key, set by the public API where keys are needed
+    recorded: bool  # set once a record counts this exchange; the public API counts all others
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of header `name` (lower case)."""
+        """Return the first value of header `name` (lower case)."""
 
     def text(self, name: bytes) -> str | None:
-        """The same as text; None: missing or empty."""
+        """Return the first value of header `name` as text; `None` when missing or empty."""
 
     def __enter__(self) -> ClientRequest: ...
 
@@ -50,9 +51,8 @@ class ClientRequest(Protocol):
     ) -> None: ...
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
-        """The whole body, counted in `budget` before it is read where its length is known.
-
-        Raises `TooLarge` beyond `limit_bytes`, and what `budget.hold` raises. To be called inside `with call:`.
+        """Return the whole body, counted in `budget` before it is read where its length is known. Call it inside
+        `with call:`. Raises `TooLarge` beyond `limit_bytes`, and what `budget.hold` raises.
         """
 
     @property
@@ -60,23 +60,23 @@ class ClientRequest(Protocol):
         """An answer has begun: there can be no other."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begins the answer. Its head goes out with the first of the body: a write is a system call."""
+        """Begin the answer. Its head goes out with the first piece of the body: a write is a system call."""
 
-    def chunk(self, data: bytes) -> None:
-        """Sends `data` at once, whether the client takes it or not: see `behind`."""
+    def write(self, data: bytes) -> None:
+        """Send `data` at once, whether the client reads or not: see `write_paused`."""
 
     def finish(self, last: bytes = b"") -> None:
-        """Sends `last`, and the answer is whole."""
+        """Send `last` and complete the answer."""
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer; `content-length` is set here."""
+        """Send a whole answer; `content-length` is added here."""
 
     @property
-    def behind(self) -> bool:
-        """The client has not taken what was sent: nothing more should be, until `caught_up`."""
+    def write_paused(self) -> bool:
+        """The client has not read what was sent: write nothing more before `drain`."""
 
-    async def caught_up(self) -> None:
-        """Waits until the client is not `behind` any more, or gone."""
+    async def drain(self) -> None:
+        """Wait until the client has read enough, or is gone."""
 
-    def cut(self) -> None:
-        """Ends a started answer so that the client sees it is not whole. No more may be sent."""
+    def abort(self) -> None:
+        """End a started answer so that the client sees it is not whole. Nothing more may be sent."""

@@ -1,10 +1,10 @@
-"""The server side of one client connection: llhttp parses, and this bounds what a client may do.
+"""The server side of one client connection: llhttp parses, and this module limits what a client may do.
 
-A cap on the head's size; deadlines for the head, for pauses in the body, for a reader that stops reading and for idle
+A cap on the head's size; deadlines for the head, for pauses in the body, for a client that stops reading and for idle
 keep-alive (one lazy timer for all, set once per read); refusal of everything that two HTTP parsers could read
-differently; bounds on pipelining and on chunk framing; the client's loss told at once to the exchange. One task answers
-a connection's requests, one after another. An answer that needs none of the request's body may come early: the rest is
-read and thrown away, for a limited time.
+differently; limits on pipelining and on chunk framing; the exchange learns at once that its client disconnected. One
+task answers a connection's requests, one after another. An answer that needs none of the request's body may come early:
+the rest is read and thrown away, for a limited time.
 
 What llhttp already refuses (both lengths, two lengths, folded lines, bare line feeds, ...) is listed by the tests.
 """
@@ -27,7 +27,7 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.web")
 
 HIGH_WATER_BYTES = 64 * 1024
-QUEUED_REQUESTS = 64  # pipelined by one client within one read
+MAX_PIPELINED = 64  # requests of one client within one read
 FRAMING_PER_BODY_BYTE = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
 
 
@@ -36,22 +36,22 @@ class ConnectionLimits(NamedTuple):
     header_timeout_s: float
     body_idle_timeout_s: float
     keepalive_s: float
-    stall_timeout_s: float  # a client that takes nothing of what was sent for so long is cut
+    stall_timeout_s: float  # a client that reads nothing of what was sent for so long is cut off
 
 
 @runtime_checkable
 class RequestHandler(Protocol):
-    """Who answers requests."""
+    """Answers requests."""
 
     async def answer(self, exchange: ClientExchange) -> None:
-        """Answers `exchange`; what it raises becomes a 500."""
+        """Answer `exchange`; an exception becomes a 500."""
 
 
 class ConnectionContext(NamedTuple):
     """What all connections of a listener share."""
 
-    answering: RequestHandler
-    bounds: ConnectionLimits
+    handler: RequestHandler
+    limits: ConnectionLimits
     connections: set[ClientConnection]
     tasks: Tasks
     loop: asyncio.AbstractEventLoop
@@ -66,59 +66,61 @@ class UnfitRequest(Exception):
 
 
 class ClientConnection(asyncio.Protocol):
-    """`_answering` is the exchange being answered, `_reading` the last begun: they differ in pipelining."""
+    """One connection. `_current` is the exchange being answered, `_reading` the last one begun: they differ when the
+    client pipelines.
+    """
 
     transport: asyncio.Transport
     task: asyncio.Task[None]
 
-    def __init__(self, house: ConnectionContext) -> None:
-        self._house = house
-        self._bounds = house.bounds
-        self._timer = DeadlineTimer(house.loop, self._late)
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
+        self._limits = context.limits
+        self._timer = DeadlineTimer(context.loop, self._on_deadline)
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away here
-        self._answering: ClientExchange | None = None
+        self._current: ClientExchange | None = None
         self._reading: ClientExchange | None = None
         self._queue: deque[ClientExchange] = deque()
-        self._serving = False  # the task that answers has begun
+        self._serving = False  # the task that answers has been started
         self._next: asyncio.Future[None] | None = None  # it waits for a request
-        self._caught_up: asyncio.Future[None] | None = None  # it waits for the client to read
-        self.behind = False
+        self._writable: asyncio.Future[None] | None = None  # it waits for the client to read
+        self.write_paused = False
         self._read_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
-        self._idle = True  # between requests: nothing of the next one has come
+        self._idle = True  # between requests: nothing of the next one has arrived
         self._head_bytes = 0  # read since the head began, a little of the request before included
         self._read_bytes = 0  # by the current read
         self._framing_bytes = 0  # read since the head ended, less the body
-        self._held: list[bytes] = []  # read ahead of the answer to the running request
-        self._held_bytes = 0
+        self._read_ahead: list[bytes] = []  # received before the current request was answered
+        self._read_ahead_bytes = 0
 
-    # Reading
+    # reading
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._house.connections.add(self)
-        self._timer.set(self._bounds.header_timeout_s)
+        self._context.connections.add(self)
+        self._timer.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._house.connections.discard(self)
-        if self._answering is not None:
-            self._answering.lost()
+        self._context.connections.discard(self)
+        if self._current is not None:
+            self._current.on_disconnect()
         self._timer.close()
         self._queue.clear()
-        self._held.clear()
-        self.behind = False
+        self._read_ahead.clear()
+        self.write_paused = False
         self._wake()
-        del self._parser  # it knows us as we know it: parted, both go at once, and not with the collector's next round
+        del self._parser  # breaks the reference cycle: both are freed at once, and not with the next garbage collection
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         reading = self._reading
-        if self._answering is not None and reading is not None and not reading.arriving:
-            self._hold(data)
+        if self._current is not None and reading is not None and not reading.arriving:
+            self._keep_for_later(data)
             return
         self._read_bytes = len(data)
         began = self._in_head and self._idle
@@ -136,42 +138,42 @@ class ClientConnection(asyncio.Protocol):
         self._after_read(began)
 
     def _after_read(self, began: bool) -> None:
-        """One deadline for what is still to come; reading rests while nobody wants more of the body."""
+        """Set the deadline for what is still to come; stop reading while the body is not read."""
         reading = self._reading
         if self._in_head or reading is None:
-            if self._answering is not None:
-                self._timer.off()
+            if self._current is not None:
+                self._timer.clear()
             elif began:
-                self._timer.set(self._bounds.header_timeout_s)
+                self._timer.set(self._limits.header_timeout_s)
         elif reading.complete or reading.gone:
             return
-        elif not reading.wanted and reading.buffered > HIGH_WATER_BYTES:  # the pause is ours now, not the client's
+        elif not reading.reader_waits and reading.buffered > HIGH_WATER_BYTES:  # now the pause is the router's own
             self._pause_reading()
-            self._timer.off()
+            self._timer.clear()
         else:
-            reading.tell()
-            self._timer.set(self._bounds.body_idle_timeout_s)
+            reading.wake()
+            self._timer.set(self._limits.body_idle_timeout_s)
 
-    def _hold(self, data: bytes) -> None:
-        """The next request waits for the end of this answer, but the loss of the client must still be seen: read on."""
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > HIGH_WATER_BYTES:
+    def _keep_for_later(self, data: bytes) -> None:
+        """Keep the next request until this answer ends; reading goes on, so that a disconnect is still seen."""
+        self._read_ahead.append(data)
+        self._read_ahead_bytes += len(data)
+        if self._read_ahead_bytes > HIGH_WATER_BYTES:
             self._pause_reading()
 
     def _check_size(self) -> None:
-        bounds = self._bounds
+        limits = self._limits
         if self._in_head:
-            if self._head_bytes > bounds.header_bytes:
-                raise UnfitRequest(431, f"the request's head is larger than {bounds.header_bytes} bytes")
-        elif self._framing_bytes > bounds.header_bytes:
-            raise UnfitRequest(400, "the framing of the body outweighs the body")
+            if self._head_bytes > limits.header_bytes:
+                raise UnfitRequest(431, f"the request's head is larger than {limits.header_bytes} bytes")
+        elif self._framing_bytes > limits.header_bytes:
+            raise UnfitRequest(400, "the framing of the body is larger than the body")
 
-    def read_on(self) -> None:
-        """Somebody waits for more of the body."""
+    def resume_body(self) -> None:
+        """Read more of the body."""
         if self._read_paused:
             if not self._in_head:
-                self._timer.set(self._bounds.body_idle_timeout_s)
+                self._timer.set(self._limits.body_idle_timeout_s)
             self._resume_reading()
 
     def _pause_reading(self) -> None:
@@ -184,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
             self._read_paused = False
             self.transport.resume_reading()
 
-    # What the parser calls
+    # parser callbacks
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -199,24 +201,25 @@ class ClientConnection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        asked = self._asked()
-        self._check_head(asked)
-        exchange = self._reading = ClientExchange(self, asked)
+        """Begin an exchange. Raises `UnfitRequest` when too many requests are pipelined."""
+        head = self._parse_head()
+        self._check_head(head)
+        exchange = self._reading = ClientExchange(self, head)
         self._in_head = False
         self._framing_bytes = 0
         self._headers = []  # what comes now are trailers: not part of the request
-        if self._answering is None:
-            self._answering = exchange
-            self._serve_on()
-        elif len(self._queue) < QUEUED_REQUESTS:
+        if self._current is None:
+            self._current = exchange
+            self._continue_serving()
+        elif len(self._queue) < MAX_PIPELINED:
             self._queue.append(exchange)
         else:
-            raise UnfitRequest(400, "too many requests sent ahead")
+            raise UnfitRequest(400, "too many pipelined requests")
 
-    def _asked(self) -> RequestHead:
+    def _parse_head(self) -> RequestHead:
         target, version = self._url, self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise UnfitRequest(400, "this version of HTTP is not spoken here")
+            raise UnfitRequest(400, "this version of HTTP is not supported")
         if not target.startswith(b"/") or b"#" in target:
             url = httptools.parse_url(target)
             target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
@@ -231,19 +234,19 @@ class ClientConnection(asyncio.Protocol):
             version == "1.1" and self._parser.should_keep_alive(),
         )
 
-    def _check_head(self, asked: RequestHead) -> None:
+    def _check_head(self, head: RequestHead) -> None:
         if self._parser.should_upgrade():
-            raise UnfitRequest(400, "no upgrade is possible")
-        if b"transfer-encoding" in asked.fields:
-            if not asked.http_1_1:
+            raise UnfitRequest(400, "upgrades are not supported")
+        if b"transfer-encoding" in head.fields:
+            if not head.http_1_1:
                 raise UnfitRequest(400, "HTTP/1.0 has no transfer codings")
-            codings = [value.lower() for name, value in asked.headers if name == b"transfer-encoding"]
+            codings = [value.lower() for name, value in head.headers if name == b"transfer-encoding"]
             if any(coding != b"chunked" for coding in codings):
                 raise UnfitRequest(400, "a transfer coding other than chunked")
-        if self._head_bytes > self._bounds.header_bytes:
-            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in asked.headers)
-            if size > self._bounds.header_bytes:
-                raise UnfitRequest(431, f"the request's head is larger than {self._bounds.header_bytes} bytes")
+        if self._head_bytes > self._limits.header_bytes:
+            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in head.headers)
+            if size > self._limits.header_bytes:
+                raise UnfitRequest(431, f"the request's head is larger than {self._limits.header_bytes} bytes")
 
     def on_body(self, body: bytes) -> None:
         reading = self._reading
@@ -259,128 +262,126 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = True
         self._head_bytes = 0
         reading.arriving = False
-        if reading.complete and reading is not self._answering:
-            self._rest()
+        if reading.complete and reading is not self._current:
+            self._go_idle()
         else:
-            reading.tell()
+            reading.wake()
 
-    # From one request to the next
+    # from one request to the next
 
-    def _serve_on(self) -> None:
+    def _continue_serving(self) -> None:
         if not self._serving:
             self._serving = True
-            self.task = self._house.tasks.spawn("client", self._serve())
+            self.task = self._context.tasks.spawn("client", self._serve())
         else:
             self._wake()
 
     def _wake(self) -> None:
-        for waiter in (self._next, self._caught_up):
+        for waiter in (self._next, self._writable):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
 
     async def _serve(self) -> None:
-        """The task of this connection, for as long as there is one."""
+        """Answer the requests of this connection until it closes."""
         while not self.transport.is_closing():
-            if self._answering is not None:
-                await self._answer(self._answering)
+            if self._current is not None:
+                await self._answer(self._current)
             else:
-                self._next = self._house.loop.create_future()
+                self._next = self._context.loop.create_future()
                 await self._next
 
     async def _answer(self, exchange: ClientExchange) -> None:
         try:
-            await self._house.answering.answer(exchange)
+            await self._context.handler.answer(exchange)
         except Exception:
             log.exception("%s %s failed", exchange.method, exchange.path)
         if not exchange.complete and not exchange.gone:
             if exchange.started:
-                exchange.cut()
+                exchange.abort()
             else:
                 exchange.answer(500, [(b"content-type", b"text/plain")], b"Internal Server Error")
-        self._answered()
+        self._after_answer()
 
-    def _answered(self) -> None:
-        self._answering = None
+    def _after_answer(self) -> None:
+        self._current = None
         if self.transport.is_closing():
-            self._timer.set(self._bounds.stall_timeout_s)  # closes when all is taken, or then
+            self._timer.set(self._limits.stall_timeout_s)  # closes when everything was read, or then
             return
         self._resume_reading()
         if self._queue:
-            self._answering = self._queue.popleft()
+            self._current = self._queue.popleft()
         elif self._reading is not None and self._reading.arriving:
-            self._timer.set(self._bounds.header_timeout_s)  # for all that is left of it
+            self._timer.set(self._limits.header_timeout_s)  # for all that is left of it
         else:
-            self._rest()
+            self._go_idle()
 
-    def _rest(self) -> None:
-        """Idle until the next request, part of which may be here already."""
+    def _go_idle(self) -> None:
+        """Wait for the next request, part of which may be here already."""
         self._idle = True
-        self._timer.set(self._bounds.keepalive_s)
-        if self._held:
-            data = b"".join(self._held)
-            self._held.clear()
-            self._held_bytes = 0
+        self._timer.set(self._limits.keepalive_s)
+        if self._read_ahead:
+            data = b"".join(self._read_ahead)
+            self._read_ahead.clear()
+            self._read_ahead_bytes = 0
             self.data_received(data)
 
-    # Refusing and cutting
+    # refusing
 
     def _refuse(self, error: Exception) -> None:
-        """An answer, unless one is under way or owed to a request before this one; then the end, in any case."""
         reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
-        status = reason.status if isinstance(reason, UnfitRequest) else 400
-        message = str(reason) if isinstance(reason, UnfitRequest) else "this is not valid HTTP"
-        self._end(status, message)
+        if isinstance(reason, UnfitRequest):
+            self._close_with(reason.status, str(reason))
+        else:
+            self._close_with(400, "this is not valid HTTP")
 
-    def _end(self, status: int, message: str) -> None:
-        running = self._answering
-        if running is None or (running is self._reading and running.arriving and not running.started):
-            self.transport.write(_plain_answer(status, message))
-        if running is not None:
-            running.lost()
+    def _close_with(self, status: int, message: str) -> None:
+        """Close the connection; send an error first unless an answer has started, or is due to an earlier request."""
+        current = self._current
+        if current is None or (current is self._reading and current.arriving and not current.started):
+            self.transport.write(_error_response(status, message))
+        if current is not None:
+            current.on_disconnect()
         self.transport.close()
-        self._timer.set(self._bounds.stall_timeout_s)
+        self._timer.set(self._limits.stall_timeout_s)
 
-    def _late(self) -> None:
-        if self.behind or self.transport.is_closing():
+    def _on_deadline(self) -> None:
+        if self.write_paused or self.transport.is_closing():
             self.transport.abort()
-        elif self._idle or (self._answering is None and not self._in_head):
+        elif self._idle or (self._current is None and not self._in_head):
             self.transport.close()
         else:
-            self._end(408, "the request did not arrive in time")
+            self._close_with(408, "the request did not arrive in time")
 
-    # The client's pace
+    # backpressure
 
     def pause_writing(self) -> None:
-        self.behind = True
-        self._timer.set(self._bounds.stall_timeout_s)
+        self.write_paused = True
+        self._timer.set(self._limits.stall_timeout_s)
 
     def resume_writing(self) -> None:
-        self.behind = False
-        if self._answering is not None:
-            self._timer.off()
+        self.write_paused = False
+        if self._current is not None:
+            self._timer.clear()
         else:
-            self._timer.set(self._bounds.keepalive_s)
+            self._timer.set(self._limits.keepalive_s)
         self._wake()
 
-    async def caught_up(self) -> None:
-        while self.behind:
-            self._caught_up = self._house.loop.create_future()
-            await self._caught_up
+    async def drain(self) -> None:
+        while self.write_paused:
+            self._writable = self._context.loop.create_future()
+            await self._writable
 
     def shutdown(self) -> None:
-        """The server stops: what runs may end, nothing more is begun."""
+        """Begin no more requests; the one being answered may end."""
         self._queue.clear()
-        if self._answering is None:
+        if self._current is None:
             self.transport.close()
         else:
-            self._answering.keep_alive = False
+            self._current.keep_alive = False
 
 
-def _plain_answer(status: int, message: str) -> bytes:
+def _error_response(status: int, message: str) -> bytes:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     body = msgspec.json.encode({"error": error})
-    return b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-        STATUS_LINES[status],
-        len(body),
-        body,
-    )
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (STATUS_LINES[status], len(body)) + body

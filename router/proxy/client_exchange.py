@@ -1,9 +1,8 @@
-"""One request of a client and its answer: what the line knows as a `Call` (`proxy/call.py`), on an HTTP/1 connection.
+"""One request of a client and its answer on an HTTP/1 connection: a `ClientRequest` (`proxy/call.py`).
 
-The body stays in the pieces that it came in until somebody wants it whole. The answer is framed here (length, chunks,
-or the end of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one
-turn of the loop; nothing is copied on to somebody else first. An answer given to a client that still waits for
-`100 Continue` closes the connection. Knows its connection only by what it needs from it.
+The body stays in the pieces in which it arrived until it is read. The answer is framed here (length, chunks, or the end
+of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one turn of the
+loop; nothing is copied in between. An answer to a client that still waits for `100 Continue` closes the connection.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) fo
 
 
 class ExchangeTransport(Protocol):
-    """What an exchange needs of the connection it runs on."""
+    """What an exchange needs of its connection."""
 
     transport: asyncio.Transport
     task: asyncio.Task[None]  # which answers its requests
-    behind: bool
+    write_paused: bool
 
-    async def caught_up(self) -> None:
-        """Waits until the client has taken enough of what was sent, or is gone."""
+    async def drain(self) -> None:
+        """Wait until the client has read enough of what was sent, or is gone."""
 
-    def read_on(self) -> None:
-        """More of the body is wanted."""
+    def resume_body(self) -> None:
+        """Read more of the body."""
 
 
 class RequestHead(NamedTuple):
-    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` as the client said."""
+    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's."""
 
     method: str
     path: str
     target: bytes
     headers: Headers  # names in lower case
-    fields: Mapping[bytes, bytes]  # the same by name; of several values the first one
+    fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
     http_1_1: bool
     keep_alive: bool
 
 
 class ClientExchange:
-    """`pieces` and `buffered` are filled by the connection, and emptied as the body is asked for."""
+    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read."""
 
     __slots__ = (
         "_awaits_continue",
@@ -57,9 +56,9 @@ class ClientExchange:
         "_connection",
         "_head",
         "_http_1_1",
-        "_left",
-        "_line",
-        "_news",
+        "_remaining",
+        "_task",
+        "_waiter",
         "arriving",
         "buffered",
         "client",
@@ -76,8 +75,8 @@ class ClientExchange:
         "target",
     )
 
-    def __init__(self, connection: ExchangeTransport, asked: RequestHead) -> None:
-        self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = asked
+    def __init__(self, connection: ExchangeTransport, head: RequestHead) -> None:
+        self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = head
         self.client: str | None = None
         self.recorded = False
         self.pieces: list[bytes] = []
@@ -85,16 +84,16 @@ class ClientExchange:
         self.arriving = True  # not all of the body is here
         self.started = False
         self.complete = False  # the answer
-        self.gone = False  # the client was lost before the answer was complete, or was cut off
+        self.gone = False  # the client disconnected before the answer was complete, or the answer was aborted
         self._connection = connection
         self._awaits_continue = b"expect" in self.fields and self._expects()
-        self._news: asyncio.Future[None] | None = None
-        self._line: asyncio.Task[Any] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._head = b""
         self._chunked = False
         self._bodiless = False
-        self._left: int | None = None  # bytes still to come of an answer that said its length
+        self._remaining: int | None = None  # bytes still to come of an answer that declared its length
 
     @property
     def http_version(self) -> str:
@@ -114,10 +113,10 @@ class ClientExchange:
         value = self.fields.get(name)
         return value.decode("latin-1") if value else None
 
-    # The watch on the client
+    # the watch on the client
 
     def __enter__(self) -> ClientExchange:
-        self._line = self._connection.task
+        self._task = self._connection.task
         if self.gone:
             self._cancel()
         return self
@@ -125,23 +124,22 @@ class ClientExchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        line, self._line = self._line, None
-        if self._cancelled and line is not None and line.uncancel() == 0 and kind is asyncio.CancelledError:
+        task, self._task = self._task, None
+        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientDisconnected from None
 
-    def lost(self) -> None:
-        """The client is gone."""
+    def on_disconnect(self) -> None:
         if not self.complete and not self.gone:
             self.gone = True
             self._cancel()
-            self.tell()
+            self.wake()
 
     def _cancel(self) -> None:
-        if self._line is not None and not self._cancelled:
+        if self._task is not None and not self._cancelled:
             self._cancelled = True
-            self._line.cancel()
+            self._task.cancel()
 
-    # What came
+    # the request's body
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         length = self.fields.get(b"content-length")
@@ -151,7 +149,7 @@ class ClientExchange:
         pieces: list[bytes] = []
         size = 0
         while self.pieces or (self.arriving and not self.gone):
-            piece = await self.piece()
+            piece = await self.read()
             size += len(piece)
             _check_size(size, limit_bytes)
             if length is None:
@@ -161,44 +159,44 @@ class ClientExchange:
             await asyncio.sleep(0)  # where the cancellation arrives
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def piece(self) -> bytes:
-        """What has come of the body since, never empty; b"" when there is no more, or the client is gone."""
+    async def read(self) -> bytes:
+        """Return what has arrived of the body since, never empty; `b""` at its end or when the client is gone."""
         while not self.pieces and self.arriving and not self.gone:
-            self._ask_for_more()
+            self._request_more()
             await self._wait()
         pieces, self.pieces = self.pieces, []
         self.buffered = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _ask_for_more(self) -> None:
+    def _request_more(self) -> None:
         if self._awaits_continue:
             self._awaits_continue = False
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._connection.read_on()
+        self._connection.resume_body()
 
     @property
-    def wanted(self) -> bool:
-        """Somebody waits for more of the body, and was not told of any."""
-        return self._news is not None and not self._news.done()
+    def reader_waits(self) -> bool:
+        """The reader of the body waits, and was not woken."""
+        return self._waiter is not None and not self._waiter.done()
 
-    async def over(self) -> None:
-        """Waits until the answer is complete, or the client gone."""
+    async def wait_end(self) -> None:
+        """Wait until the answer is complete, or the client gone."""
         while not self.complete and not self.gone:
             await self._wait()
 
     def _wait(self) -> asyncio.Future[None]:
-        self._news = news = asyncio.get_running_loop().create_future()
-        return news
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
-    def tell(self) -> None:
-        """Wakes who waits for the body, or for the end."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def wake(self) -> None:
+        """Wake the task that waits for the body, or for the end."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    # The answer
+    # the answer
 
     def start(self, status: int, headers: Headers) -> None:
-        """Raises RuntimeError for a line break inside a header: one check on the whole of the head."""
+        """Begin the answer. Raises `RuntimeError` for a line break inside a header: one check on the whole head."""
         self.started = True
         if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
             self.keep_alive = False
@@ -206,9 +204,9 @@ class ClientExchange:
         length = dict(headers).get(b"content-length")
         self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:
-            self._left = 0
+            self._remaining = 0
         elif length is not None:
-            self._left = int(length)
+            self._remaining = int(length)
         elif self._http_1_1:
             self._chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
@@ -218,26 +216,27 @@ class ClientExchange:
             lines.append(b"connection: close\r\n")
         block = b"".join(lines)
         if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
-            raise RuntimeError("a line break inside a response header")
+            raise RuntimeError("a response header contains a line break")
         self._head = b"%b%b\r\n" % (STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, block)
 
-    def chunk(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if not self.gone and data:
             self._write(data, b"")
 
     def finish(self, last: bytes = b"") -> None:
+        """Send `last` and complete the answer. Raises `RuntimeError` when the body lacks bytes of its length."""
         if self.gone:
             return
         self._write(last, b"0\r\n\r\n")
-        if self._left:
+        if self._remaining:
             raise RuntimeError("the answer's body is not as long as its Content-Length")
         self.complete = True
-        self.tell()
+        self.wake()
         if not self.keep_alive:
             self._connection.transport.close()
 
     def _write(self, data: bytes, end: bytes) -> None:
-        """One write. `end` is what ends the chunks."""
+        """Write once. `end` terminates the chunks."""
         if self.complete:
             raise RuntimeError("the answer is already complete")
         head, self._head = self._head, b""
@@ -247,8 +246,8 @@ class ClientExchange:
             framed = b"%b%x\r\n%b\r\n%b" % (head, len(data), data, end) if data else head + end
             self._connection.transport.write(framed)
             return
-        if self._left is not None:
-            self._left -= len(data)
+        if self._remaining is not None:
+            self._remaining -= len(data)
         self._connection.transport.write(head + data if head else data)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -256,16 +255,16 @@ class ClientExchange:
         self.finish(body)
 
     @property
-    def behind(self) -> bool:
-        return self._connection.behind
+    def write_paused(self) -> bool:
+        return self._connection.write_paused
 
-    async def caught_up(self) -> None:
-        await self._connection.caught_up()
+    async def drain(self) -> None:
+        await self._connection.drain()
 
-    def cut(self) -> None:
-        """A length or chunking shows what is missing; an answer that ends with the connection needs a reset."""
+    def abort(self) -> None:
+        """End the answer early: a length or chunking shows what is missing, one without either needs a reset."""
         self.gone = True
-        if self._chunked or self._left is not None:
+        if self._chunked or self._remaining is not None:
             self._connection.transport.close()
         else:
             self._connection.transport.abort()
@@ -273,4 +272,4 @@ class ClientExchange:
 
 def _check_size(size: int, limit_bytes: int) -> None:
     if size > limit_bytes:
-        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
+        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes (`limits.body_bytes`)")

@@ -1,13 +1,13 @@
-"""A pair: one engine computes the prompt and hands its KV to another, which answers.
+"""Relays a prefill/decode pair: one engine computes the prompt and hands its KV to another, which answers.
 
     relay_beside    Mooncake: both halves at once; the decode engine waits for the KV by itself
-    relay_after     Nixl: the prefill half's answer says where the KV lies and goes into the decode half, at once: the
-                    KV is kept under a lease
+    relay_after     Nixl: the prefill half's answer says where the KV is and goes into the decode half, at once: the KV
+                    is kept under a lease
 
-The prefill half's answer itself is for nobody. Where that half fails before the other has begun to answer, the decode
-half is taken back, because it would wait for KV that will not come: nothing was sent to the client, and the caller may
-try another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. The
-client's leaving ends both.
+The prefill half's answer is not relayed. If that half fails before the other has begun to answer, the decode half is
+cancelled, because it would wait for KV that will not come: nothing was sent to the client, and the caller may try
+another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. A client
+that disconnects ends both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from router.proxy.relay import (
     read_refusal,
     relay,
     relay_answer,
+    send,
 )
-from router.proxy.relay import ask as ask_decode
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 from router.tasks import Tasks
 
@@ -45,11 +45,11 @@ class PrefillLeg(NamedTuple):
     target: str
     record: str
     endpoint: Endpoint
-    question: UpstreamRequest
+    request: UpstreamRequest
 
 
 class PrefillResult(NamedTuple):
-    """How it ended. `body`: of a good answer; `refusal`: of one that may be the client's to see."""
+    """How a prefill half ended. `body`: of a good answer; `refusal`: of one that may be sent to the client."""
 
     end: Literal["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
     status: int | None = None
@@ -59,8 +59,8 @@ class PrefillResult(NamedTuple):
 
 
 class PairWatch(RelayWatch, Protocol):
-    def prefilled(self, prefilled: PrefillResult) -> None:
-        """The prefill half is over. Not called when it was cut: the pair was over before it."""
+    def on_prefill_end(self, result: PrefillResult) -> None:
+        """The prefill half has ended. Not called when it was cancelled because the pair ended first."""
 
 
 async def relay_beside(
@@ -71,26 +71,26 @@ async def relay_beside(
     limits: UpstreamTimeouts,
     watch: PairWatch,
 ) -> RelayEnd:
-    """Both halves at once. `outgoing` is the decode half, complete."""
+    """Run both halves at once. `outgoing` is the decode half, complete."""
     legs = Tasks("pair")
-    beginning = asyncio.timeout(None)  # of the answer; it runs out when the prefill half has failed
+    until_begin = asyncio.timeout(None)  # for the decode half to begin; expires when the prefill half fails
     failure: PrefillResult | None = None
 
-    async def beside() -> None:
+    async def run_beside() -> None:
         nonlocal failure
-        prefilled = await ask_prefill(upstreams, prefill, limits)
-        if prefilled.end == "ok" and not read_cut(prefill.endpoint, prefilled.body):
-            prefilled = PrefillResult("failed", prefilled.status, detail="it stopped early and dropped the KV")
-        watch.prefilled(prefilled)
-        if prefilled.end != "ok" and waiting:
-            failure = prefilled
-            beginning.reschedule(asyncio.get_running_loop().time())
+        result = await run_prefill(upstreams, prefill, limits)
+        if result.end == "ok" and not read_cut(prefill.endpoint, result.body):
+            result = PrefillResult("failed", result.status, detail="it stopped early and dropped the KV")
+        watch.on_prefill_end(result)
+        if result.end != "ok" and waiting:
+            failure = result
+            until_begin.reschedule(asyncio.get_running_loop().time())
 
     waiting = True
-    legs.spawn("prefill", beside())
+    legs.spawn("prefill", run_beside())
     try:
-        async with beginning:
-            answer = await ask_decode(upstreams, outgoing, limits)
+        async with until_begin:
+            answer = await send(upstreams, outgoing, limits)
         waiting = False
         return await relay_answer(call, answer, outgoing, watch)
     except TimeoutError:
@@ -109,31 +109,31 @@ async def relay_after(
     limits: UpstreamTimeouts,
     watch: PairWatch,
 ) -> RelayEnd:
-    """One half, then the other. `outgoing` is the client's request, to which is added what the first half hands over;
-    where it hands nothing over, the decode engine computes the prompt itself.
+    """Run one half, then the other. `outgoing` is the client's request, to which is added what the first half hands
+    over; if it hands nothing over, the decode engine computes the prompt itself.
     """
-    prefilled = await ask_prefill(upstreams, prefill, limits)
-    watch.prefilled(prefilled)
-    if prefilled.end != "ok":
-        return pair_end(prefilled)
-    if (handed := read_handed(prefilled.body)) is not None:
-        outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
+    result = await run_prefill(upstreams, prefill, limits)
+    watch.on_prefill_end(result)
+    if result.end != "ok":
+        return pair_end(result)
+    if (handed_over := read_handed(result.body)) is not None:
+        outgoing = outgoing._replace(body=decode_body(outgoing.body, handed_over))
     return await relay(call, upstreams, outgoing, limits, watch)
 
 
-async def ask_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: UpstreamTimeouts) -> PrefillResult:
-    """The prefill half alone, to its end."""
-    answer = await upstreams.ask(
-        prefill.instance, prefill.question, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
+async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: UpstreamTimeouts) -> PrefillResult:
+    """Run the prefill half alone, to its end."""
+    answer = await upstreams.send(
+        prefill.instance, prefill.request, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
     )
     if isinstance(answer, UpstreamUnanswered):
         return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
     with answer:
         if answer.status >= 400:
             return await _refused(answer, prefill)
-        body = await answer.whole(ANSWER_BYTES)
-        if answer.trouble is not None:
-            return PrefillResult("died", answer.status, detail=answer.trouble.value)
+        body = await answer.read_all(ANSWER_BYTES)
+        if answer.failure is not None:
+            return PrefillResult("died", answer.status, detail=answer.failure.value)
         return PrefillResult("ok", answer.status, body or b"")
 
 
@@ -147,12 +147,12 @@ async def _refused(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResu
     return PrefillResult("failed", answer.status, detail=detail)
 
 
-def pair_end(prefilled: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
-    """What a failed prefill half comes to for the pair."""
-    match prefilled:
+def pair_end(result: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
+    """Return how a pair ends when its prefill half failed."""
+    match result:
         case PrefillResult(end="rejected", refusal=refusal) if refusal is not None:
             return RelayRejected(refusal)
         case PrefillResult(end="connect" | "busy" | "died" | "failed" as end):
-            return RelayNotStarted(end, prefilled.detail, prefilled.refusal, prefill=True)
+            return RelayNotStarted(end, result.detail, result.refusal, prefill=True)
         case _:
             return RelayDeadline()

@@ -1,13 +1,13 @@
-"""One connection to an engine, carrying one exchange at a time.
+"""One HTTP/1 connection to an engine, carrying one exchange at a time.
 
-llhttp parses strictly; what it lets pass and would still leave two readers of the stream in disagreement is refused
-here: a transfer coding other than `chunked`, an upgrade, bytes that nobody asked for. After any of these, and after
-whatever did not end cleanly, the connection is not used again.
+llhttp parses strictly; what it lets pass and two readers of the stream could still read differently is refused here: a
+transfer coding other than `chunked`, an upgrade, bytes that answer no request. After any of these, and after an
+exchange that did not end cleanly, the connection is not used again.
 
-The reader pulls, or has it poured: `more()` gives what has arrived since, at once if something has; `pour()` hands each
-piece on in the very turn of the loop in which it came, which for a stream's chunks saves a future and a task's wake-up
-each. Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be pulled, or while whoever is poured
-to has had enough, so a client that stops reading stops its engine, and not our memory.
+The reader has two ways. `read()` returns what has arrived since, at once if something has. `pipe()` passes each piece
+on in the very turn of the loop in which it came, which saves a future and a task's wake-up per chunk of a stream.
+Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be read, or while the sink has had enough, so
+a client that stops reading stops its engine, and does not fill the router's memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from router.proxy.timer import DeadlineTimer
 HIGH_WATER_BYTES = 64 * 1024
 JOINED_BYTES = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
 
-Take = Callable[[bytes, bool], bool]
-"""Takes a piece of an answer, and whether it is the last one. True: enough for now."""
+Sink = Callable[[bytes, bool], bool]
+"""Takes a piece of an answer, and whether it is the last one. Returns True when it has had enough for now."""
 
 
 class ExchangeFailure(Enum):
@@ -37,12 +37,12 @@ class ExchangeFailure(Enum):
 
 
 class EngineConnection(asyncio.Protocol):
-    """`retired` is called once, when the connection is lost."""
+    """One connection. `on_lost` is called once, when it is lost."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, retired: Callable[[EngineConnection], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[EngineConnection], None]) -> None:
         self._loop = loop
-        self._retired = retired
-        self._timer = DeadlineTimer(loop, self._late)
+        self._on_lost = on_lost
+        self._timer = DeadlineTimer(loop, self._on_deadline)
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -50,26 +50,26 @@ class EngineConnection(asyncio.Protocol):
         self._busy = False
         self._clean = False  # may carry another exchange
         self._idle_s = 0.0
-        self.connect_s = 0.0  # what it took to connect, for the exchange that had to wait for it
+        self.connect_s = 0.0  # time to connect, for the exchange that had to wait for it
         self._reset("GET")
 
     def _reset(self, method: str) -> None:
         self.status = 0
         self.headers: Headers = []
         self._collected: Headers = []
-        self.silent = True  # not one byte of the answer has come
+        self._silent = True  # not one byte of the answer has arrived
         self.complete = False
-        self.trouble: ExchangeFailure | None = None
+        self.failure: ExchangeFailure | None = None
         self._bodiless = method == "HEAD"
         self._until_close = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        self._take: Take | None = None
+        self._sink: Sink | None = None
 
-    # What the exchange's owner calls
+    # called by the exchange's owner
 
     def send(self, method: str, head: bytes, body: bytes, first_byte_s: float, idle_s: float) -> None:
-        """Sends a request, in one system call; a large body is not copied for that."""
+        """Send a request in one system call; a large body is not copied for that."""
         assert self._transport is not None
         self._reset(method)
         self._busy = True
@@ -81,70 +81,72 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._transport.writelines((head, body))
 
-    async def begun(self) -> bool:
-        """Waits for the first byte of the body, or the answer's end: `status` and `headers` are valid then. False:
-        there is `trouble` instead.
+    async def wait_begin(self) -> bool:
+        """Wait for the first byte of the body, or the answer's end: `status` and `headers` are valid then. Return False
+        when there is a `failure` instead.
         """
         if not self._over and not self._pieces:
-            await self._news()
+            await self._wait()
         return bool(self._pieces) or self.complete
 
-    async def more(self) -> bytes:
-        """Body bytes as they arrive, never empty; b"" when there are no more: `complete`, or `trouble` says why."""
+    async def read(self) -> bytes:
+        """Return body bytes as they arrive, never empty; `b""` at the end: `complete`, or `failure` says why."""
         if not self._over and not self._pieces:
-            await self._news()
-        data = self._pull()
+            await self._wait()
+        data = self._take_pieces()
         self._resume()
         return data
 
-    async def pour(self, take: Take) -> bool:
-        """Hands everything on to `take` as it arrives. False: there is no more, `complete` or `trouble` says why. True:
-        `take` had enough, and nothing is read from the socket until this is called again.
+    async def pipe(self, sink: Sink) -> bool:
+        """Pass everything on to `sink` as it arrives. Return False at the end (`complete`, or `failure` says why), and
+        True when `sink` had enough: nothing is read from the socket until the next call.
         """
         self._resume()
         if self._pieces:
-            self._hand_on(take)
-        self._take = take
+            self._pass_on(sink)
+        self._sink = sink
         try:
             while not self._over and not self._paused:
-                await self._news()
+                await self._wait()
         finally:
-            self._take = None
-        if self._pieces:  # what came before the trouble
-            take(self._pull(), self.complete)
+            self._sink = None
+        if self._pieces:  # what came before the failure
+            sink(self._take_pieces(), self.complete)
         return not self._over
 
-    def _news(self) -> asyncio.Future[None]:
+    def _wait(self) -> asyncio.Future[None]:
         self._waiter = waiter = self._loop.create_future()
         return waiter
 
     @property
     def _over(self) -> bool:
-        return self.complete or self.trouble is not None
+        return self.complete or self.failure is not None
 
-    def _hand_on(self, take: Take) -> None:
-        if take(self._pull(), self.complete) and not self.complete:
+    def _pass_on(self, sink: Sink) -> None:
+        if sink(self._take_pieces(), self.complete) and not self.complete:
             self._pause()
 
-    def _pull(self) -> bytes:
+    def _take_pieces(self) -> bytes:
         pieces, self._pieces = self._pieces, []
         self._waiting_bytes = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @property
     def drained(self) -> bool:
-        """The answer is whole and all of it was pulled."""
+        """The answer is whole and all of it was read."""
         return self.complete and not self._pieces
 
     @property
     def stale(self) -> bool:
-        """The engine closed the connection without a byte of answer: when it had been idle, it just crossed us."""
-        return self.silent and self.trouble is ExchangeFailure.CLOSED
+        """The engine closed the connection without a byte of answer: an idle one may have been closed meanwhile."""
+        return self._silent and self.failure is ExchangeFailure.CLOSED
 
-    def end(self) -> bool:
-        """The owner is done. True: it can be used again; else it was closed, which aborts the engine's work."""
+    def release(self) -> bool:
+        """End the exchange. Return whether the connection can be used again; if not it was closed, which aborts the
+        engine's work.
+        """
         self._busy = False
-        self._timer.off()
+        self._timer.clear()
         transport = self._transport
         if transport is None:
             return False
@@ -153,8 +155,8 @@ class EngineConnection(asyncio.Protocol):
         transport.abort()
         return False
 
-    def rest(self, seconds: float) -> None:
-        """Idle from now on, for at most `seconds`."""
+    def go_idle(self, seconds: float) -> None:
+        """Keep the idle connection for at most `seconds`."""
         self.connect_s = 0.0
         self._timer.set(seconds)
 
@@ -162,49 +164,50 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop calls
+    # called by the loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:  # an answer to no question
+        if not self._busy:  # an answer to no request
             self.close()
             return
-        self.silent = False
+        self._silent = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(ExchangeFailure.MALFORMED)
             return
-        came = bool(self._pieces)
-        if came and self._take is not None:
-            self._hand_on(self._take)
+        arrived = bool(self._pieces)
+        if arrived and self._sink is not None:
+            self._pass_on(self._sink)
         elif self._waiting_bytes > HIGH_WATER_BYTES:
             self._pause()
         if self.complete:
-            self._timer.off()
+            self._timer.clear()
             self._wake()
-        elif came:
+        elif arrived:
             if not self._paused:
                 self._timer.set(self._idle_s)
-            if self._paused or self._take is None:
+            if self._paused or self._sink is None:
                 self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._timer.close()
         if self._busy and not self.complete:
-            if self._until_close and exc is None and self.trouble is None:
+            if self._until_close and exc is None and self.failure is None:
                 self.complete = True
             else:
-                self.trouble = self.trouble or ExchangeFailure.CLOSED
+                self.failure = self.failure or ExchangeFailure.CLOSED
             self._wake()
-        self._retired(self)
+        self._on_lost(self)
 
-    # What the parser calls
+    # parser callbacks; a raised `HttpParserError` stops the parser
 
     def on_message_begin(self) -> None:
+        """Raises `HttpParserError` for a second answer to one request."""
         if self.complete:
             raise httptools.HttpParserError("a second answer to one request")
 
@@ -212,6 +215,7 @@ class EngineConnection(asyncio.Protocol):
         self._collected.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Raises `HttpParserError` for a transfer coding other than chunked."""
         self.status = self._parser.get_status_code()
         self.headers, self._collected = self._collected, []  # what is collected from now on are trailers: dropped
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -236,18 +240,18 @@ class EngineConnection(asyncio.Protocol):
         self.complete = True
         self._clean = self._parser.should_keep_alive()
 
-    # Trouble and backpressure
+    # failure and backpressure
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         if self._busy:
             self._fail(ExchangeFailure.LATE)
         else:
             self.close()
 
-    def _fail(self, trouble: ExchangeFailure) -> None:
+    def _fail(self, failure: ExchangeFailure) -> None:
         self._clean = False
         if not self.complete:  # what comes after a whole answer spoils the connection, not the answer
-            self.trouble = trouble
+            self.failure = failure
         self._wake()
         self.close()
 
@@ -256,11 +260,11 @@ class EngineConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _pause(self) -> None:
-        """Silence is now of our making, so the idle deadline rests too."""
+        """Stop reading. The silence is the router's own now, so the idle deadline does not run."""
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
-            self._timer.off()
+            self._timer.clear()
 
     def _resume(self) -> None:
         if not self._paused:

@@ -1,7 +1,7 @@
-"""Which headers pass, and which the router sets itself, in both directions.
+"""Header rules in both directions: which headers pass, and which the router sets itself.
 
-Everything passes as it came, in its order and with its duplicates, but for: what belongs to one hop (RFC 9110 7.6.1,
-and what `Connection` names), what the router decides (length, host, request id, rank, credentials), what the operator
+Every header passes unchanged, in its order and with its duplicates, except: what belongs to one hop (RFC 9110 7.6.1,
+and what `Connection` lists), what the router decides (length, host, request id, rank, credentials), what the operator
 forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no line break
 into a name or value; since one would let a client write headers of its own here, it is checked again.
 """
@@ -28,36 +28,39 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-ROUTERS_OWN = frozenset((b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id"))
+SET_BY_ROUTER = frozenset(
+    (b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id")
+)
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 RESIZED = HOP_BY_HOP | {b"content-length"}
 REQUEST_ID = b"x-request-id"
-NOTHING: frozenset[bytes] = frozenset()
+NO_NAMES: frozenset[bytes] = frozenset()
 PREFIX = b"x-warmroute-"
-ORDINARY_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
+COMMON_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
 
 
 class ForwardedHeaders(NamedTuple):
-    """A client's headers as they go out, rendered once per request, whichever engine gets it."""
+    """A client's headers for the engine, rendered once per request, for all its attempts."""
 
     lines: bytes
-    credentials: bytes  # the client's own; an instance with a key of its own gets that instead
+    credentials: bytes  # the client's own; an instance with an `api_key` gets that instead
 
 
 class HeaderRules:
-    """`strip`: names that clients may not set. `own_keys`: clients' keys are the router's own, no engine sees them."""
+    """Rules for requests. `strip`: headers that clients may not set. `own_keys`: clients' API keys are the router's own
+    and reach no engine.
+    """
 
     def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
         self._own_keys = own_keys
-        self._dropped = HOP_BY_HOP | ROUTERS_OWN | CREDENTIALS | {name.lower().encode() for name in strip}
+        self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | {name.lower().encode() for name in strip}
 
     def forward(self, headers: Headers, request_id: str) -> ForwardedHeaders:
-        """The client's headers for the engine. `request_id` is used where the client sent no `x-request-id`.
-
+        """Return the client's headers for the engine; `request_id` is used where the client sent no `x-request-id`.
         Raises `BadRequest` for a line break inside a header.
         """
-        if named := find_hop_headers(headers):
-            headers = [header for header in headers if header[0] not in named]
+        if hop_headers := find_hop_headers(headers):
+            headers = [header for header in headers if header[0] not in hop_headers]
         dropped, lines, credentials, own_id = self._dropped, [], [], request_id.encode()
         for header in headers:
             name = header[0]
@@ -78,41 +81,41 @@ NO_HEADERS = ForwardedHeaders(b"", b"")
 def render_head(
     method: str, target: bytes, host: bytes, credentials: bytes, lines: bytes, rank: int | None, body_bytes: int
 ) -> bytes:
-    """The head of a request to an engine, ready to be written."""
-    placed = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
-    length = b"" if method == "GET" and not body_bytes else b"content-length: %d\r\n" % body_bytes
+    """Return the head of a request to an engine, ready to be written."""
+    rank_line = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
+    length_line = b"" if method == "GET" and not body_bytes else b"content-length: %d\r\n" % body_bytes
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % (
         method.encode(),
         target,
         host,
         credentials,
-        placed,
+        rank_line,
         lines,
-        length,
+        length_line,
     )
 
 
 def response_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
-    """An engine's headers for the client. `resized`: its length no longer holds, part of the body is taken out."""
+    """Return an engine's headers for the client. `resized`: part of the body is removed, so its length is dropped."""
     dropped = RESIZED if resized else HOP_BY_HOP
-    if named := find_hop_headers(headers):
-        dropped |= named
-    kept = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
-    kept.append((b"x-warmroute-target", target.encode()))
-    kept.append((b"x-warmroute-record", record.encode()))
-    return kept
+    if hop_headers := find_hop_headers(headers):
+        dropped |= hop_headers
+    result = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
+    result.append((b"x-warmroute-target", target.encode()))
+    result.append((b"x-warmroute-record", record.encode()))
+    return result
 
 
 def find_hop_headers(headers: Headers) -> frozenset[bytes]:
-    """Names that `Connection` declares to be for this hop only."""
+    """Return the names that `Connection` declares to be for this hop only."""
     for name, value in headers:
-        if name == b"connection" and value not in ORDINARY_CONNECTION:
+        if name == b"connection" and value not in COMMON_CONNECTION:
             return frozenset(token.strip().lower() for n, v in headers if n == b"connection" for token in v.split(b","))
-    return NOTHING
+    return NO_NAMES
 
 
 def _checked(lines: list[bytes]) -> bytes:
     block = b"".join(lines)
     if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
-        raise BadRequest("a header holds a line break")
+        raise BadRequest("a header contains a line break")
     return block

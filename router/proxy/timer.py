@@ -1,8 +1,8 @@
-"""A deadline that is moved far more often than it strikes.
+"""A deadline timer for deadlines that move far more often than they expire.
 
-A loop's `call_later` and `cancel` cost microseconds, and a stream wants its idle deadline moved at every chunk. So the
-timer that is armed stays where it is; moving the deadline is an attribute, and whoever wakes too early looks at the
-deadline and sleeps again. One of these serves a connection for its whole life, on both sides of the router.
+A loop's `call_later` and `cancel` cost microseconds, and a stream moves its idle deadline at every chunk. So the armed
+timer stays where it is: moving the deadline sets an attribute, and a timer that wakes too early looks at the deadline
+and sleeps again. One timer serves a connection for its whole life, on both sides of the router.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `late()` once when the deadline that was last set has passed. `close` when done with it: whoever sets it
-    then all the same, after its connection was lost, must not be kept alive by that.
+    """Calls `on_expiry` once when the deadline set last has passed. `close` it when done: a `set` after the connection
+    was lost must not keep the connection alive.
     """
 
-    __slots__ = ("_armed", "_armed_at", "_closed", "_deadline", "_late", "_loop")
+    __slots__ = ("_armed", "_armed_at", "_closed", "_deadline", "_loop", "_on_expiry")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_expiry: Callable[[], None]) -> None:
         self._loop = loop
-        self._late = late
+        self._on_expiry = on_expiry
         self._deadline: float | None = None
         self._armed: asyncio.TimerHandle | None = None
         self._armed_at = 0.0
         self._closed = False
 
     def set(self, seconds: float) -> None:
-        """The deadline is `seconds` from now, whatever it was."""
+        """Move the deadline to `seconds` from now."""
         self._deadline = deadline = self._loop.time() + seconds
         if self._armed is None or deadline < self._armed_at:
             self._arm(deadline)
 
-    def off(self) -> None:
+    def clear(self) -> None:
         self._deadline = None
 
     def close(self) -> None:
@@ -58,4 +58,4 @@ class DeadlineTimer:
             self._arm(self._deadline)
             return
         self._deadline = None
-        self._late()
+        self._on_expiry()

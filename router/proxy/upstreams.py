@@ -1,10 +1,10 @@
-"""The engines as the data path sees them: where they are, how to log in, and a pool of connections to each.
+"""The engines as the data path sees them: addresses, credentials, and a pool of connections to each.
 
 Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes them
-(vLLM's uvicorn does after 5 s). One that the engine closed just as a request went out is not the engine's failure: when
-a *reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one,
-as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that,
-as all other trouble, is a value for the caller, who knows what may be tried again.
+(vLLM's uvicorn does after 5 s). An engine that closes a connection just as a request goes out has not failed: when a
+*reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one, as
+every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that, as
+every other failure, is a value for the caller, who knows what may be tried again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from router.backends.fetch import HttpAnswer
 from router.errors import ConfigError
-from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Take
+from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
-CROSSED_WITHIN_S = 0.1  # the news of a connection closed before it got our request is here within a round trip
+CROSSED_WITHIN_S = 0.1  # a close that crossed the request on its way is known within a round trip
 FETCH_BYTES = 8 * 1024 * 1024
 JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
@@ -54,16 +54,16 @@ class UpstreamUnanswered(NamedTuple):
 
 
 class Upstream(Protocol):
-    """Who puts a question to an engine."""
+    """Sends requests to engines."""
 
-    async def ask(
-        self, instance: str, question: UpstreamRequest, *, first_byte_s: float, idle_s: float
+    async def send(
+        self, instance: str, request: UpstreamRequest, *, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
-        """As `Upstreams.ask`."""
+        """Send `request`, as `Upstreams.send`."""
 
 
 class Upstreams:
-    """`keepalive_s`: how long an idle connection is kept. Belongs to the running event loop."""
+    """All engines. An idle connection is kept for `keepalive_s`. Belongs to the running event loop."""
 
     def __init__(self, *, connect_timeout_s: float, keepalive_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -72,13 +72,13 @@ class Upstreams:
         self._tls: dict[str | None, ssl.SSLContext] = {}
 
     def add(self, instance: str, url: str, *, api_key: str | None = None, ca_file: str | None = None) -> None:
-        """From now on `instance` is at `url` (http or https, no path). Raises `ConfigError` for a bad `ca_file`."""
+        """Reach `instance` at `url` (http or https, no path) from now on. Raises `ConfigError` for a bad `ca_file`."""
         self.remove(instance)
         tls = self._context(ca_file) if urlsplit(url).scheme == "https" else None
         self._engines[instance] = _Engine(url, api_key, tls, self._connect_timeout_s, self._keepalive_s)
 
     def remove(self, instance: str) -> None:
-        """Forgets `instance`. Exchanges that are running end undisturbed."""
+        """Remove `instance`; its running exchanges end undisturbed."""
         engine = self._engines.pop(instance, None)
         if engine is not None:
             engine.close()
@@ -88,39 +88,39 @@ class Upstreams:
             self.remove(instance)
 
     def idle(self, instance: str) -> int:
-        """Connections to `instance` that wait for a request."""
+        """Return the number of idle connections to `instance`."""
         engine = self._engines.get(instance)
         return len(engine.idle) if engine is not None else 0
 
-    def ask(
-        self, instance: str, question: UpstreamRequest, *, first_byte_s: float, idle_s: float
+    def send(
+        self, instance: str, request: UpstreamRequest, *, first_byte_s: float, idle_s: float
     ) -> Coroutine[Any, Any, UpstreamExchange | UpstreamUnanswered]:
-        """Sends `question` and waits until its answer has begun: its head and the first byte of its body, or its end.
+        """Send `request` and wait until its answer has begun: its head and the first byte of its body, or its end.
 
-        An engine sends the head of a stream before it has computed anything, so the head alone promises nothing, and
-        until a byte of body has come the question may still be put to another. Close the exchange when done with it.
+        An engine sends the head of a stream before it has computed anything, so until a byte of the body has come the
+        request may still go to another engine. Close the exchange when done with it.
         """
         engine = self._engines.get(instance)
-        return _removed() if engine is None else engine.ask(question, first_byte_s, idle_s)
+        return _instance_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
     ) -> HttpAnswer | None:
-        """`router/backends/fetch.py:Fetch`. Answers beyond 8 MB count as none."""
-        question = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body)
+        """Fetch `path`, as `router/backends/fetch.py:Fetch`; `None` without an answer, or for one beyond 8 MB."""
+        request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self.ask(instance, question, first_byte_s=timeout_s, idle_s=timeout_s)
+                answer = await self.send(instance, request, first_byte_s=timeout_s, idle_s=timeout_s)
                 if isinstance(answer, UpstreamUnanswered):
                     return None
                 with answer:
-                    whole = await answer.whole(FETCH_BYTES)
-                    return None if whole is None else HttpAnswer(answer.status, whole)
+                    content = await answer.read_all(FETCH_BYTES)
+                    return None if content is None else HttpAnswer(answer.status, content)
         except TimeoutError:
             return None
 
     def _context(self, ca_file: str | None) -> ssl.SSLContext:
-        """Loading the system's authorities takes tens of ms: once."""
+        """Return the TLS context, made once: loading the system's authorities takes tens of ms."""
         if ca_file not in self._tls:
             try:
                 self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
@@ -129,12 +129,14 @@ class Upstreams:
         return self._tls[ca_file]
 
 
-async def _removed() -> UpstreamUnanswered:
+async def _instance_removed() -> UpstreamUnanswered:
     return UpstreamUnanswered("connect", "the instance was removed")
 
 
 class UpstreamExchange:
-    """An answer that has begun. `with` it: leaving gives the connection back, or closes it, which aborts the work."""
+    """An answer that has begun. Use it with `with`: leaving gives the connection back, or closes it, which aborts the
+    engine's work.
+    """
 
     __slots__ = ("_connection", "_engine", "headers", "status")
 
@@ -149,29 +151,29 @@ class UpstreamExchange:
         return self._connection.connect_s
 
     @property
-    def trouble(self) -> ExchangeFailure | None:
-        return self._connection.trouble
+    def failure(self) -> ExchangeFailure | None:
+        return self._connection.failure
 
     @property
     def drained(self) -> bool:
-        """The answer is whole and all of it was given."""
+        """The answer is whole and all of it was read."""
         return self._connection.drained
 
-    def more(self) -> Awaitable[bytes]:
-        """What has arrived since, never empty; b"" when there is no more: `drained`, or `trouble` says why."""
-        return self._connection.more()
+    def read(self) -> Awaitable[bytes]:
+        """Return what has arrived since, never empty; `b""` at the end: `drained`, or `failure` says why."""
+        return self._connection.read()
 
-    def pour(self, take: Take) -> Awaitable[bool]:
-        """Hands everything on to `take`, each piece as it arrives. True: `take` had enough, to be called again when it
-        can take more; False: there is no more, `drained`, or `trouble` says why.
+    def pipe(self, sink: Sink) -> Awaitable[bool]:
+        """Pass everything on to `sink`, each piece as it arrives. Return True when `sink` had enough: call this again
+        when it can take more. Return False at the end: `drained`, or `failure` says why.
         """
-        return self._connection.pour(take)
+        return self._connection.pipe(sink)
 
-    async def whole(self, limit_bytes: int) -> bytes | None:
-        """All of the body, or None when it is larger than that or breaks off."""
+    async def read_all(self, limit_bytes: int) -> bytes | None:
+        """Return the whole body, or `None` when it is larger than that or breaks off."""
         pieces: list[bytes] = []
         size = 0
-        while piece := await self.more():
+        while piece := await self.read():
             size += len(piece)
             if size > limit_bytes:
                 return None
@@ -186,7 +188,7 @@ class UpstreamExchange:
 
 
 class _Engine:
-    """One instance's address and pool."""
+    """One instance's address and connection pool."""
 
     def __init__(
         self, url: str, api_key: str | None, tls: ssl.SSLContext | None, connect_timeout_s: float, keepalive_s: float
@@ -202,45 +204,45 @@ class _Engine:
         self._removed = False
         self.idle: list[EngineConnection] = []
 
-    async def ask(
-        self, question: UpstreamRequest, first_byte_s: float, idle_s: float
+    async def send(
+        self, request: UpstreamRequest, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
-        credentials = question.headers.credentials if self._credentials is None else self._credentials
+        credentials = request.headers.credentials if self._credentials is None else self._credentials
         head = render_head(
-            question.method,
-            question.target,
+            request.method,
+            request.target,
             self._host_header,
             credentials,
-            question.headers.lines,
-            question.rank,
-            len(question.body),
+            request.headers.lines,
+            request.rank,
+            len(request.body),
         )
         answer = None
         if self.idle:
             connection = self.idle.pop()
-            asked_s = asyncio.get_running_loop().time()
-            answer = await self._exchange(connection, question, head, first_byte_s, idle_s)
-            if not connection.stale or asyncio.get_running_loop().time() - asked_s > CROSSED_WITHIN_S:
+            sent_s = asyncio.get_running_loop().time()
+            answer = await self._exchange(connection, request, head, first_byte_s, idle_s)
+            if not connection.stale or asyncio.get_running_loop().time() - sent_s > CROSSED_WITHIN_S:
                 return answer
         fresh = await self._connect()
         if isinstance(fresh, UpstreamUnanswered):
-            return answer or fresh  # it took the question and is gone now: perhaps it died of it
-        return await self._exchange(fresh, question, head, first_byte_s, idle_s)
+            return answer or fresh  # the engine took the request and is gone now: perhaps it died of it
+        return await self._exchange(fresh, request, head, first_byte_s, idle_s)
 
     async def _exchange(
-        self, connection: EngineConnection, question: UpstreamRequest, head: bytes, first_byte_s: float, idle_s: float
+        self, connection: EngineConnection, request: UpstreamRequest, head: bytes, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
-        connection.send(question.method, head, question.body, first_byte_s, idle_s)
+        connection.send(request.method, head, request.body, first_byte_s, idle_s)
         try:
-            begun = await connection.begun()
+            begun = await connection.wait_begin()
         except asyncio.CancelledError:
             self.take_back(connection)
             raise
         if begun:
             return UpstreamExchange(self, connection)
         self.take_back(connection)
-        trouble = connection.trouble or ExchangeFailure.CLOSED
-        return UpstreamUnanswered("late" if trouble is ExchangeFailure.LATE else "died", trouble.value)
+        failure = connection.failure or ExchangeFailure.CLOSED
+        return UpstreamUnanswered("late" if failure is ExchangeFailure.LATE else "died", failure.value)
 
     async def _connect(self) -> EngineConnection | UpstreamUnanswered:
         loop = asyncio.get_running_loop()
@@ -248,7 +250,7 @@ class _Engine:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: EngineConnection(loop, self._retired), self._host, self._port, ssl=self._tls
+                    lambda: EngineConnection(loop, self._on_lost), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
             return UpstreamUnanswered("connect", f"no connection within {self._connect_timeout_s:g} s")
@@ -258,14 +260,14 @@ class _Engine:
         return connection
 
     def take_back(self, connection: EngineConnection) -> None:
-        """The exchange is over: into the pool if the connection is clean."""
-        if connection.end() and not self._removed:
-            connection.rest(self._keepalive_s)
+        """End the exchange; keep the connection if it is clean."""
+        if connection.release() and not self._removed:
+            connection.go_idle(self._keepalive_s)
             self.idle.append(connection)
         else:
             connection.close()
 
-    def _retired(self, connection: EngineConnection) -> None:
+    def _on_lost(self, connection: EngineConnection) -> None:
         if connection in self.idle:
             self.idle.remove(connection)
 

@@ -1,4 +1,4 @@
-"""Admin tokens: who holds one, told from what was given, without telling anything by the time it takes."""
+"""Admin tokens: finds the holder of a token, in a time that says nothing about any token."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from router.config.sections.listeners import AdminTokenConfig
 
 class AdminTokens:
     def __init__(self, tokens: Sequence[AdminTokenConfig]) -> None:
-        self._known = [(token, bytes.fromhex(token.hash)) for token in tokens]
+        self._digests = [(token, bytes.fromhex(token.hash)) for token in tokens]
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._digests)
 
-    def holder(self, given: bytes) -> AdminTokenConfig | None:
-        """The entry of a token; None: nobody's."""
-        digest = hashlib.sha256(given.strip()).digest()
+    def holder(self, token: bytes) -> AdminTokenConfig | None:
+        """Return the entry of `token`; `None` when it is unknown."""
+        digest = hashlib.sha256(token.strip()).digest()
         # All are compared, in constant time each: how long it takes says nothing about any of them.
-        found = [token for token, known in self._known if hmac.compare_digest(digest, known)]
+        found = [entry for entry, expected in self._digests if hmac.compare_digest(digest, expected)]
         return found[0] if found else None

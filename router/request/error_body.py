@@ -29,11 +29,13 @@ ANTHROPIC_KINDS = {
 
 
 class InvalidRequest(RequestRefused):
+    """A parameter with an invalid value."""
+
     status, kind = 422, "invalid_request_error"
 
 
 class ErrorBody(NamedTuple):
-    """`headers` without content-length."""
+    """An error response; `headers` without content-length."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -41,7 +43,7 @@ class ErrorBody(NamedTuple):
 
 
 def encode_error(refused: RequestRefused, path: str = "") -> ErrorBody:
-    """The answer to a request for `path` that is refused."""
+    """Return the response to a request for `path` that is refused."""
     headers = [(b"content-type", b"application/json")]
     if refused.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % refused.retry_after_s))
@@ -52,7 +54,7 @@ def encode_error(refused: RequestRefused, path: str = "") -> ErrorBody:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of `app` one of these."""
+    """Give every error response of `app` this shape."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)

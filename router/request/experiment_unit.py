@@ -1,12 +1,12 @@
-"""Whose request it is, for an experiment: the unit that stays on one arm.
+"""The unit of randomisation of an experiment: what stays on one arm.
 
-    session   what the client calls its session or user, else the conversation's own beginning
-    user      what the client calls its user (as above, without falling back on the conversation)
+    session   the client's name for its session or user, else the opening of the conversation
+    user      the client's name for its user (as above, without falling back on the conversation)
     api_key   the name of the client's key
     time      the window of time that the request falls into
     request   the request itself
 
-What names nobody stands for itself alone: such a request is a unit of its own.
+A request without such a name is a unit of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from router.prompt.prompt import Prompt
 def derive_unit(
     experiment: ExperimentConfig, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float
 ) -> bytes:
-    """16 bytes: equal for equal units, in every process. Names of users and keys cannot be read from it."""
+    """Return 16 bytes, equal for equal units in every process. Names of users and keys cannot be read from them."""
     match experiment.unit:
         case "session":
-            name = _named(prompt.session) or opening(prompt)
+            name = _encode(prompt.session) or opening(prompt)
         case "user":
-            name = _named(prompt.session)
+            name = _encode(prompt.session)
         case "api_key":
-            name = _named(client)
+            name = _encode(client)
         case "time":
             name = b"%d" % (at_wall_s // experiment.window_s)
         case "request":
@@ -36,5 +36,5 @@ def derive_unit(
     return blake2b(name or record_id.encode(), digest_size=16, person=experiment.unit.encode()).digest()
 
 
-def _named(name: str | None) -> bytes | None:
+def _encode(name: str | None) -> bytes | None:
     return None if name is None else name.encode(errors="surrogatepass")

@@ -1,18 +1,24 @@
-"""The public door: it answers exchanges as they are, by a list of what may pass.
+"""The public API: an allow-list of endpoints, API keys, and the health and metrics endpoints on the same port.
 
-An engine serves its administration (LoRA loading, sleep, cache resets) beside the OpenAI paths, so this is an
-allow-list: what is not named here, or in `edge.extra_endpoints`, is 404. The four prompt endpoints go by cache, the
-others by load; paths with a response id go to the target that made it. Health and metrics are FastAPI's (`ops.py`),
-behind the same port. Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect.
+An engine serves its administration (LoRA loading, sleep, cache resets) beside the OpenAI paths, so what is not listed
+here or in `edge.extra_endpoints` is 404. The four prompt endpoints are routed by cache, the others by load; paths with
+a response id go to the target that made it. Every `RequestRefused` that reaches this file becomes one answer in the
+client's own dialect.
+
+`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose engines
+are down. `/ready` says whether a load balancer should send requests here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
 from router.errors import NotFound, RequestRefused, Unauthorized
@@ -20,32 +26,28 @@ from router.prompt.prompt import Endpoint
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.client_exchange import ClientExchange
-from router.request.error_body import encode_error
-from router.request.route import Services, route, route_stored
+from router.request.error_body import encode_error, install_error_handlers
+from router.request.route import route, route_stored
+from router.request.services import Services
 
 CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 LOAD_ROUTED = frozenset(
-    {
-        "/v1/messages/count_tokens",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-    }
+    {"/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"}
 )
 OPS = frozenset({"/health", "/ready", "/metrics"})
 STORED_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_\-]{1,128})(/cancel)?")
 
 
 class PublicApi:
-    """`clients` maps the sha256 (hex) of an API key to its owner's name; None: everybody may come in."""
+    """Answers exchanges on the public port. `clients` maps the sha256 (hex) of an API key to its owner's name; `None`:
+    no key is needed.
+    """
 
-    def __init__(self, rooms: Services, ops: ASGIApp, clients: Mapping[str, str] | None) -> None:
-        self._rooms = rooms
+    def __init__(self, services: Services, ops: ASGIApp, clients: Mapping[str, str] | None) -> None:
+        self._services = services
         self._ops = AsgiHandler(ops)
         self._clients = clients
-        extra = {(e.method, e.path) for e in rooms.config.edge.extra_endpoints}
+        extra = {(e.method, e.path) for e in services.config.edge.extra_endpoints}
         self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
 
     async def answer(self, exchange: ClientExchange) -> None:
@@ -54,45 +56,73 @@ class PublicApi:
             return
         try:
             with exchange:
-                await self._enter(exchange)
+                await self._dispatch(exchange)
         except RequestRefused as refusal:
             if not exchange.recorded:
-                self._rooms.metrics.refused(self._name(exchange), refusal)
+                self._services.metrics.on_refusal(self._label(exchange), refusal)
             if not exchange.started:
                 exchange.answer(*encode_error(refusal, exchange.path))
         except ClientDisconnected:
             if not exchange.recorded:
-                self._rooms.metrics.gone(self._name(exchange))
+                self._services.metrics.on_disconnect(self._label(exchange))
 
-    def _name(self, call: ClientRequest) -> str:
-        """The path as a metric's label."""
+    def _label(self, call: ClientRequest) -> str:
+        """Return the path as a metric's label."""
         return call.path if (call.method, call.path) in self._routed else "other"
 
-    async def _enter(self, call: ClientRequest) -> None:
+    async def _dispatch(self, call: ClientRequest) -> None:
         self._check_key(call)
         if (call.method, call.path) in self._routed:
-            await route(call, self._rooms)
+            await route(call, self._services)
         elif call.method == "GET" and call.path == "/v1/models":
-            self._models(call)
+            self._list_models(call)
         elif (found := STORED_RESPONSE.fullmatch(call.path)) and call.method == ("POST" if found[2] else "GET"):
-            await route_stored(call, found[1], self._rooms)
+            await route_stored(call, found[1], self._services)
         else:
             raise NotFound(f"{call.method} {call.path} is not served here", code="unknown_path")
 
-    def _models(self, call: ClientRequest) -> None:
-        """The fleet's cards as an engine shows its own, dated as it does: now."""
-        told = {"object": "model", "created": int(self._rooms.clock.wall()), "owned_by": "vllm"}
-        body = {"object": "list", "data": [told | card._asdict() for card in self._rooms.core.fleet.models()]}
+    def _list_models(self, call: ClientRequest) -> None:
+        """Answer with the fleet's model cards in the form of an engine's own, dated now as an engine does."""
+        common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
+        models = self._services.scheduler.fleet.models()
+        body = {"object": "list", "data": [common | card._asdict() for card in models]}
         call.answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(body))
 
     def _check_key(self, call: ClientRequest) -> None:
-        """Looking a sha256 up in a set leaks nothing about the key: timing tells of hashes only."""
+        """Set the client's name. A sha256 is looked up, so timing says something about hashes only, not about keys.
+        Raises `Unauthorized`.
+        """
         if self._clients is None:
             return
-        given = call.header(b"authorization") or b""
-        key = given[7:] if given[:7].lower() == b"bearer " else call.header(b"x-api-key") or b""
+        header = call.header(b"authorization") or b""
+        key = header[7:] if header[:7].lower() == b"bearer " else call.header(b"x-api-key") or b""
         call.client = self._clients.get(hashlib.sha256(key.strip()).hexdigest())
         if call.client is None:
             raise Unauthorized(
                 "a valid API key is needed: Authorization: Bearer KEY, or x-api-key", code="invalid_api_key"
             )
+
+
+def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaitable[bytes]]) -> FastAPI:
+    """Return the application behind `OPS`. `why_not_ready` returns `None` when the router is started, not stopping, and
+    has an engine to send to; `scrape` returns the metrics page.
+    """
+    app = FastAPI(openapi_url=None)
+    install_error_handlers(app)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        reason = why_not_ready()
+        if reason is not None:
+            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
+
+    return app

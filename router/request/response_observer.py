@@ -1,29 +1,29 @@
-"""Sees one attempt's answer pass by: when it began, what it cost, and the one chunk that the client must not see.
+"""Follows one attempt's answer as it passes: when it began, what it cost, and which chunk to hide from the client.
 
-The relay tells it what happens on the wire; it tells the core, the record and the tokenizers. Of a pair it also hears
-how the prefill half ended, and keeps what that handed over for as long as somebody may come for it.
+The relay reports what happens on the wire; the observer updates the scheduler, the record and the tokenizer statistics.
+For a prefill/decode pair it also learns how the prefill half ended, and keeps the KV that it handed over for as long as
+another engine may fetch it.
 """
 
 from __future__ import annotations
 
+import asyncio
+from types import TracebackType
 from typing import NamedTuple
 
 from router.backends.vllm.disaggregation import LEASE_S, read_handed
-from router.clock import Clock
-from router.fleet.instance import ServedModel
-from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.prompt.tokenization.tokenization import Tokenization
+from router.prompt.prompt import Endpoint
 from router.prompt.usage import HideUsage, UsageTail
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
+from router.request.services import PreparedRequest, Services
 from router.scheduling.policy.record import PrefillRecord
-from router.scheduling.scheduler import UNTOLD, Scheduler
+from router.scheduling.scheduler import UNTOLD
 from router.scheduling.ticket import Ticket
 
 
 class HandedOverKv(NamedTuple):
-    """KV that a Nixl prefill half left under a lease, and that nobody has come for."""
+    """KV that a Nixl prefill half holds under a lease, not fetched yet."""
 
     params: bytes
     until_s: float
@@ -31,76 +31,63 @@ class HandedOverKv(NamedTuple):
 
 
 class ResponseObserver:
-    def __init__(
-        self,
-        ticket: Ticket,
-        prompt: Prompt,
-        served: ServedModel | None,
-        known: TokenizedPrompt | UnknownIds,
-        core: Scheduler,
-        tokens: Tokenization,
-        clock: Clock,
-    ) -> None:
+    """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded too."""
+
+    def __init__(self, ticket: Ticket, request: PreparedRequest, services: Services) -> None:
+        prompt = request.prompt
         self._ticket = ticket
-        self._endpoint = prompt.endpoint
-        self._served = served
-        self._known = known
-        self._core = core
-        self._tokens = tokens
-        self._clock = clock
+        self._request = request
+        self._scheduler = services.scheduler
+        self._tokenization = services.tokenization
+        self._clock = services.clock
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
         self._hide = HideUsage() if prompt.hide_usage else None
-        self._unnamed = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
-        self.handed: HandedOverKv | None = None
+        self._wants_id = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
+        self.handed_over: HandedOverKv | None = None
 
-    def prefilled(self, prefilled: PrefillResult) -> None:
-        """The prefill half is over; a good one's answer tells what it cost."""
+    def on_prefill_end(self, result: PrefillResult) -> None:
+        """The prefill half has ended; its answer says what it cost if it ended well."""
         usage = UNTOLD
-        if prefilled.end == "ok":
-            tail = UsageTail(self._endpoint)
-            tail.feed(prefilled.body)
+        if result.end == "ok":
+            tail = UsageTail(self._request.prompt.endpoint)
+            tail.feed(result.body)
             usage = tail.usage() or UNTOLD
-            params = read_handed(prefilled.body)
+            params = read_handed(result.body)
             if params is not None and self._ticket.attempt.prefill is not None:
-                self.handed = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
-        self._core.settle_prefill(self._ticket, prefilled.end, prefilled.status, usage)
+                self.handed_over = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
+        self._scheduler.settle_prefill(self._ticket, result.end, result.status, usage)
 
-    def first_byte(self, status: int) -> None:
+    def on_first_byte(self, status: int) -> None:
         record = self._ticket.record
         self._ticket.status = record.status = status
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
-        self._core.on_first_byte(self._ticket)
+        self._scheduler.on_first_byte(self._ticket)
 
     def feed(self, data: bytes) -> bytes:
+        """Take a piece of the answer; return what of it the client may see now."""
         if self._tail is not None:
             self._tail.feed(data)
-            if self._unnamed and (response_id := self._tail.response_id()) is not None:
-                self._unnamed = False  # known from its first event on: a stream can be cancelled while it runs
-                self._core.remember_response(response_id, self._ticket.target.id)
+            if self._wants_id and (response_id := self._tail.response_id()) is not None:
+                self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
+                self._scheduler.remember_response(response_id, self._ticket.target.id)
         return data if self._hide is None else self._hide.feed(data)
 
-    def last(self) -> bytes:
-        """What was held back and may go out now that the answer is over."""
+    def flush(self) -> bytes:
+        """Return what was held back and may go out now that the answer is complete."""
         return b"" if self._hide is None else self._hide.end()
 
-    def left(self) -> None:
-        """The client has gone. Some hang up on the stream's last word, before its end: they got all they wanted."""
-        if self._tail is not None and self._tail.whole():
-            self._ticket.end = "ok"
-            self._read_tail()
-
-    def ended(self, end: RelayEnd) -> None:
-        """The relay is over: what it came to goes into the ticket and the record."""
+    def on_end(self, end: RelayEnd) -> None:
+        """Write how the relay ended into the ticket and the record."""
         ticket, record = self._ticket, self._ticket.record
         match end:
             case RelayFinished(connect_s=connect_s):
                 ticket.end = "ok"
                 record.stages.connect_ms = connect_s * 1e3
-                self._read_tail()
-            case RelayBroken(trouble=trouble, connect_s=connect_s):
+                self._read_usage()
+            case RelayBroken(failure=failure, connect_s=connect_s):
                 ticket.end = "broken"
                 record.stages.connect_ms = connect_s * 1e3
-                record.error = trouble.value
+                record.error = failure.value
             case RelayDeadline():
                 ticket.end = "deadline"
             case RelayRejected():
@@ -110,10 +97,21 @@ class ResponseObserver:
             case RelayNotStarted(reason="connect" | "busy" | "died" as reason):
                 ticket.end = reason
 
-    def _read_tail(self) -> None:
-        record = self._ticket.record
-        if self._tail is None or self._served is None:
+    def __enter__(self) -> ResponseObserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Count a client that disconnects after the last event of a stream, before its end, as answered: it got all."""
+        if kind is asyncio.CancelledError and self._tail is not None and self._tail.whole():
+            self._ticket.end = "ok"
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        record, served = self._ticket.record, self._request.served
+        if self._tail is None or served is None:
             return
         if (usage := self._tail.usage()) is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            self._tokens.observed(self._served.base, self._known, usage.prompt_tokens)
+            self._tokenization.observed(served.base, self._request.tokens, usage.prompt_tokens)

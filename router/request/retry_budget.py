@@ -1,4 +1,4 @@
-"""How many retries the whole router may make: a share of its requests, plus a burst.
+"""A retry budget for the whole router: a share of its requests, plus a burst.
 
 Without it a failing fleet gets its load multiplied just when it can bear it least. A token bucket filled by requests,
 not by time: an idle router saves nothing up beyond the burst, and no clock is needed (Finagle's `RetryBudget`).
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 
 class RetryBudget:
-    """Every request pays in `ratio` of a retry; at most `burst` are saved up."""
+    """Every request deposits `ratio` of a retry; at most `burst` retries are saved up."""
 
     def __init__(self, ratio: float, burst: int) -> None:
         self._ratio = ratio
         self._burst = float(burst)
-        self._saved = float(burst)
+        self._balance = float(burst)
 
-    def request(self) -> None:
-        """One first attempt is made."""
-        self._saved = min(self._burst, self._saved + self._ratio)
+    def deposit(self) -> None:
+        """Count a first attempt."""
+        self._balance = min(self._burst, self._balance + self._ratio)
 
-    def take(self) -> bool:
-        """True: one retry may be made, and is paid for."""
-        if self._saved < 1.0 - 1e-9:  # ten tenths make one
+    def try_withdraw(self) -> bool:
+        """Take one retry; return whether there was one."""
+        if self._balance < 1.0 - 1e-9:  # ten tenths make one
             return False
-        self._saved -= 1.0
+        self._balance -= 1.0
         return True

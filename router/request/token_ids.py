@@ -1,69 +1,85 @@
-"""Token ids beside the text, for one attempt: who gets them, what its record says, and who hears what became of it.
+"""Token-id pass-through for one attempt: which of its engines get the prompt's ids, and what came of it.
 
-Ties the two rooms that know nothing of each other: `backends/token_ids/passthrough.py` chooses, `proxy/token_ids.py`
-sends.
+Connects `backends/token_ids/passthrough.py`, which decides, with `proxy/token_ids.py`, which sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget, TokenIdPassthrough
 from router.fleet.engine_facts import ModelCard
-from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.prompt import Prompt, UnknownIds
 from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream
+from router.request.services import PreparedRequest, Services
 from router.scheduling.ticket import Ticket
 
 
-def offer_to(
-    handing: TokenIdPassthrough,
-    ticket: Ticket,
-    prompt: Prompt,
-    served: ServedModel | None,
-    known: TokenizedPrompt | UnknownIds,
-) -> PassthroughOffer | None:
-    """Which engines of `ticket` get the prompt's ids; written into its attempt. None: there are no ids to hand."""
-    if served is None or not isinstance(known, TokenizedPrompt) or not known.spelled:
-        return None
+def with_token_ids(request: PreparedRequest, ticket: Ticket, services: Services) -> AbstractContextManager[Upstream]:
+    """Return a context that gives the upstreams of this attempt, with the prompt's ids for engines that accept them.
+    Leaving it compares the token count of the answer, if it has one, with the router's own.
+    """
+    served, tokens = request.served, request.tokens
+    if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.spelled:
+        return nullcontext(services.upstreams)
     shares = (ticket,) if ticket.prefill is None else (ticket, ticket.prefill)
     instances = [share.target.instance for share in shares]
     engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
-    offer = handing.offer(prompt, known, served.base, served.adapter, engines)
-    if offer is not None and offer.takers:
-        ticket.attempt.token_id_passthrough = ticket.target.instance.id in offer.takers
+    offer = services.passthrough.offer(request.prompt, tokens, served.base, served.adapter, engines)
+    if offer is None:
+        return nullcontext(services.upstreams)
+    return AttemptPassthrough(services.passthrough, offer, ticket, services.upstreams, request.prompt.body)
+
+
+class AttemptPassthrough:
+    """The ids of one attempt: marks its record, and reports refusals and token counts. `plain` is the client's request
+    without ids.
+    """
+
+    __slots__ = ("_offer", "_passthrough", "_plain", "_ticket", "_upstreams")
+
+    def __init__(
+        self,
+        passthrough: TokenIdPassthrough,
+        offer: PassthroughOffer,
+        ticket: Ticket,
+        upstreams: Upstream,
+        plain: bytes,
+    ) -> None:
+        self._passthrough = passthrough
+        self._offer = offer
+        self._ticket = ticket
+        self._upstreams = upstreams
+        self._plain = plain
+
+    def __enter__(self) -> Upstream:
+        ticket, offer = self._ticket, self._offer
+        if not offer.takers:
+            return self._upstreams
+        answering = ticket.target.instance.id
+        ticket.attempt.token_id_passthrough = answering in offer.takers
         if ticket.prefill is not None:
             ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in offer.takers
-    return offer
+        ids = offer.known.spelled
+        return TokenIdUpstreams(self._upstreams, self._plain, answering, ids, offer.takers, self._on_refusal)
 
+    def _on_refusal(self, instance: str, answer: bytes | None) -> None:
+        if instance == self._ticket.target.instance.id:
+            self._ticket.attempt.token_id_passthrough = False
+        elif self._ticket.prefill is not None:
+            self._ticket.prefill.leg.token_id_passthrough = False
+        self._passthrough.refused(instance, self._offer, answer)
 
-def asking(
-    handing: TokenIdPassthrough, offer: PassthroughOffer | None, ticket: Ticket, upstreams: Upstream, plain: bytes
-) -> Upstream:
-    """Who is asked in this attempt: `upstreams`, with ids where `offer` says so. `plain`: the client's request."""
-    if offer is None or not offer.takers:
-        return upstreams
-    answering = ticket.target.instance.id
-
-    def refused(instance: str, answer: bytes | None) -> None:
-        if instance == answering:
-            ticket.attempt.token_id_passthrough = False
-        elif ticket.prefill is not None:
-            ticket.prefill.leg.token_id_passthrough = False
-        handing.refused(instance, offer, answer)
-
-    return TokenIdUpstreams(upstreams, plain, answering, offer.known.spelled, offer.takers, refused)
-
-
-def counted(handing: TokenIdPassthrough, offer: PassthroughOffer | None, ticket: Ticket) -> None:
-    """The attempt is over: what its answer counted, if it did, is held against our ids."""
-    if offer is not None:
-        attempt = ticket.attempt
-        handing.observed(offer, ticket.target.instance.id, attempt.token_id_passthrough, ticket.record.prompt_tokens)
+    def __exit__(self, *_: object) -> None:
+        ticket = self._ticket
+        had_ids, prompt_tokens = ticket.attempt.token_id_passthrough, ticket.record.prompt_tokens
+        self._passthrough.observed(self._offer, ticket.target.instance.id, had_ids, prompt_tokens)
 
 
 def context_tokens(cards: Sequence[ModelCard], model: str) -> int | None:
-    """The longest prompt and answer together, as the engine says of its base model; None: it does not say."""
+    """Return the most tokens that a prompt and its answer may have on the base model; `None` if the engine does not
+    report it.
+    """
     return next((card.max_model_len for card in cards if card.id == model), None)

@@ -114,8 +114,8 @@ class Router(Doors):
         return self.app._core
 
     @property
-    def lobby(self) -> ConcurrencyLimiter:
-        return self.app._lobby
+    def limiter(self) -> ConcurrencyLimiter:
+        return self.app._limiter
 
     @property
     def booked(self) -> int:
@@ -125,7 +125,7 @@ class Router(Doors):
     def idle(self) -> bool:
         """Nothing is under way and every count is back where it began."""
         prefilling = sum(t.load_book.prefilling for i in self.core.fleet for t in i.targets.values())
-        return (self.lobby.inside, self.lobby.held_bytes, self.booked, prefilling) == (0, 0, 0, 0)
+        return (self.limiter.in_flight, self.limiter.held_bytes, self.booked, prefilling) == (0, 0, 0, 0)
 
     def proved(self) -> bool:
         """Our tokenizers were compared with every engine that serves their model."""

@@ -91,7 +91,7 @@ async def test_bodies_beyond_the_budget_are_refused_before_they_are_read(router)
         reader, writer = await asyncio.open_connection("127.0.0.1", r.app.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n")
         writer.write(b"content-length: %d\r\n\r\n%b" % (len(text), text[:1000]))
-        await eventually(lambda: r.lobby.held_bytes == len(text))
+        await eventually(lambda: r.limiter.held_bytes == len(text))
         refused = await r.post("/v1/completions", text)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
@@ -108,7 +108,7 @@ async def test_an_upload_that_is_given_up_gives_its_bytes_back(router) -> None:
     async with engine() as fake, router([fake]) as r:
         _, writer = await asyncio.open_connection("127.0.0.1", r.app.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: 5000000\r\n\r\n{")
-        await eventually(lambda: r.lobby.held_bytes == 5_000_000)
+        await eventually(lambda: r.limiter.held_bytes == 5_000_000)
         writer.close()
         await eventually(r.idle)
         assert fake.seen("/v1/completions") == []

@@ -15,7 +15,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.errors import ConfigError, TooLarge
-from router.proxy.request_body import read_body
+from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
 
 BODY_BYTES = 1_000_000

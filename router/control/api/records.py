@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse
 from router.control.api.policies import OpenShape, Responses
 from router.control.explain import ExplainRequest
 from router.errors import NotFound, TooLarge
-from router.proxy.request_body import read_body
+from router.proxy.asgi import read_body
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
 from router.scheduling.policy.rationale import format_amount
 

@@ -77,7 +77,7 @@ class FollowerWorker:
         """The metrics page of all workers; of this one, where the leader does not answer."""
         assert self._house is not None
         page = await self._line.ask("scrape", within_s=SCRAPED_WITHIN_S)
-        return await asyncio.to_thread(self._house.metrics.page().written) if page is None else page
+        return await asyncio.to_thread(self._house.metrics.page().render) if page is None else page
 
     def close(self) -> None:
         self._line.close()

@@ -104,7 +104,7 @@ class MetricsPage(Collector):
         yield from families(self._now)
         yield from ProcessCollector(registry=None).collect()
 
-    def written(self) -> bytes:
+    def render(self) -> bytes:
         """Takes tens of milliseconds with hundreds of targets, and may be done in another thread."""
         return generate_latest(self)
 
@@ -127,11 +127,11 @@ class Metrics:
         self._make_arms()
         self._make_waits()
 
-    def started(self) -> None:
+    def on_request_start(self) -> None:
         """A request was decided and is being relayed: its record is open."""
         self._in_flight += 1
 
-    def finished(self, record: Record) -> None:
+    def on_request_end(self, record: Record) -> None:
         """The request of a record has ended, in whatever way: to be called once, after `started`."""
         self._in_flight -= 1
         words = record.endpoint, record.model, record.status, record.tokens_from
@@ -166,19 +166,19 @@ class Metrics:
             self._lines[endpoint, model, status, source] = line
         return line
 
-    def refused(self, endpoint: str, refusal: RequestRefused) -> None:
+    def on_refusal(self, endpoint: str, refusal: RequestRefused) -> None:
         """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, f"{refusal.status // 100}xx"] += 1
         self._errors[endpoint, REASONS.get(type(refusal), OTHER)] += 1
 
-    def gone(self, endpoint: str) -> None:
+    def on_disconnect(self, endpoint: str) -> None:
         """A client left before its request had a record."""
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
 
-    def waited(self, model: str, queue: str, end: str, seconds: float) -> None:
+    def on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
         """A request no longer waits for admission. All words are the router's own, or models that engines serve."""
         self._waits[model, queue, end] += 1
         if end == "passed":
@@ -190,7 +190,7 @@ class Metrics:
 
     async def scrape(self) -> bytes:
         """Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait."""
-        return await asyncio.to_thread(self.page().written)
+        return await asyncio.to_thread(self.page().render)
 
     def _kept(self, table: Table) -> Table:
         self._tables.append(table)

@@ -102,34 +102,34 @@ class Engine:
 
 @dataclass
 class Watch:
-    """Records what the relay tells, and hides what it is told to."""
+    """Records what the relay reports, and hides `hide`."""
 
     statuses: list[int] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     hide: bytes = b""
     halves: list[PrefillResult] = field(default_factory=list)
 
-    def first_byte(self, status: int) -> None:
+    def on_first_byte(self, status: int) -> None:
         self.statuses.append(status)
 
     def feed(self, data: bytes) -> bytes:
         self.seen.append(data)
         return data.replace(self.hide, b"") if self.hide else data
 
-    def last(self) -> bytes:
+    def flush(self) -> bytes:
         return b""
 
-    def prefilled(self, prefilled: PrefillResult) -> None:
-        self.halves.append(prefilled)
+    def on_prefill_end(self, result: PrefillResult) -> None:
+        self.halves.append(result)
 
 
 class Front:
-    """The listener with a line of its own: lobby, body, one relay. Keeps what came of each request."""
+    """A listener with a request path of its own: limiter, body, one relay. Keeps how each request ended."""
 
     def __init__(self, limits: LimitsConfig, instance: str, hides: bytes) -> None:
         self.limits = limits
         self.instance = instance
-        self.lobby = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
+        self.limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         self.rules = HeaderRules(["x-vllm-priority"])
         self.hides = hides
@@ -143,7 +143,7 @@ class Front:
         self.running += 1
         try:
             with call:
-                await self._line(call)
+                await self._route(call)
         except RequestRefused as refusal:
             self.ends.put_nowait(f"refused {refusal.status}")
             call.answer(refusal.status, [], refusal.message.encode())
@@ -152,9 +152,9 @@ class Front:
         finally:
             self.running -= 1
 
-    async def _line(self, call: ClientRequest) -> None:
-        with self.lobby.pass_() as place:
-            body = await call.body(self.limits.body_bytes, place)
+    async def _route(self, call: ClientRequest) -> None:
+        with self.limiter.acquire() as slot:
+            body = await call.body(self.limits.body_bytes, slot)
             self.bodies.append(body)
             watch = Watch(hide=self.hides)
             self.watches.append(watch)

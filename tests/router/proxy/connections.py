@@ -31,20 +31,20 @@ class Transport:
 class Connection:
     def __init__(self) -> None:
         self.transport: Any = Transport()
-        self.behind = False
-        self.asked_on = 0
-        self.relieved = asyncio.Event()
+        self.write_paused = False
+        self.resumed = 0
+        self.drained = asyncio.Event()
 
     @property
     def task(self) -> asyncio.Task[None] | None:
         return asyncio.current_task()
 
-    def read_on(self) -> None:
-        self.asked_on += 1
+    def resume_body(self) -> None:
+        self.resumed += 1
 
-    async def caught_up(self) -> None:
-        await self.relieved.wait()
-        self.behind = False
+    async def drain(self) -> None:
+        await self.drained.wait()
+        self.write_paused = False
 
 
 def an_exchange(
@@ -56,10 +56,10 @@ def an_exchange(
     body: bytes | None = b"",
 ) -> ClientExchange:
     """Over a `Connection` of its own, with all of `body` here; None: all of it is still to come."""
-    asked = RequestHead(
+    head = RequestHead(
         method, path, target or path.encode(), list(headers), dict(reversed(headers)), http_1_1, http_1_1
     )
-    exchange = ClientExchange(Connection(), asked)
+    exchange = ClientExchange(Connection(), head)
     if body is not None:
         arrive(exchange, body)
     return exchange
@@ -71,7 +71,7 @@ def arrive(exchange: ClientExchange, piece: bytes, *, more: bool = False) -> Non
         exchange.pieces.append(piece)
         exchange.buffered += len(piece)
     exchange.arriving = more
-    exchange.tell()
+    exchange.wake()
 
 
 def connection_of(exchange: ClientExchange) -> Connection:
@@ -80,6 +80,6 @@ def connection_of(exchange: ClientExchange) -> Connection:
     return connection
 
 
-def said(exchange: ClientExchange) -> bytes:
+def sent(exchange: ClientExchange) -> bytes:
     """All that was written."""
     return b"".join(connection_of(exchange).transport.written)

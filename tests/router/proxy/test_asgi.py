@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from router.proxy.asgi import AsgiHandler
-from tests.router.proxy.connections import an_exchange, arrive, connection_of, said
+from tests.router.proxy.connections import an_exchange, arrive, connection_of, sent
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"A", b"b")]}
 
@@ -44,14 +44,14 @@ async def test_the_body_comes_in_pieces_and_then_the_disconnect():
     waiting = asyncio.ensure_future(app.receive())
     await asyncio.sleep(0)
     assert not waiting.done()
-    exchange.lost()
+    exchange.on_disconnect()
     assert await waiting == {"type": "http.disconnect"}
 
 
 async def test_a_client_lost_in_its_body_is_a_disconnect():
     exchange = an_exchange(body=None)
     app = await played(exchange)
-    exchange.lost()
+    exchange.on_disconnect()
     assert await app.receive() == {"type": "http.disconnect"}
 
 
@@ -72,7 +72,7 @@ async def test_an_answer_in_pieces():
     await app.send(START)
     await app.send({"type": "http.response.body", "body": b"x", "more_body": True})
     await app.send({"type": "http.response.body"})
-    assert said(exchange).endswith(b"a: b\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+    assert sent(exchange).endswith(b"a: b\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
 
 
 async def test_the_connection_is_ours_but_an_application_may_end_it():
@@ -80,7 +80,7 @@ async def test_the_connection_is_ours_but_an_application_may_end_it():
     app = await played(exchange)
     await app.send(START | {"headers": [(b"Connection", b"Close"), (b"content-length", b"0")]})
     await app.send({"type": "http.response.body"})
-    assert said(exchange).count(b"connection: close") == 1
+    assert sent(exchange).count(b"connection: close") == 1
     assert connection_of(exchange).transport.end == "closed"
 
 
@@ -88,15 +88,15 @@ async def test_send_waits_for_a_client_that_is_behind_and_is_silent_to_one_that_
     exchange = an_exchange()
     app = await played(exchange)
     connection = connection_of(exchange)
-    connection.behind = True
+    connection.write_paused = True
     sending = asyncio.ensure_future(app.send(START))
     await asyncio.sleep(0)
     assert not sending.done()
-    connection.relieved.set()
+    connection.drained.set()
     await sending
-    exchange.lost()
+    exchange.on_disconnect()
     await app.send({"type": "http.response.body", "body": b"x"})
-    assert said(exchange) == b""
+    assert sent(exchange) == b""
 
 
 async def test_fastapi_serves_behind_it():
@@ -108,4 +108,4 @@ async def test_fastapi_serves_behind_it():
 
     exchange = an_exchange((b"content-type", b"application/json"), path="/sum", body=b"[1,2]")
     await AsgiHandler(app).answer(exchange)
-    assert said(exchange).endswith(b'\r\n\r\n{"sum":3}')
+    assert sent(exchange).endswith(b'\r\n\r\n{"sum":3}')

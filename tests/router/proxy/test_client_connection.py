@@ -55,19 +55,19 @@ class Echo:
         if call.path == "/flood":
             call.start(200, [])
             while True:
-                call.chunk(b"x" * 65536)
-                await call.caught_up()
+                call.write(b"x" * 65536)
+                await call.drain()
         if call.path == "/stream":
             call.start(200, [])
             for piece in (b"one", b"two"):
-                call.chunk(piece)
+                call.write(piece)
             call.finish()
             return
         if call.path == "/fault":
             raise RuntimeError("a fault of ours")
         if call.path == "/half":
             call.start(200, [])
-            call.chunk(b"half")
+            call.write(b"half")
             return
         call.answer(200, [(b"x-seen", b"%d" % len(self.seen))], b"%b %b" % (call.target, body))
 

@@ -8,7 +8,7 @@ import pytest
 
 from router.errors import TooBusy, TooLarge
 from router.proxy.call import ClientDisconnected
-from tests.router.proxy.connections import an_exchange, arrive, connection_of, said
+from tests.router.proxy.connections import an_exchange, arrive, connection_of, sent
 
 
 class Budget:
@@ -60,7 +60,7 @@ async def test_a_declared_length_over_the_limit_is_refused_before_reading():
     budget = Budget()
     with call, pytest.raises(TooLarge):
         await call.body(10, budget)
-    assert (connection_of(call).asked_on, budget.held) == (0, [])
+    assert (connection_of(call).resumed, budget.held) == (0, [])
 
 
 async def test_a_growing_body_over_the_limit_is_refused():
@@ -73,7 +73,7 @@ async def test_a_full_budget_refuses_before_reading():
     call = an_exchange(length(3), body=None)
     with call, pytest.raises(TooBusy):
         await call.body(10, Budget(2))
-    assert connection_of(call).asked_on == 0
+    assert connection_of(call).resumed == 0
 
 
 async def test_more_of_the_body_is_asked_for_only_while_it_is_wanted():
@@ -81,9 +81,9 @@ async def test_more_of_the_body_is_asked_for_only_while_it_is_wanted():
     with call:
         reading = asyncio.ensure_future(call.body(10, Budget()))
         await asyncio.sleep(0)
-        assert (connection_of(call).asked_on, call.wanted) == (1, True)
+        assert (connection_of(call).resumed, call.reader_waits) == (1, True)
         arrive(call, b"ab")
-        assert not call.wanted
+        assert not call.reader_waits
         assert await reading == b"ab"
 
 
@@ -93,7 +93,7 @@ async def test_more_of_the_body_is_asked_for_only_while_it_is_wanted():
 async def test_a_client_that_leaves_during_its_body_ends_the_block():
     call = an_exchange(body=None)
     arrive(call, b"ab", more=True)
-    asyncio.get_running_loop().call_soon(call.lost)
+    asyncio.get_running_loop().call_soon(call.on_disconnect)
     with pytest.raises(ClientDisconnected), call:
         await call.body(10, Budget())
     assert asyncio.current_task().cancelling() == 0
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_during_its_body_ends_the_block():
 
 async def test_a_client_that_left_before_anybody_looked_ends_the_block():
     call = an_exchange(body=None)
-    call.lost()
+    call.on_disconnect()
     with pytest.raises(ClientDisconnected), call:
         await call.body(10, Budget())
 
@@ -110,7 +110,7 @@ async def test_whatever_the_block_waits_for_is_cut_short():
     call = an_exchange(body=b"{}")
     with pytest.raises(ClientDisconnected), call:  # noqa: PT012  the block is what is tested
         await call.body(10, Budget())
-        asyncio.get_running_loop().call_soon(call.lost)
+        asyncio.get_running_loop().call_soon(call.on_disconnect)
         await asyncio.wait_for(asyncio.Event().wait(), 5)
     assert call.gone
 
@@ -118,10 +118,10 @@ async def test_whatever_the_block_waits_for_is_cut_short():
 async def test_nothing_is_said_to_a_client_that_is_gone():
     call = an_exchange()
     call.start(200, [])
-    call.lost()
-    call.chunk(b"a")
+    call.on_disconnect()
+    call.write(b"a")
     call.finish(b"b")
-    assert said(call) == b""
+    assert sent(call) == b""
     assert not call.complete
 
 
@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_after_a_whole_answer_is_not_lost():
     call = an_exchange()
     with call:
         call.answer(200, [], b"")
-        call.lost()
+        call.on_disconnect()
         await asyncio.sleep(0)
     assert not call.gone
 
@@ -164,9 +164,9 @@ async def test_a_whole_answer_is_one_write():
 async def test_an_answer_without_a_length_goes_in_chunks_the_first_together_with_the_head():
     call = an_exchange()
     call.start(200, [])
-    assert said(call) == b""
-    call.chunk(b"a" * 17)
-    call.chunk(b"")
+    assert sent(call) == b""
+    call.write(b"a" * 17)
+    call.write(b"")
     call.finish(b"b")
     assert connection_of(call).transport.written == [
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n11\r\n" + b"a" * 17 + b"\r\n",
@@ -177,7 +177,7 @@ async def test_an_answer_without_a_length_goes_in_chunks_the_first_together_with
 async def test_a_status_without_a_name():
     call = an_exchange()
     call.answer(299, [], b"")
-    assert said(call).startswith(b"HTTP/1.1 299 \r\n")
+    assert sent(call).startswith(b"HTTP/1.1 299 \r\n")
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 304)])
@@ -185,22 +185,22 @@ async def test_an_answer_without_a_body(method, status):
     call = an_exchange(method=method)
     call.start(status, [(b"content-length", b"3")])
     call.finish(b"abc")
-    assert said(call).endswith(b"content-length: 3\r\n\r\n")
+    assert sent(call).endswith(b"content-length: 3\r\n\r\n")
 
 
 async def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection():
     call = an_exchange(http_1_1=False)
     call.start(200, [])
-    call.chunk(b"a")
+    call.write(b"a")
     call.finish(b"b")
-    assert said(call) == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nab"
+    assert sent(call) == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nab"
     assert connection_of(call).transport.end == "closed"
 
 
 async def test_an_answer_before_100_continue_closes_the_connection():
     call = an_exchange((b"expect", b"100-Continue"), body=None)
     call.answer(413, [], b"")
-    assert b"connection: close\r\n" in said(call)
+    assert b"connection: close\r\n" in sent(call)
     assert connection_of(call).transport.end == "closed"
 
 
@@ -212,7 +212,7 @@ async def test_who_asks_for_the_body_tells_the_client_to_go_on_once():
     await asyncio.sleep(0)
     arrive(call, b"b")
     assert await reading == b"ab"
-    assert said(call) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert sent(call) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb"])
@@ -233,7 +233,7 @@ async def test_nothing_follows_a_whole_answer():
     call = an_exchange()
     call.answer(200, [], b"")
     with pytest.raises(RuntimeError, match="already complete"):
-        call.chunk(b"more")
+        call.write(b"more")
 
 
 @pytest.mark.parametrize(
@@ -244,19 +244,19 @@ async def test_cut_shows_that_the_answer_is_not_whole(http_1_1, headers, end):
     """A length or chunking shows what is missing; else only a reset does."""
     call = an_exchange(http_1_1=http_1_1)
     call.start(200, headers)
-    call.chunk(b"a")
-    call.cut()
+    call.write(b"a")
+    call.abort()
     assert connection_of(call).transport.end == end
 
 
 async def test_a_client_that_is_behind_is_waited_for():
     call = an_exchange()
     connection = connection_of(call)
-    connection.behind = True
-    waiting = asyncio.ensure_future(call.caught_up())
+    connection.write_paused = True
+    waiting = asyncio.ensure_future(call.drain())
     await asyncio.sleep(0)
-    assert call.behind
+    assert call.write_paused
     assert not waiting.done()
-    connection.relieved.set()
+    connection.drained.set()
     await waiting
-    assert not call.behind
+    assert not call.write_paused

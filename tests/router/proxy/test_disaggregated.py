@@ -54,9 +54,9 @@ class Story:
 
     async def begin(self, house, protocol, **limits):
         engines = await house.engine(self.prefill), await house.engine(self.decode)
-        return await self.ask(house, await house.pair(protocol, *engines, **limits))
+        return await self.send(house, await house.pair(protocol, *engines, **limits))
 
-    async def ask(self, house, front, path: bytes = b"/v1/completions"):
+    async def send(self, house, front, path: bytes = b"/v1/completions"):
         client = await house.client(front.port)
         client.send(request(path))
         return front, client
@@ -122,7 +122,7 @@ def end_status(says: bytes) -> int | None:
 @pytest.mark.parametrize("protocol", ["mooncake", "nixl"])
 async def test_a_prefill_engine_that_cannot_be_reached(house, protocol):
     story = Story(None, None)
-    front, client = await story.ask(house, await house.pair(protocol, NOBODY, await house.engine(story.decode)))
+    front, client = await story.send(house, await house.pair(protocol, NOBODY, await house.engine(story.decode)))
     end = await front.end()
     assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("connect", True)
@@ -158,7 +158,7 @@ async def test_a_prefill_engine_that_stays_silent(house, protocol):
 async def test_an_early_stop_lost_the_kv(house, eventually):
     story = Story(answer(b'{"stop_reason": "end_turn"}'), None)
     engines = await house.engine(story.prefill), await house.engine(story.decode)
-    front, _ = await story.ask(house, await house.pair("mooncake", *engines), b"/v1/messages")
+    front, _ = await story.send(house, await house.pair("mooncake", *engines), b"/v1/messages")
     end = await front.end()
     assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("failed", True)
@@ -175,7 +175,7 @@ async def test_a_decode_engine_that_fails_first_lets_the_prefill_engine_go(house
         peer.send(says)
 
     front = await house.pair("mooncake", await house.engine(story.prefill), await house.engine(fails))
-    await story.ask(house, front)
+    await story.send(house, front)
     end = await front.end()
     assert isinstance(end, RelayNotStarted)
     assert (end.reason, end.prefill) == ("busy" if says else "died", False)

@@ -27,7 +27,7 @@ class Slow:
         try:
             with call:
                 call.start(200, [])
-                call.chunk(b"1")
+                call.write(b"1")
                 self.begun.set()
                 await self.proceed.wait()
                 call.finish(b"2")
@@ -148,7 +148,7 @@ async def test_who_refuses_goes_on_with_what_is_open():
     listener = await started(app)
     reader, writer = await ask(listener)
     await app.begun.wait()
-    listener.refuse()
+    listener.stop_accepting()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", listener.port)
     app.proceed.set()

@@ -155,8 +155,8 @@ async def test_over_the_bounds_nothing_reaches_an_engine(house, eventually):
     waiting.send(POST)
     assert (await waiting.message())[0].startswith(b"HTTP/1.1 429")
     running.reset()
-    await eventually(lambda: front.lobby.inside == 0)
-    assert (engine.connections, front.lobby.held_bytes) == (1, 0)
+    await eventually(lambda: front.limiter.in_flight == 0)
+    assert (engine.connections, front.limiter.held_bytes) == (1, 0)
 
 
 async def test_keep_alive_connections_are_reused_on_both_sides(house):
@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_closes_the_engines_connection(house, eventua
     async with asyncio.timeout(5):
         await closed.wait()
     assert await front.end() == "gone"
-    assert (front.lobby.inside, front.lobby.held_bytes) == (0, 0)
+    assert (front.limiter.in_flight, front.limiter.held_bytes) == (0, 0)
 
 
 async def test_a_client_that_leaves_mid_stream_closes_the_engines_connection(house):

@@ -79,7 +79,7 @@ def test_off_and_close():
     loop = Loop()
     timer, strikes = late_after(loop)
     timer.set(1)
-    timer.off()
+    timer.clear()
     loop.turn(1)
     timer.set(1)
     timer.close()

@@ -54,7 +54,7 @@ def asked(house: Any) -> Any:
         upstreams.add("p", f"http://127.0.0.1:{engine.port}")
         with_ids = TokenIdUpstreams(upstreams, PLAIN, "d", IDS, takers, lambda *told: engines.refused.append(told))
         question = UpstreamRequest("POST", b"/v1/chat/completions", NO_HEADERS, body)
-        answer = await with_ids.ask(instance, question, first_byte_s=5.0, idle_s=5.0)
+        answer = await with_ids.send(instance, question, first_byte_s=5.0, idle_s=5.0)
         try:
             if isinstance(answer, UpstreamUnanswered):
                 yield answer.reason

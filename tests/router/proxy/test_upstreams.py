@@ -79,10 +79,10 @@ async def test_the_instances_key_replaces_the_clients(house, upstreams):
 
     upstreams.add("e", url(await house.engine(script)), api_key="mine")
     headers = ForwardedHeaders(b"", b"authorization: Bearer theirs\r\n")
-    answer = await upstreams.ask("e", UpstreamRequest("GET", b"/", headers, b"", 2), first_byte_s=5, idle_s=5)
+    answer = await upstreams.send("e", UpstreamRequest("GET", b"/", headers, b"", 2), first_byte_s=5, idle_s=5)
     assert isinstance(answer, UpstreamExchange)
     with answer:
-        assert await answer.more() == b""
+        assert await answer.read() == b""
     assert b"authorization: Bearer mine\r\n" in heads[0]
     assert b"theirs" not in heads[0]
     assert b"x-data-parallel-rank: 2\r\n" in heads[0]
@@ -111,14 +111,14 @@ async def test_a_removed_instance_keeps_no_connection(house, upstreams, eventual
 
     proceed = asyncio.Event()
     upstreams.add("e", url(await house.engine(script)))
-    answer = await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5)
+    answer = await upstreams.send("e", QUESTION, first_byte_s=5, idle_s=5)
     with answer:
         upstreams.remove("e")
         proceed.set()
-        assert await answer.whole(100) == b"abcd"  # what ran ended undisturbed
+        assert await answer.read_all(100) == b"abcd"  # what ran ended undisturbed
     async with asyncio.timeout(5):
         await closed.wait()
-    assert isinstance(await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5), UpstreamUnanswered)
+    assert isinstance(await upstreams.send("e", QUESTION, first_byte_s=5, idle_s=5), UpstreamUnanswered)
 
 
 async def test_an_answer_not_read_to_its_end_closes_the_connection(house, upstreams):
@@ -131,8 +131,8 @@ async def test_an_answer_not_read_to_its_end_closes_the_connection(house, upstre
         closed.set()
 
     upstreams.add("e", url(await house.engine(script)))
-    with await upstreams.ask("e", QUESTION, first_byte_s=5, idle_s=5) as answer:
-        assert await answer.more() == b"ab"
+    with await upstreams.send("e", QUESTION, first_byte_s=5, idle_s=5) as answer:
+        assert await answer.read() == b"ab"
         assert not answer.drained
     async with asyncio.timeout(5):
         await closed.wait()
@@ -149,7 +149,7 @@ async def test_connect_timeout(upstreams):
             filler.connect_ex(full.getsockname())
         made = Upstreams(connect_timeout_s=0.1, keepalive_s=1)
         made.add("e", f"http://127.0.0.1:{full.getsockname()[1]}")
-        answer = await made.ask("e", QUESTION, first_byte_s=0.3, idle_s=0.3)
+        answer = await made.send("e", QUESTION, first_byte_s=0.3, idle_s=0.3)
         assert isinstance(answer, UpstreamUnanswered)
         assert answer.reason in ("connect", "late")  # some kernels accept one more
         made.close()
@@ -168,7 +168,7 @@ async def test_ipv6(house, upstreams):
 
 async def test_a_name_that_does_not_exist(upstreams):
     upstreams.add("e", "http://" + "a" * 70 + ":1")
-    answer = await upstreams.ask("e", QUESTION, first_byte_s=1, idle_s=1)
+    answer = await upstreams.send("e", QUESTION, first_byte_s=1, idle_s=1)
     assert answer.reason == "connect"
 
 

@@ -13,62 +13,62 @@ from router.request.concurrency import ConcurrencyLimiter
 
 
 def test_one_more_than_allowed_is_refused_with_retry_after():
-    lobby = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
-    with lobby.pass_(), lobby.pass_():
+    limiter = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
+    with limiter.acquire(), limiter.acquire():
         with pytest.raises(TooBusy) as refused:
-            lobby.pass_()
+            limiter.acquire()
         assert refused.value.retry_after_s == 1
-        assert lobby.inside == 2
-    assert lobby.inside == 0
-    with lobby.pass_():
-        assert lobby.inside == 1
+        assert limiter.in_flight == 2
+    assert limiter.in_flight == 0
+    with limiter.acquire():
+        assert limiter.in_flight == 1
 
 
 def test_bytes_of_all_bodies_together_are_bounded():
-    lobby = ConcurrencyLimiter(concurrent=9, body_budget_bytes=100)
-    with lobby.pass_() as first, lobby.pass_() as second:
+    limiter = ConcurrencyLimiter(concurrent=9, body_budget_bytes=100)
+    with limiter.acquire() as first, limiter.acquire() as second:
         first.hold(60)
         with pytest.raises(TooBusy):
             second.hold(41)
         second.hold(40)
-        assert lobby.held_bytes == 100
-    assert lobby.held_bytes == 0
+        assert limiter.held_bytes == 100
+    assert limiter.held_bytes == 0
 
 
 def test_a_place_is_given_back_whatever_ends_its_request():
-    lobby = ConcurrencyLimiter(concurrent=1, body_budget_bytes=100)
-    with suppress(ValueError), lobby.pass_() as place:
-        place.hold(10)
+    limiter = ConcurrencyLimiter(concurrent=1, body_budget_bytes=100)
+    with suppress(ValueError), limiter.acquire() as slot:
+        slot.hold(10)
         raise ValueError
-    assert (lobby.inside, lobby.held_bytes) == (0, 0)
+    assert (limiter.in_flight, limiter.held_bytes) == (0, 0)
 
 
 def test_a_place_is_given_back_once():
-    lobby = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
-    with lobby.pass_():
-        with lobby.pass_() as place:
-            place.hold(10)
-            place.leave()
-        assert (lobby.inside, lobby.held_bytes) == (1, 0)
+    limiter = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
+    with limiter.acquire():
+        with limiter.acquire() as slot:
+            slot.hold(10)
+            slot.release()
+        assert (limiter.in_flight, limiter.held_bytes) == (1, 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "hold", "leave"]), st.integers(0, 50)), max_size=60))
 def test_the_counts_are_always_those_of_the_places_held(steps):
-    lobby = ConcurrencyLimiter(concurrent=4, body_budget_bytes=100)
-    places = []
+    limiter = ConcurrencyLimiter(concurrent=4, body_budget_bytes=100)
+    slots = []
     for step, number in steps:
         if step == "enter":
             try:
-                places.append(lobby.pass_())
+                slots.append(limiter.acquire())
             except TooBusy:
-                assert len(places) == 4
-        elif step == "hold" and places:
-            place = places[number % len(places)]
+                assert len(slots) == 4
+        elif step == "hold" and slots:
+            slot = slots[number % len(slots)]
             try:
-                place.hold(number)
+                slot.hold(number)
             except TooBusy:
-                assert lobby.held_bytes + number > 100
-        elif places:
-            places.pop(number % len(places)).leave()
-        assert lobby.inside == len(places)
-        assert lobby.held_bytes == sum(place.held_bytes for place in places) <= 100
+                assert limiter.held_bytes + number > 100
+        elif slots:
+            slots.pop(number % len(slots)).release()
+        assert limiter.in_flight == len(slots)
+        assert limiter.held_bytes == sum(slot.held_bytes for slot in slots) <= 100

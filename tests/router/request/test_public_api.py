@@ -1,4 +1,4 @@
-"""What the public door lets in, and what it answers itself. The lines behind it only write down who came."""
+"""What the public API accepts, and what it answers itself. The routes behind it only record their calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi.testclient import TestClient
 
 from router.clock import ManualClock
 from router.config import schema
@@ -18,10 +19,10 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
-from router.request.public_api import LOAD_ROUTED, PublicApi
+from router.request.public_api import LOAD_ROUTED, PublicApi, ops_app
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.state import RouterSnapshot
-from tests.router.proxy.connections import an_exchange, said
+from tests.router.proxy.connections import an_exchange, sent
 
 KEY = "sk-one"
 CLIENTS = {hashlib.sha256(KEY.encode()).hexdigest(): "somebody"}
@@ -41,8 +42,8 @@ class Answer:
         return msgspec.json.decode(self.body)
 
 
-class House:
-    """A door, and the lines behind it: `came` is who got in, `outcome` what becomes of them there."""
+class Api:
+    """A public API with fake routes: `came` lists their calls, `outcome` is what they raise."""
 
     def __init__(self, *, clients: dict[str, str] | None = None, **edge: Any) -> None:
         self.came: list[tuple[str, ...]] = []
@@ -52,23 +53,23 @@ class House:
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
-        rooms = SimpleNamespace(
+        services = SimpleNamespace(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=ManualClock(wall=1_700_000_000.9),
             metrics=self.metrics,
-            core=SimpleNamespace(fleet=fleet),
+            scheduler=SimpleNamespace(fleet=fleet),
         )
-        self.door = PublicApi(rooms, self.ops, clients)  # type: ignore[arg-type]
+        self.api = PublicApi(services, self.ops, clients)  # type: ignore[arg-type]
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
 
-    async def route(self, call: ClientRequest, rooms: Any) -> None:
+    async def route(self, call: ClientRequest, services: Any) -> None:
         await self.line(call, "route", call.path)
 
-    async def route_stored(self, call: ClientRequest, response_id: str, rooms: Any) -> None:
+    async def route_stored(self, call: ClientRequest, response_id: str, services: Any) -> None:
         await self.line(call, "stored", response_id)
 
     async def line(self, call: ClientRequest, *came: str) -> None:
@@ -81,8 +82,8 @@ class House:
     async def ask(self, method: str, path: str, **headers: str) -> Answer:
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         exchange = an_exchange(*given, method=method, path=path)
-        await self.door.answer(exchange)
-        return Answer(said(exchange))
+        await self.api.answer(exchange)
+        return Answer(sent(exchange))
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         samples = [s for family in self.metrics.page().collect() for s in family.samples if s.name == name]
@@ -90,12 +91,12 @@ class House:
 
 
 @pytest.fixture
-def open_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def make(**options: Any) -> House:
-        house = House(**options)
-        monkeypatch.setattr(public_api, "route", house.route)
-        monkeypatch.setattr(public_api, "route_stored", house.route_stored)
-        return house
+def make_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def make(**options: Any) -> Api:
+        made = Api(**options)
+        monkeypatch.setattr(public_api, "route", made.route)
+        monkeypatch.setattr(public_api, "route_stored", made.route_stored)
+        return made
 
     return make
 
@@ -104,13 +105,13 @@ PROMPTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/mess
 
 
 @pytest.mark.parametrize("path", [*PROMPTS, *sorted(LOAD_ROUTED)])
-async def test_what_is_on_the_list_comes_in_by_post_only(open_house: Any, path: str) -> None:
-    house = open_house()
-    assert (await house.ask("POST", path)).status == 200
-    assert house.came == [("route", path)]
+async def test_what_is_on_the_list_comes_in_by_post_only(make_api: Any, path: str) -> None:
+    api = make_api()
+    assert (await api.ask("POST", path)).status == 200
+    assert api.came == [("route", path)]
     for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS"):
-        assert (await house.ask(method, path)).status == 404
-    assert len(house.came) == 1
+        assert (await api.ask(method, path)).status == 404
+    assert len(api.came) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,27 +121,27 @@ async def test_what_is_on_the_list_comes_in_by_post_only(open_house: Any, path: 
      "/admin/records", "/docs", "/openapi.json", "/health/", "/v1/completions\n", "/v1/completions/../sleep"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_what_is_not_on_the_list_is_404(open_house: Any, method: str, path: str) -> None:
-    house = open_house()
-    answer = await house.ask(method, path)
+async def test_what_is_not_on_the_list_is_404(make_api: Any, method: str, path: str) -> None:
+    api = make_api()
+    answer = await api.ask(method, path)
     assert (answer.status, answer.json["error"]["code"]) == (404, "unknown_path")
-    assert house.came == []
-    assert house.counted("warmroute_requests_total") == {("other", "other", "4xx"): 1}
+    assert api.came == []
+    assert api.counted("warmroute_requests_total") == {("other", "other", "4xx"): 1}
 
 
-async def test_what_the_operator_adds_to_the_list_comes_in(open_house: Any) -> None:
-    house = open_house(extra_endpoints=[{"path": "/v2/rerank"}, {"path": "/version", "method": "GET"}])
-    assert (await house.ask("POST", "/v2/rerank")).status == 200
-    assert (await house.ask("GET", "/version")).status == 200
-    assert (await house.ask("POST", "/version")).status == 404
-    assert house.came == [("route", "/v2/rerank"), ("route", "/version")]
+async def test_what_the_operator_adds_to_the_list_comes_in(make_api: Any) -> None:
+    api = make_api(extra_endpoints=[{"path": "/v2/rerank"}, {"path": "/version", "method": "GET"}])
+    assert (await api.ask("POST", "/v2/rerank")).status == 200
+    assert (await api.ask("GET", "/version")).status == 200
+    assert (await api.ask("POST", "/version")).status == 404
+    assert api.came == [("route", "/v2/rerank"), ("route", "/version")]
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-async def test_operations_need_no_key(open_house: Any, path: str) -> None:
-    house = open_house(clients=CLIENTS)
-    await house.ask("GET", path)
-    assert house.came == [("ops", path)]
+async def test_operations_need_no_key(make_api: Any, path: str) -> None:
+    api = make_api(clients=CLIENTS)
+    await api.ask("GET", path)
+    assert api.came == [("ops", path)]
 
 
 @pytest.mark.parametrize(
@@ -159,23 +160,23 @@ async def test_operations_need_no_key(open_house: Any, path: str) -> None:
         ("GET", "/v1/responses/" + "a" * 129, None),
     ],
 )
-async def test_stored_responses(open_house: Any, method: str, path: str, let_in: str | None) -> None:
-    house = open_house()
-    answer = await house.ask(method, path)
-    assert house.came == ([] if let_in is None else [("stored", let_in)])
+async def test_stored_responses(make_api: Any, method: str, path: str, let_in: str | None) -> None:
+    api = make_api()
+    answer = await api.ask(method, path)
+    assert api.came == ([] if let_in is None else [("stored", let_in)])
     assert answer.status == (404 if let_in is None else 200)
 
 
-async def test_models_are_the_fleets(open_house: Any) -> None:
-    house = open_house()
-    answer = await house.ask("GET", "/v1/models")
+async def test_models_are_the_fleets(make_api: Any) -> None:
+    api = make_api()
+    answer = await api.ask("GET", "/v1/models")
     assert (answer.status, answer.headers[b"content-type"]) == (200, b"application/json")
     assert answer.json["object"] == "list"
     assert [(card["id"], card["object"], card["created"]) for card in answer.json["data"]] == [
         ("m", "model", 1_700_000_000),
         ("lora", "model", 1_700_000_000),
     ]
-    assert (await house.ask("POST", "/v1/models")).status == 404
+    assert (await api.ask("POST", "/v1/models")).status == 404
 
 
 @pytest.mark.parametrize(
@@ -187,9 +188,9 @@ async def test_models_are_the_fleets(open_house: Any) -> None:
         {"authorization": "Basic abc", "x_api_key": KEY},
     ],
 )
-async def test_who_has_a_key_comes_in(open_house: Any, headers: dict[str, str]) -> None:
-    house = open_house(clients=CLIENTS)
-    assert (await house.ask("POST", "/v1/completions", **headers)).status == 200
+async def test_who_has_a_key_comes_in(make_api: Any, headers: dict[str, str]) -> None:
+    api = make_api(clients=CLIENTS)
+    assert (await api.ask("POST", "/v1/completions", **headers)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -205,36 +206,74 @@ async def test_who_has_a_key_comes_in(open_house: Any, headers: dict[str, str]) 
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nothing/here"])
-async def test_who_has_none_does_not(open_house: Any, headers: dict[str, str], path: str) -> None:
-    house = open_house(clients=CLIENTS)
-    answer = await house.ask("POST", path, **headers)
+async def test_who_has_none_does_not(make_api: Any, headers: dict[str, str], path: str) -> None:
+    api = make_api(clients=CLIENTS)
+    answer = await api.ask("POST", path, **headers)
     assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
     assert answer.headers[b"www-authenticate"] == b"Bearer"
-    assert house.came == []
+    assert api.came == []
 
 
-async def test_a_refusal_speaks_the_clients_dialect(open_house: Any) -> None:
-    house = open_house()
-    house.outcome = TooBusy("full", retry_after_s=3)
-    answer = await house.ask("POST", "/v1/messages")
+async def test_a_refusal_speaks_the_clients_dialect(make_api: Any) -> None:
+    api = make_api()
+    api.outcome = TooBusy("full", retry_after_s=3)
+    answer = await api.ask("POST", "/v1/messages")
     assert (answer.status, answer.headers[b"retry-after"]) == (429, b"3")
     assert answer.json["type"] == "error"
-    assert (await house.ask("POST", "/v1/completions")).json["error"]["message"] == "full"
-    assert house.counted("warmroute_errors_total") == {
+    assert (await api.ask("POST", "/v1/completions")).json["error"]["message"] == "full"
+    assert api.counted("warmroute_errors_total") == {
         ("/v1/messages", "too_busy"): 1,
         ("/v1/completions", "too_busy"): 1,
     }
 
 
-async def test_what_has_a_record_is_not_counted_again(open_house: Any) -> None:
-    house = open_house()
-    house.outcome, house.recorded = NoTarget("nobody"), True
-    assert (await house.ask("POST", "/v1/completions")).status == 503
-    assert house.counted("warmroute_requests_total") == {}
+async def test_what_has_a_record_is_not_counted_again(make_api: Any) -> None:
+    api = make_api()
+    api.outcome, api.recorded = NoTarget("nobody"), True
+    assert (await api.ask("POST", "/v1/completions")).status == 503
+    assert api.counted("warmroute_requests_total") == {}
 
 
-async def test_a_client_that_left_gets_no_answer_and_is_counted(open_house: Any) -> None:
-    house = open_house()
-    house.outcome = ClientDisconnected()
-    assert (await house.ask("POST", "/v1/completions")).status is None
-    assert house.counted("warmroute_errors_total") == {("/v1/completions", "client_gone"): 1}
+async def test_a_client_that_left_gets_no_answer_and_is_counted(make_api: Any) -> None:
+    api = make_api()
+    api.outcome = ClientDisconnected()
+    assert (await api.ask("POST", "/v1/completions")).status is None
+    assert api.counted("warmroute_errors_total") == {("/v1/completions", "client_gone"): 1}
+
+
+# health, readiness and the metrics page
+
+
+def client(why_not: str | None = None) -> TestClient:
+    return TestClient(
+        ops_app(lambda: why_not, Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).scrape)
+    )
+
+
+def test_health_does_not_care_about_engines() -> None:
+    answer = client("no engine is ready").get("/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_ready_when_nothing_speaks_against_it() -> None:
+    answer = client().get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
+def test_not_ready_says_why() -> None:
+    answer = client("no engine is ready").get("/ready")
+    assert (answer.status_code, answer.json()) == (503, {"status": "not ready", "reason": "no engine is ready"})
+
+
+def test_metrics_are_prometheus_text() -> None:
+    answer = client().get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text
+
+
+def test_nothing_else_is_served() -> None:
+    for path in ("/", "/docs", "/redoc", "/openapi.json", "/admin/instances"):
+        answer = client().get(path)
+        assert answer.status_code == 404, path
+        assert answer.json()["error"]["type"] == "not_found_error"

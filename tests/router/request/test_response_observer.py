@@ -1,7 +1,8 @@
-"""What is made of an answer that passes by, and of a prefill half's."""
+"""What is recorded of an answer as it passes, and of a prefill half's."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from router.proxy.disaggregated import PrefillResult
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import EngineRefusal, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.response_observer import ResponseObserver
+from router.request.services import PreparedRequest
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from tests.suites.views import a_row, a_view
@@ -41,28 +43,35 @@ class Scene:
             target=SimpleNamespace(id="a/0"),
             attempt=Attempt(DECISION, None, None, prefill=leg),
         )
-        self.told: list[Any] = []
-        core = SimpleNamespace(prefilled=lambda _, *told: self.told.append(told))
-        tokens = SimpleNamespace(observed=lambda *_: True)
+        self.prefill_ends: list[Any] = []
+        services: Any = SimpleNamespace(
+            scheduler=SimpleNamespace(settle_prefill=lambda _, *result: self.prefill_ends.append(result)),
+            tokenization=SimpleNamespace(observed=lambda *_: True),
+            clock=ManualClock(100.0),
+        )
         prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", UnknownIds("not_needed"), stream=True)
-        about = UnknownIds("not_needed")
-        self.watch = ResponseObserver(
-            self.ticket, prompt, ServedModel("m", None), about, core, tokens, ManualClock(100.0)
-        )  # type: ignore[arg-type]
+        request = PreparedRequest(prompt, ServedModel("m", None), UnknownIds("not_needed"))
+        self.observer = ResponseObserver(self.ticket, request, services)  # type: ignore[arg-type]
 
 
-def test_who_hangs_up_on_the_last_word_got_all_they_wanted() -> None:
+def hang_up(scene: Scene) -> None:
+    """The client disconnects, which cancels the attempt."""
+    with pytest.raises(asyncio.CancelledError), scene.observer:
+        raise asyncio.CancelledError
+
+
+def test_a_client_that_disconnects_after_the_last_event_was_answered() -> None:
     scene = Scene()
     for chunk in (CHUNK, LAST):
-        assert scene.watch.feed(chunk) == chunk
-    scene.watch.left()
+        assert scene.observer.feed(chunk) == chunk
+    hang_up(scene)
     assert (scene.ticket.end, scene.record.prompt_tokens, scene.record.output_tokens) == ("ok", 7, 1)
 
 
-def test_who_hangs_up_before_it_is_gone() -> None:
+def test_a_client_that_disconnects_before_the_last_event_is_gone() -> None:
     scene = Scene()
-    scene.watch.feed(CHUNK)
-    scene.watch.left()
+    scene.observer.feed(CHUNK)
+    hang_up(scene)
     assert (scene.ticket.end, scene.record.prompt_tokens) == ("client_gone", None)
 
 
@@ -80,25 +89,25 @@ def test_who_hangs_up_before_it_is_gone() -> None:
         (RelayRejected(EngineRefusal(400, [], b"")), "rejected"),
     ],
 )
-def test_every_end_has_its_word(end: Any, word: str) -> None:
+def test_how_each_relay_end_is_recorded(end: Any, word: str) -> None:
     scene = Scene()
-    scene.watch.ended(end)
+    scene.observer.on_end(end)
     assert scene.ticket.end == word
 
 
-def test_a_prefill_half_tells_what_it_cost_and_what_it_left() -> None:
+def test_a_prefill_half_reports_its_cost_and_what_it_handed_over() -> None:
     leg = PrefillRecord(DECISION, None, None)
     scene = Scene(leg)
-    scene.watch.prefilled(PrefillResult("ok", 200, PREFILLED))
-    assert scene.told == [("ok", 200, Usage(40, 16, 1))]
-    handed = scene.watch.handed
+    scene.observer.on_prefill_end(PrefillResult("ok", 200, PREFILLED))
+    assert scene.prefill_ends == [("ok", 200, Usage(40, 16, 1))]
+    handed = scene.observer.handed_over
     assert handed is not None
     assert handed == (b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}', 130.0, leg)  # now 100, lease 30
     assert scene.record.prompt_tokens is None, "the client's answer is the other one"
 
 
-def test_a_failed_prefill_half_leaves_nothing() -> None:
+def test_a_failed_prefill_half_hands_nothing_over() -> None:
     scene = Scene(PrefillRecord(DECISION, None, None))
-    scene.watch.prefilled(PrefillResult("failed", 500))
-    assert scene.told == [("failed", 500, Usage(None, None, None))]
-    assert scene.watch.handed is None
+    scene.observer.on_prefill_end(PrefillResult("failed", 500))
+    assert scene.prefill_ends == [("failed", 500, Usage(None, None, None))]
+    assert scene.observer.handed_over is None

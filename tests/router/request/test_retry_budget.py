@@ -7,33 +7,33 @@ from router.request.retry_budget import RetryBudget
 
 def test_the_burst_is_there_from_the_start_and_ends():
     budget = RetryBudget(ratio=0.2, burst=3)
-    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+    assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
 
 
 def test_requests_pay_in_their_share():
     """0.1 per request: ten requests earn one retry, nine do not."""
     budget = RetryBudget(ratio=0.1, burst=1)
-    assert budget.take()
+    assert budget.try_withdraw()
     for _ in range(9):
-        budget.request()
-    assert not budget.take()
-    budget.request()
-    assert budget.take()
+        budget.deposit()
+    assert not budget.try_withdraw()
+    budget.deposit()
+    assert budget.try_withdraw()
 
 
 def test_no_more_than_the_burst_is_saved_up():
     budget = RetryBudget(ratio=1.0, burst=2)
     for _ in range(100):
-        budget.request()
-    assert [budget.take() for _ in range(3)] == [True, True, False]
+        budget.deposit()
+    assert [budget.try_withdraw() for _ in range(3)] == [True, True, False]
 
 
 def test_without_a_ratio_only_the_burst_is_ever_given():
     budget = RetryBudget(ratio=0.0, burst=1)
-    assert budget.take()
+    assert budget.try_withdraw()
     for _ in range(1000):
-        budget.request()
-    assert not budget.take()
+        budget.deposit()
+    assert not budget.try_withdraw()
 
 
 def test_a_failing_fleet_gets_ratio_times_its_load():
@@ -41,7 +41,7 @@ def test_a_failing_fleet_gets_ratio_times_its_load():
     budget = RetryBudget(ratio=0.2, burst=10)
     retries = 0
     for _ in range(1000):
-        budget.request()
-        while budget.take():
+        budget.deposit()
+        while budget.try_withdraw():
             retries += 1
     assert 205 <= retries <= 210

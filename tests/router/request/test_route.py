@@ -8,9 +8,10 @@ from itertools import zip_longest
 from router.config.schema import PolicyConfig, WeightedPluginConfig
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
+from router.request.attempt import keep_handed_over
 from router.request.response_observer import HandedOverKv
 from router.request.retry_budget import RetryBudget
-from router.request.route import may_retry, still_there
+from router.request.route import may_retry
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from tests.suites.views import a_row, a_view
@@ -59,7 +60,7 @@ def test_only_what_did_not_start_is_tried_again_and_a_second_death_is_not() -> N
 
 def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> None:
     nothing_left = RetryBudget(ratio=0.0, burst=1)
-    nothing_left.take()
+    nothing_left.try_withdraw()
     unreached = RelayNotStarted("connect", prefill=True)
     assert may_retry(unreached, a_record("prefill", prefills=["connect"]), nothing_left)
     died = RelayNotStarted("died", prefill=True)
@@ -74,8 +75,8 @@ def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() 
 
 def test_what_was_handed_over_is_there_for_another_while_nobody_touched_it_and_the_lease_runs() -> None:
     handed = HandedOverKv(b"{}", until_s=30.0, leg=PrefillRecord(DECISION, None, None, "ok"))
-    assert still_there(handed, RelayNotStarted("connect"), 29.9) is handed
-    assert still_there(handed, RelayNotStarted("connect"), 30.0) is None
-    assert still_there(handed, RelayNotStarted("busy"), 1.0) is None, "who turns it away lets it go"
-    assert still_there(handed, RelayNotStarted("died"), 1.0) is None, "it may have fetched it, which frees it"
-    assert still_there(None, RelayNotStarted("connect"), 1.0) is None
+    assert keep_handed_over(handed, RelayNotStarted("connect"), 29.9) is handed
+    assert keep_handed_over(handed, RelayNotStarted("connect"), 30.0) is None
+    assert keep_handed_over(handed, RelayNotStarted("busy"), 1.0) is None, "who turns it away lets it go"
+    assert keep_handed_over(handed, RelayNotStarted("died"), 1.0) is None, "it may have fetched it, which frees it"
+    assert keep_handed_over(None, RelayNotStarted("connect"), 1.0) is None

@@ -1,4 +1,4 @@
-"""What one attempt hands to whom, as its record tells, and what its end teaches."""
+"""Token-id pass-through of one attempt: who gets ids, what its record says, and what its end reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.token_ids import TokenIdUpstreams
-from router.request.token_ids import asking, context_tokens, counted, offer_to
+from router.request.services import PreparedRequest
+from router.request.token_ids import context_tokens, with_token_ids
 
 KNOWN = TokenizedPrompt(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
 PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", UnknownIds("not_needed"))
@@ -22,24 +23,29 @@ SERVED = ServedModel("m", "lora")
 UPSTREAMS: Any = object()
 
 
-class Handing:
-    """A room that hands to `takers`, and remembers what it was told."""
+class FakePassthrough:
+    """Offers the ids to `takers`, and records its calls."""
 
     def __init__(self, *takers: str) -> None:
         self.takers = frozenset(takers)
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def offer(
         self, prompt: Prompt, known: TokenizedPrompt, model: str, adapter: str | None, engines: Any
     ) -> PassthroughOffer | None:
-        self.told.append((model, adapter, list(engines)))
+        self.calls.append((model, adapter, list(engines)))
         return PassthroughOffer(model, (), known, self.takers)
 
-    def observed(self, offer: PassthroughOffer, *told: Any) -> None:
-        self.told.append(told)
+    def observed(self, offer: PassthroughOffer, *observation: Any) -> None:
+        self.calls.append(observation)
 
     def refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
-        self.told.append((instance, answer))
+        self.calls.append((instance, answer))
+
+
+def attempt(passthrough: FakePassthrough, ticket: Any, served: Any = SERVED, tokens: Any = KNOWN) -> Any:
+    services: Any = SimpleNamespace(passthrough=passthrough, upstreams=UPSTREAMS)
+    return with_token_ids(PreparedRequest(PROMPT, served, tokens), ticket, services)
 
 
 def share(instance: str, longest: int | None) -> Any:
@@ -47,17 +53,18 @@ def share(instance: str, longest: int | None) -> Any:
     return SimpleNamespace(target=SimpleNamespace(instance=SimpleNamespace(id=instance, cards=cards)))
 
 
-def ticket(*, pair: bool = False) -> Any:
-    made = share("d", 100)
-    made.attempt, made.record = SimpleNamespace(token_id_passthrough=False), SimpleNamespace(prompt_tokens=7)
-    made.prefill = share("p", None) if pair else None
+def a_ticket(*, pair: bool = False) -> Any:
+    ticket = share("d", 100)
+    ticket.attempt, ticket.record = SimpleNamespace(token_id_passthrough=False), SimpleNamespace(prompt_tokens=7)
+    ticket.prefill = share("p", None) if pair else None
     if pair:
-        made.prefill.leg = SimpleNamespace(token_id_passthrough=False)
-    return made
+        ticket.prefill.leg = SimpleNamespace(token_id_passthrough=False)
+    return ticket
 
 
-def flags(of: Any) -> list[bool]:
-    return [of.attempt.token_id_passthrough] + ([of.prefill.leg.token_id_passthrough] if of.prefill is not None else [])
+def flags(ticket: Any) -> list[bool]:
+    own = [ticket.attempt.token_id_passthrough]
+    return own + ([ticket.prefill.leg.token_id_passthrough] if ticket.prefill is not None else [])
 
 
 @pytest.mark.parametrize(
@@ -70,55 +77,47 @@ def flags(of: Any) -> list[bool]:
         (True, "d", [True, False]),
     ],
 )
-def test_the_record_says_who_got_ids(pair: bool, takers: str, expected: list[bool]) -> None:
-    handing: Any = Handing(*takers)
-    made = ticket(pair=pair)
-    assert offer_to(handing, made, PROMPT, SERVED, KNOWN) is not None
-    assert flags(made) == expected
+def test_the_record_says_which_engines_got_ids(pair: bool, takers: str, expected: list[bool]) -> None:
+    passthrough, ticket = FakePassthrough(*takers), a_ticket(pair=pair)
+    with attempt(passthrough, ticket):
+        assert flags(ticket) == expected
     engines = [PassthroughTarget("d", 100)] + [PassthroughTarget("p", None)] * pair
-    assert handing.told == [("m", "lora", engines)], "each with the context that it says its base model has"
+    assert passthrough.calls[0] == ("m", "lora", engines), "each with the context length of its base model"
 
 
 @pytest.mark.parametrize(
-    ("served", "known"), [(None, KNOWN), (SERVED, UnknownIds("media")), (SERVED, KNOWN._replace(spelled=()))]
+    ("served", "tokens"), [(None, KNOWN), (SERVED, UnknownIds("media")), (SERVED, KNOWN._replace(spelled=()))]
 )
-def test_without_ids_nobody_is_even_asked(served: Any, known: Any) -> None:
-    handing: Any = Handing("d")
-    made = ticket()
-    assert offer_to(handing, made, PROMPT, served, known) is None
-    assert asking(handing, None, made, UPSTREAMS, b"{}") is UPSTREAMS
-    counted(handing, None, made)
-    assert (handing.told, flags(made)) == ([], [False])
+def test_without_ids_nothing_is_offered(served: Any, tokens: Any) -> None:
+    passthrough, ticket = FakePassthrough("d"), a_ticket()
+    with attempt(passthrough, ticket, served, tokens) as upstreams:
+        assert upstreams is UPSTREAMS
+    assert (passthrough.calls, flags(ticket)) == ([], [False])
 
 
-def test_an_offer_that_nobody_takes_changes_nothing_on_the_wire() -> None:
-    handing: Any = Handing()
-    made = ticket()
-    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
-    assert asking(handing, offer, made, UPSTREAMS, b"{}") is UPSTREAMS
+def test_an_offer_that_no_engine_takes_changes_nothing_on_the_wire() -> None:
+    with attempt(FakePassthrough(), a_ticket()) as upstreams:
+        assert upstreams is UPSTREAMS
 
 
-def test_a_refusal_is_written_down_and_told() -> None:
-    handing: Any = Handing("d", "p")
-    made = ticket(pair=True)
-    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
-    asks = asking(handing, offer, made, UPSTREAMS, b"{}")
-    assert isinstance(asks, TokenIdUpstreams)
-    asks._refused("p", b"why")
-    assert flags(made) == [True, False]
-    asks._refused("d", None)
-    assert flags(made) == [False, False]
-    assert handing.told[1:] == [("p", b"why"), ("d", None)]
+def test_a_refusal_is_recorded_and_reported() -> None:
+    passthrough, ticket = FakePassthrough("d", "p"), a_ticket(pair=True)
+    with attempt(passthrough, ticket) as upstreams:
+        assert isinstance(upstreams, TokenIdUpstreams)
+        upstreams._on_refusal("p", b"why")
+        assert flags(ticket) == [True, False]
+        upstreams._on_refusal("d", None)
+        assert flags(ticket) == [False, False]
+    assert passthrough.calls[1:] == [("p", b"why"), ("d", None), ("d", False, 7)]
 
 
-def test_the_end_s_count_is_held_against_ours() -> None:
-    handing: Any = Handing("d")
-    made = ticket()
-    offer = offer_to(handing, made, PROMPT, SERVED, KNOWN)
-    counted(handing, offer, made)
-    assert handing.told[1:] == [("d", True, 7)]
+def test_the_token_count_of_the_answer_is_compared_at_the_end() -> None:
+    passthrough = FakePassthrough("d")
+    with attempt(passthrough, a_ticket()):
+        assert len(passthrough.calls) == 1
+    assert passthrough.calls[1:] == [("d", True, 7)]
 
 
-def test_the_context_is_that_of_the_base_model() -> None:
+def test_the_context_length_is_that_of_the_base_model() -> None:
     cards = [ModelCard("other", "/o", None, 5), ModelCard("m", "/m", None, 9)]
     assert [context_tokens(cards, name) for name in ("m", "other", "lora")] == [9, 5, None]

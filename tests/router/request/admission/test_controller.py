@@ -207,7 +207,7 @@ def test_two_requests_of_one_session_are_one_session() -> None:
 
 
 def test_whoever_waited_too_long_is_told_where_it_stood() -> None:
-    """Two are let in at 10 and 20 s, so a place takes 10 s; at 100 s the pause since 20 s counts, too: 45 s a place."""
+    """Two are let in at 10 and 20 s, so a slot takes 10 s; at 100 s the pause since 20 s counts, too: 45 s a slot."""
     controller = a_controller(300)
     turns = [passes(controller, "z", 300), *[waits(controller, session, 300).admission for session in "abcd"]]
     for number, now in enumerate([10.0, 20.0]):
@@ -370,8 +370,8 @@ def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_bac
         for line in ("parked", "again", "new"):
             times = [turn.since_s for turn in stand if turn.queue == line]
             assert times == sorted(times)
-        places = [hold.position for hold in controller.state(now).waiting]
-        assert places == list(range(1, len(places) + 1))
+        slots = [hold.position for hold in controller.state(now).waiting]
+        assert slots == list(range(1, len(slots) + 1))
 
     for what, about, tokens, local in steps:
         if what == "asks":

@@ -42,8 +42,8 @@ def record(*attempts: Attempt, **changes: object) -> Record:
 def ended(*records: Record) -> Metrics:
     into = metrics()
     for one in records:
-        into.started()
-        into.finished(one)
+        into.on_request_start()
+        into.on_request_end(one)
     return into
 
 
@@ -51,7 +51,7 @@ def samples(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
     """Label values in the order of their names -> value."""
     return {
         tuple(value for _, value in sorted(s.labels.items())): s.value
-        for family in text_string_to_metric_families(of.page().written().decode())
+        for family in text_string_to_metric_families(of.page().render().decode())
         for s in family.samples
         if s.name == name
     }
@@ -59,10 +59,10 @@ def samples(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 def test_in_flight_from_start_to_end() -> None:
     of = metrics()
-    of.started()
-    of.started()
+    of.on_request_start()
+    of.on_request_start()
     assert samples(of, "warmroute_in_flight_requests") == {(): 2}
-    of.finished(record(attempt("ok")))
+    of.on_request_end(record(attempt("ok")))
     assert samples(of, "warmroute_in_flight_requests") == {(): 1}
 
 
@@ -153,10 +153,10 @@ def test_reasons_of_errors() -> None:
 
 def test_refused_and_gone_before_a_record() -> None:
     of = metrics()
-    of.refused(CHAT, errors.BadRequest("x"))
-    of.refused("other", errors.TooBusy("x"))
-    of.refused("other", errors.RequestRefused("x"))
-    of.gone(CHAT)
+    of.on_refusal(CHAT, errors.BadRequest("x"))
+    of.on_refusal("other", errors.TooBusy("x"))
+    of.on_refusal("other", errors.RequestRefused("x"))
+    of.on_disconnect(CHAT)
     assert samples(of, "warmroute_errors_total") == {
         (CHAT, "bad_request"): 1,
         ("other", "too_busy"): 1,
@@ -177,7 +177,7 @@ def test_every_refusal_has_a_reason_of_its_own() -> None:
     kinds = errors.RequestRefused.__subclasses__()
     for kind in kinds:
         if kind.__module__ == "router.errors":
-            of.refused(CHAT, kind("x"))
+            of.on_refusal(CHAT, kind("x"))
     found = samples(of, "warmroute_errors_total")
     assert (CHAT, "other") not in found
     assert set(found.values()) == {1.0}
@@ -187,8 +187,8 @@ def test_labels_are_closed() -> None:
     of = ended(
         *(record(model=f"known-{n}", endpoint=f"/x/{n}", tokens_from=f"why {n}") for n in range(MODELS_KEPT + 9))
     )
-    of.started()
-    of.finished(record(model="client's own words"))
+    of.on_request_start()
+    of.on_request_end(record(model="client's own words"))
     requests = samples(of, "warmroute_requests_total")
     assert len({model for _, model, _ in requests}) == MODELS_KEPT + 1
     assert len({endpoint for endpoint, _, _ in requests}) == ENDPOINTS_KEPT + 1
@@ -199,9 +199,9 @@ def test_labels_are_closed() -> None:
 def test_a_page_stands_still_while_counting_goes_on() -> None:
     of = ended(record(attempt("ok")))
     page = of.page()
-    of.started()
-    of.finished(record(attempt("ok")))
-    assert f'warmroute_requests_total{{endpoint="{CHAT}",model="known",status="2xx"}} 1.0' in page.written().decode()
+    of.on_request_start()
+    of.on_request_end(record(attempt("ok")))
+    assert f'warmroute_requests_total{{endpoint="{CHAT}",model="known",status="2xx"}} 1.0' in page.render().decode()
 
 
 def test_a_page_does_not_follow_other_rooms_tables() -> None:
@@ -209,8 +209,8 @@ def test_a_page_does_not_follow_other_rooms_tables() -> None:
     of = Metrics(lambda: RouterSnapshot((), (), faults, {}), lambda model: True)
     page = of.page()
     faults["default", "b"] = 1
-    assert b'plugin="a"' in page.written()
-    assert b'plugin="b"' not in page.written()
+    assert b'plugin="a"' in page.render()
+    assert b'plugin="b"' not in page.render()
 
 
 def test_names_are_unique_and_ours() -> None:
