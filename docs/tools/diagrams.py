@@ -61,7 +61,7 @@ def svg(drawing: Drawing) -> str:
     width, height = drawing.width * UNIT, drawing.height * UNIT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'font-family="Helvetica, Arial, sans-serif" font-size="12">',
+        f'font-family="Helvetica, Arial, sans-serif" font-size="13">',
         f"<title>{escape(drawing.title)}</title>",
         '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="3.5" orient="auto">'
         f'<path d="M0,0 L7,3.5 L0,7 z" fill="{SOFT}"/></marker></defs>',
@@ -88,7 +88,7 @@ def _box(box: Box) -> Iterator[str]:
     )
     for i, line in enumerate(box.lines, start=1):
         yield (
-            f'<text x="{middle:g}" y="{top + 15 * i:g}" text-anchor="middle" font-size="10.5" fill="{SOFT}">'
+            f'<text x="{middle:g}" y="{top + 15 * i:g}" text-anchor="middle" font-size="11.5" fill="{SOFT}">'
             f"{escape(line)}</text>"
         )
 
@@ -109,15 +109,14 @@ def _arrow(boxes: dict[str, Box], arrow: Arrow) -> Iterator[str]:
         path, bend_y = f"M{x1:g},{y1:g} H{x2:g} V{y2:g}", y1
     else:
         path, bend_x = f"M{x1:g},{y1:g} V{y2:g} H{x2:g}", x1
-    sides = {arrow.leaves, arrow.enters}
     dash = ' stroke-dasharray="5 4"' if arrow.dashed else ""
     yield f'<path d="{path}" fill="none" stroke="{SOFT}" stroke-width="1.4"{dash} marker-end="url(#head)"/>'
     if arrow.label:
-        upright = sides == {"top", "bottom"}
+        upright = arrow.leaves in ("top", "bottom") and arrow.enters != arrow.leaves
         anchor, dx, dy = ("start", 6, 4) if upright else ("middle", 0, -5)
         for i, line in enumerate(arrow.label.split("\n")):
             yield (
-                f'<text x="{bend_x + dx:g}" y="{bend_y + dy + 13 * i:g}" text-anchor="{anchor}" font-size="10.5" '
+                f'<text x="{bend_x + dx:g}" y="{bend_y + dy + 13 * i:g}" text-anchor="{anchor}" font-size="11.5" '
                 f'fill="{INK}">{escape(line)}</text>'
             )
 

@@ -71,7 +71,6 @@ def check_yaml(text: str, kind: str = "") -> None:
     """Read an example as the router would. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(ROOT / "configs/policies", folder / "policies")
         shutil.copytree(ROOT / "configs/profiles", folder / "profiles")
         known = dict(os.environ)
         os.environ.update(dict.fromkeys(ENVIRONMENT.findall(text), "for the check"))
@@ -113,7 +112,7 @@ def _read(folder: Path, text: str, kind: str) -> None:
 
 
 def _read_whole(file: Path, data: dict[str, Any]) -> None:
-    """A part of a main file is completed by what every main file must have: engines, and the policies it names."""
+    """A part of a main file is completed by what every main file must have: engines."""
     if not isinstance(data, dict):
         raise ConfigError("no mapping: a comment above the block may say what it is, `<!-- kind: ... -->`")
     sections = Config.model_fields.keys()
@@ -122,13 +121,9 @@ def _read_whole(file: Path, data: dict[str, Any]) -> None:
         if isinstance(checked, PolicyConfig):
             build_policy("example", checked)
         return
-    added: dict[str, Any] = {}
     if data.keys().isdisjoint({"fleet", "stack"}):
-        added["fleet"] = {"embedded": {}}
-    if data.keys().isdisjoint({"policies", "policies_dir"}):
-        added["policies_dir"] = "policies"
-    with file.open("a", encoding="utf-8") as rest:
-        rest.write(yaml.safe_dump(added) if added else "")
+        with file.open("a", encoding="utf-8") as rest:
+            rest.write("\nfleet: {embedded: {}}\n")
     build_policies(load_policies(read_config(file)))
 
 

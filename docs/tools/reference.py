@@ -190,10 +190,13 @@ def _admin() -> Iterator[str]:
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
     yield "section is made.\n"
     nobody: Any = _NoOperations()
-    for path, methods in admin_app(nobody, nobody, nobody, []).openapi()["paths"].items():
+    described = admin_app(nobody, nobody, nobody, []).openapi()
+    for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
             yield f"### `{method.upper()} {path}`\n"
             yield f"{_description(endpoint)}\n"
+            if "requestBody" in endpoint:
+                yield f"Body: {_body(endpoint['requestBody'], described['components']['schemas'])}.\n"
             if endpoint.get("parameters"):
                 rows = [_parameter(parameter) for parameter in endpoint["parameters"]]
                 yield from table(("parameter", "in", "kind", "default", "meaning"), rows)
@@ -203,6 +206,18 @@ def _admin() -> Iterator[str]:
 
 def _description(endpoint: dict[str, Any]) -> str:
     return "\n\n".join(_prose(part) for part in endpoint.get("description", endpoint["summary"]).split("\n\n"))
+
+
+def _body(body: dict[str, Any], schemas: dict[str, Any]) -> str:
+    kinds = " or ".join(f"`{kind}`" for kind in body["content"])
+    (schema, *_) = (content["schema"] for content in body["content"].values())
+    named = schemas.get(schema.get("$ref", "").rpartition("/")[2], {})
+    fields = [
+        f"`{name}` ({field['type']}{', required' if name in named.get('required', ()) else ''})"
+        for name, field in named.get("properties", {}).items()
+    ]
+    described = [text for text in (body.get("description"), ", ".join(fields)) if text]
+    return "; ".join([kinds, *described])
 
 
 def _parameter(parameter: dict[str, Any]) -> tuple[str, str, str, str, str]:
