@@ -141,7 +141,7 @@ def layers(
     """Measure one prompt computed, from the engine's own cache and from the pool: what each cache tier saves."""
     from router.cli.bench.command import bench_layers
     from router.config.reader import read_config
-    from router.testbed.bench.stack_environment import environment_factory
+    from router.testbed.bench.environment import environment_factory
 
     engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_layers(engines, out, tokens, repetitions, seed, chart)))
@@ -162,7 +162,7 @@ def agents(
     """Measure agents in a closed loop: round robin without and with a pool, and cache-aware routing with it."""
     from router.cli.bench.command import bench_agents
     from router.config.reader import read_config
-    from router.testbed.bench.stack_environment import environment_factory
+    from router.testbed.bench.environment import environment_factory
     from router.testbed.workloads import CODEX
 
     shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}

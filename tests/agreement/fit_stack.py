@@ -27,9 +27,9 @@ import numpy as np
 from router.clock import SystemClock
 from router.config.reader import read_config
 from router.testbed.bench.engine_counters import MasterCounts, fetch_counters
-from router.testbed.bench.environment import Environment
-from router.testbed.bench.stack_environment import environment_factory
+from router.testbed.bench.environment import Environment, environment_factory
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
+from router.testbed.loadgen.conversations import VOCABULARY
 from router.testbed.sweep.profiles import load
 from router.testbed.workloads import Span, make_token_ids
 
@@ -120,7 +120,7 @@ class Bench:
 
     def new(self, tokens: int) -> list[int]:
         self._source += 1
-        return make_token_ids(Span(self._source, tokens), 7, self._site.vocabulary)
+        return make_token_ids(Span(self._source, tokens), 7, VOCABULARY)
 
     async def ask(self, client: LoadClient, prompt: Sequence[int], tokens: int = 1) -> ClientAnswer:
         answer = await client.complete(prompt, tokens)

@@ -31,7 +31,7 @@ from router.clock import SystemClock
 from router.config.reader import load_policies, read_config
 from router.config.schema import Config, PolicyConfig
 from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
-from router.testbed.bench.stack_environment import environment_factory
+from router.testbed.bench.environment import environment_factory
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario

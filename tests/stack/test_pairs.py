@@ -19,7 +19,7 @@ import pytest
 
 from router.testbed.local_stack.install import Models
 from router.testbed.local_stack.kv_transfer_config import decode, prefill
-from router.testbed.local_stack.ports import free_port
+from router.testbed.local_stack.preflight import free_ports
 from router.testbed.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
 from tests.stack.bodies import CHAT, COMPLETIONS, Json
@@ -75,7 +75,7 @@ def pair(
 ) -> Iterator[Pair]:
     logs, store = tmp_path_factory.mktemp("pair"), request.param == OVER_STORE
     with ExitStack() as opened:
-        extras = [prefill(free_port(), store), decode(store)]
+        extras = [prefill(free_ports(1)[0], store), decode(store)]
         stack = opened.enter_context(RunningStack(small_stack(models, logs, **(STORE if store else {})), extras))
         engines = [opened.enter_context(Engine(stack, server.name)) for server in stack.engines]
         for engine in engines:

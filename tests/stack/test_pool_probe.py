@@ -24,7 +24,7 @@ from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
 from router.testbed.local_stack.install import stack_venv
-from router.testbed.local_stack.ports import free_port
+from router.testbed.local_stack.preflight import free_ports
 
 pytestmark = pytest.mark.stack
 
@@ -41,7 +41,7 @@ class RealMaster:
 
     def __init__(self, log: Path) -> None:
         self._binary = stack_venv() / "bin" / "mooncake_master"
-        self.rpc, self.admin = free_port(), free_port()
+        self.rpc, self.admin = free_ports(2)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 

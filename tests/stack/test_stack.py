@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.ports import free_port
+from router.testbed.local_stack.preflight import free_ports
 from tests.paths import ROOT
 from tests.stack.children import Child, until
 
@@ -35,9 +35,9 @@ def configured(tmp_path: Path, models: Models) -> Configured:
 
     def make(**stack: Any) -> Path:
         settings = yaml.safe_load((ROOT / "configs" / "stack-cpu.yaml").read_text())
-        settings["listen"]["port"], settings["admin"]["port"] = free_port(), free_port()
+        settings["listen"]["port"], settings["admin"]["port"] = free_ports(2)
         settings["policies_dir"] = str(ROOT / "configs" / "policies")
-        ports = {name: free_port() for name in ("master_port", "master_http_port", "client_port")}
+        ports = dict(zip(("master_port", "master_http_port", "client_port"), free_ports(3), strict=True))
         small = {"model": str(models.tiny), "kv_cache_bytes": 64 << 20, "pool_bytes": 256 << 20}
         settings["stack"] |= {**ports, **small, "first_port": 0, "logs_dir": str(tmp_path / "logs"), **stack}
         file = tmp_path / "stack.yaml"

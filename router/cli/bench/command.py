@@ -12,9 +12,9 @@ from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
-from router.testbed.bench.agents import AgentsReport, BenchArm, EnvironmentFactory, compare_arms, default_arms
+from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
 from router.testbed.bench.cache_tiers import KINDS, TierReport, measure_tiers
-from router.testbed.bench.environment import BenchFailed, read_engine_facts
+from router.testbed.bench.environment import BenchFailed, EnvironmentFactory, read_engine_facts
 from router.testbed.workloads import Workload
 
 

@@ -125,7 +125,7 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
     import uvloop
 
     from router.config.reader import read_config
-    from router.testbed.local_stack import ports
+    from router.testbed.local_stack.preflight import check_ports
     from router.testbed.local_stack.progress import show_progress
     from router.testbed.local_stack.supervisor import RunningStack
 
@@ -133,7 +133,7 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
     spec = _require(settings.stack, "stack", config, "stack")
     log_to_stderr(settings.log.level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the start as Ctrl-C does, until the router runs
-    ports.check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
+    check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
     with ExitStack() as opened:
         with show_progress(err) as (line, waiting):
             running = opened.enter_context(RunningStack(spec, report=line, report_wait=waiting))
@@ -205,7 +205,7 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
 async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
     """Serve until the router is stopped. Raises StackFailed when one of the stack's processes ends by itself."""
     from router.app import serve as serve_router
-    from router.testbed.local_stack.router_config import build_router_config
+    from router.testbed.local_stack.supervisor import build_router_config
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,14 +1,14 @@
-"""`warmroute bench layers`: what each layer of cache is worth, by one prompt in four situations on two engines.
+"""`warmroute bench layers`: the value of each layer of cache, by one prompt in four situations on two engines.
 
     cold     engine A, never seen before               everything is computed
     local    engine A again                            A's own cache
-    pool     engine B, which never saw it              the shared pool, or nothing where there is none
-    control  engine B, the same prompt under a salt    a salt is part of every block's name, so no cache knows it:
+    pool     engine B, which never saw it              the shared pool, or nothing when there is none
+    control  engine B, the same prompt under a salt    a salt is part of every block's name, so no cache has it:
                                                        B computes all of it, and is no faster than A
 
-The same prompt in all four, so the greedy answers must be the same: KV from a cache is the KV that would have been
-computed. Where each prompt's KV came from is not inferred from its time but read from the engine's counters. Requests
-go straight to the engines, one at a time, and each waits until the pool shows what the one before it saved.
+The prompt is the same in all four, so the greedy answers must be the same: KV from a cache is the KV that would have
+been computed. The source of each prompt's KV is not inferred from its time but read from the engine's counters.
+Requests go straight to the engines, one at a time, and each waits until the pool shows what the one before it saved.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from typing import Literal, NamedTuple, get_args
 import httpx
 
 from router.clock import Clock
-from router.testbed.bench.engine_counters import EngineCounts, MasterCounts, fetch_counters, poll_until, subtract_counts
+from router.testbed.bench.engine_counters import (
+    EngineCounts,
+    MasterCounts,
+    fetch_counters,
+    poll_until,
+    subtract_counts,
+)
 from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
+from router.testbed.loadgen.conversations import VOCABULARY
 from router.testbed.workloads import Span, make_token_ids
 
 Kind = Literal["cold", "local", "pool", "control"]
@@ -37,8 +44,8 @@ ENGINE_LABELS: dict[Kind, str] = {
     "control": "B, same prompt salted",
 }
 ANSWER_TOKENS = 8
-COUNTED_S = 5.0
-SAVED_S = 10.0
+COUNTER_TIMEOUT_S = 5.0
+SAVE_TIMEOUT_S = 10.0
 
 
 class TierMeasurement(NamedTuple):
@@ -52,7 +59,7 @@ class TierMeasurement(NamedTuple):
 
     @property
     def source(self) -> Source:
-        """Where most of the prompt's KV came from."""
+        """Source of most of the prompt's KV."""
         local = self.engine.local_tokens or 0.0
         pool = 0.0 if self.engine.failed_keys else self.engine.pool_tokens or 0.0
         if max(local, pool) * 2 <= self.answer.prompt_tokens:
@@ -62,7 +69,7 @@ class TierMeasurement(NamedTuple):
 
 @dataclass
 class TierReport:
-    """What was seen so far."""
+    """All measurements so far."""
 
     tokens: int
     seed: int
@@ -73,54 +80,60 @@ class TierReport:
     interrupted: bool = False
 
     def of_kind(self, kind: Kind) -> list[TierMeasurement]:
+        """Measurements of one situation."""
         return [one for one in self.measurements if one.kind == kind]
 
     def count_expected(self, kind: Kind) -> int:
+        """Number of measurements of one situation whose KV came from where it should."""
         return sum(one.source == EXPECTED[kind] for one in self.of_kind(kind))
 
     def count_identical(self) -> tuple[int, int]:
-        """Repetitions in which all four answers are the same tokens, of those that have all four."""
+        """Number of repetitions whose four answers are the same tokens, and of those that have all four."""
         by_repetition: dict[int, list[tuple[int, ...]]] = {}
         for one in self.measurements:
             by_repetition.setdefault(one.repetition, []).append(one.answer.token_ids)
-        whole = [answers for answers in by_repetition.values() if len(answers) == len(KINDS)]
-        return sum(len(set(answers)) == 1 for answers in whole), len(whole)
+        complete = [answers for answers in by_repetition.values() if len(answers) == len(KINDS)]
+        return sum(len(set(answers)) == 1 for answers in complete), len(complete)
 
 
 async def measure_tiers(
-    site: Environment, seen: TierReport, repetitions: int, clock: Clock, step: Callable[[str], None] = lambda kind: None
+    environment: Environment,
+    report: TierReport,
+    repetitions: int,
+    clock: Clock,
+    step: Callable[[str], None] = lambda kind: None,
 ) -> None:
-    """Fills `seen`; what is in it stays when this is cancelled. `step` is told each request as it begins.
+    """Measure and fill `report`, whose contents stay when this is cancelled; `step` is called before each request.
 
-    Raises BenchFailed when an engine does not answer, NoCounters when one has no metrics page.
+    Raises BenchFailed when an engine does not answer, CountersUnavailable when one has no metrics page.
     """
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=10.0, trust_env=False))
-        blocks = seen.tokens // seen.block_tokens
-        clients = [await stack.enter_async_context(LoadClient(url, site.model, clock)) for url in site.engines[:2]]
-        a, b = [
-            _Bench(url, client, site.master, blocks, http, clock)
-            for url, client in zip(site.engines, clients, strict=False)
-        ]
-        for number, bench in enumerate((a, b)):  # an engine's first request pays for what is set up once
+        blocks = report.tokens // report.block_tokens
+        engines = []
+        for url in environment.engines[:2]:
+            client = await stack.enter_async_context(LoadClient(url, environment.model, clock))
+            engines.append(_MeasuredEngine(url, client, environment.master, blocks, http, clock))
+        a, b = engines
+        for number, engine in enumerate(engines):  # an engine's first request pays for its one-time setup
             step("warm-up")
-            await bench.ask(_prompt(site, seen, repetitions + number), None)
+            await engine.send(_make_prompt(report, repetitions + number), None)
         for repetition in range(repetitions):
-            prompt = _prompt(site, seen, repetition)
+            prompt = _make_prompt(report, repetition)
             for kind in KINDS:
                 step(kind)
-                bench = a if kind in ("cold", "local") else b
-                salt = f"control-{seen.seed}-{repetition}" if kind == "control" else None
-                seen.measurements.append(TierMeasurement(kind, repetition, *await bench.ask(prompt, salt)))
-                seen.unsaved = a.unsaved + b.unsaved
+                engine = a if kind in ("cold", "local") else b
+                salt = f"control-{report.seed}-{repetition}" if kind == "control" else None
+                report.measurements.append(TierMeasurement(kind, repetition, *await engine.send(prompt, salt)))
+                report.unsaved = a.unsaved + b.unsaved
 
 
-def _prompt(site: Environment, seen: TierReport, number: int) -> list[int]:
-    return make_token_ids(Span(number, seen.tokens), seen.seed, site.vocabulary)
+def _make_prompt(report: TierReport, number: int) -> list[int]:
+    return make_token_ids(Span(number, report.tokens), report.seed, VOCABULARY)
 
 
-class _Bench:
-    """One engine under measurement: it serves nobody else meanwhile."""
+class _MeasuredEngine:
+    """One engine under measurement, which serves no other requests meanwhile."""
 
     def __init__(
         self, url: str, client: LoadClient, master: str | None, blocks: int, http: httpx.AsyncClient, clock: Clock
@@ -129,29 +142,35 @@ class _Bench:
         self._blocks = blocks  # whole ones in a prompt
         self.unsaved = 0  # answers whose blocks did not show in the pool in time
 
-    async def ask(
+    async def send(
         self, prompt: Sequence[int], salt: str | None
     ) -> tuple[ClientAnswer, EngineCounts, MasterCounts | None]:
-        engine, master = await self._engine(), await self._pool()
+        """Return the answer, with what the engine and the master counted meanwhile."""
+        engine, master = await self._count_engine(), await self._count_pool()
         answer = await self._client.complete(prompt, ANSWER_TOKENS, salt)
         if not isinstance(answer, ClientAnswer):
             raise BenchFailed(f"{self._url}: {answer.status or 'no answer'}: {answer.reason}")
-        target = (engine.prompt_tokens or 0.0) + len(prompt)
-        counted = await poll_until(
-            self._clock, COUNTED_S, self._engine, lambda now: (now.prompt_tokens or 0.0) >= target
+        expected = (engine.prompt_tokens or 0.0) + len(prompt)
+        after = await poll_until(
+            self._clock,
+            COUNTER_TIMEOUT_S,
+            self._count_engine,
+            lambda counts: (counts.prompt_tokens or 0.0) >= expected,
         )
-        mine = subtract_counts(counted, engine)
+        mine = subtract_counts(after, engine)
         if master is None:
             return answer, mine, None
         new = self._blocks if 2 * (mine.computed_tokens or 0.0) > len(prompt) else 0
-        saved = await poll_until(self._clock, SAVED_S, self._pool, lambda now: _stored(now) - _stored(master) >= new)
+        saved = await poll_until(
+            self._clock, SAVE_TIMEOUT_S, self._count_pool, lambda counts: _stored(counts) - _stored(master) >= new
+        )
         self.unsaved += _stored(saved) - _stored(master) < new
         return answer, mine, saved and subtract_counts(saved, master)
 
-    async def _engine(self) -> EngineCounts:
+    async def _count_engine(self) -> EngineCounts:
         return EngineCounts.read(await fetch_counters(self._http, self._url))
 
-    async def _pool(self) -> MasterCounts | None:
+    async def _count_pool(self) -> MasterCounts | None:
         return None if self._master is None else MasterCounts.read(await fetch_counters(self._http, self._master))
 
 

@@ -1,8 +1,8 @@
-"""What engines and the pool's master count themselves: the proof of where a hit came from, read before and after.
+"""Counters of engines and of the pool's master, read before and after: the proof of where a hit came from.
 
-A router or a client can only report what it was told; vLLM counts each prompt token by where its KV came from, and
-Mooncake counts keys saved, loaded and evicted. The pages say nothing about one request, so a difference belongs to a
-request only while it is alone, and only once the counters have moved.
+A router or a client can only repeat what was reported to it; vLLM counts each prompt token by the source of its KV, and
+Mooncake counts keys saved, loaded and evicted. The pages do not name requests, so a difference belongs to a request
+only while that is the only one, and only once the counters have moved.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.clock import Clock
 from router.errors import WarmrouteError
 
-LOOK_EVERY_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
 class CountersUnavailable(WarmrouteError):
-    """A server's page could not be had, or is no metrics page."""
+    """A server's metrics page could not be fetched or parsed."""
 
 
 class CounterPage:
     """The samples of one metrics page."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError where it is none."""
+        """Parse a page. Raises ValueError when it is not a metrics page."""
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum over all samples of this name that carry these labels; None: there is none.
+        """Return the sum of the samples of this name with these labels, `None` when there is none.
 
-        The parser gives a counter that was written without `_total`, as some of Mooncake's are, that ending.
+        The parser appends `_total` to a counter that was written without it, as some of Mooncake's are.
         """
         names = (name, f"{name}_total")
-        found = [s.value for s in self._samples if s.name in names and labels.items() <= s.labels.items()]
-        return sum(found) if found else None
+        values = [s.value for s in self._samples if s.name in names and labels.items() <= s.labels.items()]
+        return sum(values) if values else None
 
     def label(self, name: str, label: str) -> str | None:
+        """Value of a label of the first sample of this name that has it, else `None`."""
         return next((s.labels[label] for s in self._samples if s.name == name and label in s.labels), None)
 
 
 class EngineCounts(NamedTuple):
-    """Of one vLLM engine, all its ranks: totals since its start, or differences. None: its page has no such counter."""
+    """Counters of one vLLM engine over all ranks, or their differences; `None`: its page does not have the counter."""
 
     prompt_tokens: float | None
     local_tokens: float | None  # found in the engine's own cache
-    pool_tokens: float | None  # brought by its KV connector
+    pool_tokens: float | None  # loaded by its KV connector
     loaded_keys: float | None
     loaded_bytes: float | None
     load_s: float | None
-    failed_keys: float | None  # not loaded after all: computed, though counted as the pool's (vLLM counts the promise)
+    failed_keys: float | None  # not loaded after all: computed, but counted as the pool's (vLLM counts at the lookup)
     saved_keys: float | None
     saved_bytes: float | None
 
@@ -76,14 +77,14 @@ class EngineCounts(NamedTuple):
 
     @property
     def computed_tokens(self) -> float | None:
-        """What neither cache gave."""
+        """Prompt tokens that no cache had."""
         if self.prompt_tokens is None or self.local_tokens is None:
             return None
         return self.prompt_tokens - self.local_tokens - (self.pool_tokens or 0)
 
 
 class MasterCounts(NamedTuple):
-    """Of a Mooncake master: `keys` and `bytes` it holds now (or by how much they changed), the others are counters."""
+    """Counts of a Mooncake master: `keys` and `bytes` it holds now (or their change); the others are counters."""
 
     keys: float | None
     bytes: float | None
@@ -105,17 +106,17 @@ class MasterCounts(NamedTuple):
 
 
 Counts = TypeVar("Counts", EngineCounts, MasterCounts)
-Seen = TypeVar("Seen")
+Value = TypeVar("Value")
 
 
 def subtract_counts(after: Counts, before: Counts) -> Counts:
-    """Field by field. A counter that a server shows only once it has counted something began at 0."""
+    """Subtract field by field. A counter that appears only once it has counted something began at 0."""
     pairs = zip(after, before, strict=True)
     return type(after)(*(None if now is None else now - (then or 0.0) for now, then in pairs))
 
 
 def add_counts(counts: Iterable[EngineCounts]) -> EngineCounts:
-    """Of several engines; None only where no engine has such a counter."""
+    """Add the counters of several engines; `None` only where no engine has the counter."""
     return EngineCounts(
         *(
             sum(known) if (known := [value for value in column if value is not None]) else None
@@ -125,20 +126,20 @@ def add_counts(counts: Iterable[EngineCounts]) -> EngineCounts:
 
 
 async def fetch_counters(http: httpx.AsyncClient, url: str) -> CounterPage:
-    """The page at `url`/metrics. Raises NoCounters."""
+    """Fetch the page at `url`/metrics. Raises CountersUnavailable when that fails."""
     try:
         answer = await http.get(f"{url}/metrics")
         answer.raise_for_status()
         return CounterPage(answer.text)
-    except (httpx.HTTPError, ValueError) as trouble:
-        raise CountersUnavailable(f"{url}/metrics: {trouble or type(trouble).__name__}") from trouble
+    except (httpx.HTTPError, ValueError) as error:
+        raise CountersUnavailable(f"{url}/metrics: {error or type(error).__name__}") from error
 
 
 async def poll_until(
-    clock: Clock, deadline_s: float, look: Callable[[], Awaitable[Seen]], good: Callable[[Seen], bool]
-) -> Seen:
-    """Looks until what is seen is good or the time is up; the last seen, which the caller judges."""
-    end_s = clock.now() + deadline_s
-    while not good(seen := await look()) and clock.now() < end_s:  # noqa: ASYNC110  another process changes it
-        await asyncio.sleep(LOOK_EVERY_S)
-    return seen
+    clock: Clock, timeout_s: float, read: Callable[[], Awaitable[Value]], accept: Callable[[Value], bool]
+) -> Value:
+    """Read until the value is accepted or the time is up; return the last value, which the caller checks."""
+    end_s = clock.now() + timeout_s
+    while not accept(value := await read()) and clock.now() < end_s:  # noqa: ASYNC110  another process changes it
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return value

@@ -1,11 +1,16 @@
-"""What a benchmark runs on: engines, the pool under them, and how a router in front of them would be configured.
+"""The environment of a benchmark: engines, the pool under them, and the configuration of a router in front of them.
 
-A site comes from a stack that runs already, or from one that the command starts for the time; this room cannot tell
-and need not. What it can do is look whether a stack answers where a configuration says it would, and empty its caches.
+It is a local stack that runs already, or one that is started for the benchmark; the benchmarks do not know which. They
+can ask an environment for the facts about its engines, and empty its caches.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -13,24 +18,24 @@ import httpx
 from router.clock import Clock
 from router.config.schema import Config, InstanceConfig
 from router.config.sections.local_stack import LocalStackConfig
-from router.errors import WarmrouteError
+from router.errors import ConfigError, WarmrouteError
 from router.testbed.bench.engine_counters import CountersUnavailable, MasterCounts, fetch_counters, poll_until
-from router.testbed.loadgen.conversations import VOCABULARY
+from router.testbed.local_stack.supervisor import ReportLine, RunningStack, StackFailed, build_router_config
 
 HOST = "127.0.0.1"
-WIPED_S = 10.0
+CLEAR_TIMEOUT_S = 10.0
+PORTS = ("first_port", "master_port", "master_http_port", "client_port")
 
 
 class Environment(NamedTuple):
     engines: tuple[str, ...]  # base URLs
-    master: str | None  # base URL of the Mooncake master's HTTP port; None: there is no pool
-    model: str  # as the engines serve it
-    router_config: Config  # a router that has these engines as its fleet, and this pool
+    master: str | None  # base URL of the Mooncake master's HTTP port; `None`: there is no pool
+    model: str  # the name under which the engines serve it
+    router_config: Config  # of a router with these engines as its fleet, and this pool
 
-    @property
-    def vocabulary(self) -> range:
-        """Of its model, as far as prompts use it."""
-        return VOCABULARY
+
+EnvironmentFactory = Callable[[bool], AbstractAsyncContextManager[Environment]]
+"""Opens an environment over a pool (True) or without one (False) for the time of a block."""
 
 
 class EngineFacts(NamedTuple):
@@ -43,8 +48,58 @@ class BenchFailed(WarmrouteError):
     """A benchmark cannot start or go on; one line."""
 
 
+def environment_factory(settings: Config, logs: Path, report: ReportLine) -> EnvironmentFactory:
+    """Return the factory for the stack of `settings`; a stack that it starts writes its logs to the folder `logs`.
+
+    Raises ConfigError when there is no `stack` section.
+    """
+    stack_config = settings.stack
+    if stack_config is None:
+        raise ConfigError("stack: is needed to know which engines to measure")
+
+    @asynccontextmanager
+    async def open_environment(pool: bool) -> AsyncIterator[Environment]:
+        if pool and (running := await find_running_stack(settings, stack_config)) is not None:
+            report(f"measuring the stack that runs at {running.engines[0]}")
+            yield running
+            return
+        own = {"store": pool, "logs_dir": str(logs / ("with-pool" if pool else "no-pool"))} | dict.fromkeys(PORTS, 0)
+        async with _start_stack(stack_config.model_copy(update=own), report) as stack:
+            urls = tuple(engine.url for engine in stack.engines)
+            config = build_router_config(settings, stack)
+            yield Environment(urls, stack.master_url, stack.config.served_name, config)
+
+    return open_environment
+
+
+@asynccontextmanager
+async def _start_stack(config: LocalStackConfig, report: ReportLine) -> AsyncIterator[RunningStack]:
+    """Start and stop the stack in a thread, so that the event loop can handle a Ctrl-C meanwhile."""
+    cancelled = threading.Event()
+
+    def check_cancelled(waiting_for: str) -> None:
+        if cancelled.is_set():
+            raise StackFailed(f"interrupted while {waiting_for}")
+
+    stack = RunningStack(config, report=report, report_wait=check_cancelled)
+    starting = asyncio.get_running_loop().run_in_executor(None, stack.__enter__)
+    try:
+        await asyncio.shield(starting)
+        yield stack
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+    finally:
+        await asyncio.wait([starting])
+        if starting.exception() is None:  # else it has stopped its processes itself
+            await asyncio.to_thread(stack.__exit__, None, None, None)
+
+
 async def find_running_stack(settings: Config, stack: LocalStackConfig) -> Environment | None:
-    """The stack that `stack` describes, if all of it answers; `settings` are those of a router in front of it."""
+    """Return the environment of the stack that `stack` describes, `None` unless all of its servers answer.
+
+    `settings` are those of the router in front of it.
+    """
     engines = tuple(f"http://{HOST}:{stack.first_port + number}" for number in range(stack.engines))
     master = f"http://{HOST}:{stack.master_http_port}" if stack.store else None
     async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
@@ -57,46 +112,44 @@ async def find_running_stack(settings: Config, stack: LocalStackConfig) -> Envir
     instances = [InstanceConfig(name=f"engine-{number}", url=url) for number, url in enumerate(engines)]
     pool = settings.pool and settings.pool.model_copy(update={"masters": [master]} if master else {})
     fleet = settings.fleet.model_copy(update={"instances": instances, "embedded": None})
-    front = settings.model_copy(update={"fleet": fleet, "pool": pool})
-    return Environment(engines, master, stack.served_name, front)
+    config = settings.model_copy(update={"fleet": fleet, "pool": pool})
+    return Environment(engines, master, stack.served_name, config)
 
 
-async def read_engine_facts(site: Environment) -> EngineFacts:
-    """What the first engine says of itself. Raises BenchFailed when it does not."""
-    url = site.engines[0]
+async def read_engine_facts(environment: Environment) -> EngineFacts:
+    """Ask the first engine. Raises BenchFailed when it does not report its facts."""
+    url = environment.engines[0]
     async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
         page = await fetch_counters(http, url)
         try:
             version = (await http.get(f"{url}/version")).json()["version"]
             models = (await http.get(f"{url}/v1/models")).json()["data"]
-            context = next(model["max_model_len"] for model in models if model["id"] == site.model)
+            context = next(model["max_model_len"] for model in models if model["id"] == environment.model)
             block = int(page.label("vllm:cache_config_info", "block_size") or "")
-        except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration) as trouble:
-            raise BenchFailed(f"{url} does not say what it is: {type(trouble).__name__}: {trouble}") from trouble
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration) as error:
+            raise BenchFailed(f"{url} does not report its facts: {type(error).__name__}: {error}") from error
     return EngineFacts(f"vLLM {version}", block, context)
 
 
-async def clear_caches(site: Environment, clock: Clock) -> str | None:
-    """Empties every engine's cache and the pool; or says why it could not be shown to have happened."""
+async def clear_caches(environment: Environment, clock: Clock) -> str | None:
+    """Empty every engine's cache and the pool; return why that failed or could not be verified, `None` on success."""
     async with httpx.AsyncClient(timeout=30.0, trust_env=False) as http:
-        for engine in site.engines:
+        for engine in environment.engines:
+            url = f"{engine}/reset_prefix_cache"
             try:
-                answer = await http.post(f"{engine}/reset_prefix_cache", params={"reset_external": "true"})
-            except httpx.HTTPError as trouble:
-                return f"{engine}/reset_prefix_cache: {type(trouble).__name__}"
+                answer = await http.post(url, params={"reset_external": "true"})
+            except httpx.HTTPError as error:
+                return f"{url}: {type(error).__name__}"
             if answer.status_code != 200:
-                return (
-                    f"{engine}/reset_prefix_cache: {answer.status_code} (engines offer it with VLLM_SERVER_DEV_MODE=1)"
-                )
-        if site.master is None:
+                return f"{url}: {answer.status_code} (engines offer it with VLLM_SERVER_DEV_MODE=1)"
+        if (master := environment.master) is None:
             return None
+
+        async def count_keys() -> float | None:
+            return MasterCounts.read(await fetch_counters(http, master)).keys
+
         try:
-            left = await poll_until(clock, WIPED_S, lambda: _held(http, site), lambda keys: not keys)
-        except CountersUnavailable as trouble:
-            return str(trouble)
+            left = await poll_until(clock, CLEAR_TIMEOUT_S, count_keys, lambda keys: not keys)
+        except CountersUnavailable as error:
+            return str(error)
         return f"the pool still holds {left:.0f} keys" if left else None
-
-
-async def _held(http: httpx.AsyncClient, site: Environment) -> float | None:
-    assert site.master is not None
-    return MasterCounts.read(await fetch_counters(http, site.master)).keys

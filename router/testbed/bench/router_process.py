@@ -1,16 +1,13 @@
-"""A router in front of a site's engines, for the time of one arm: `warmroute serve` as a child process.
+"""A router in front of an environment's engines, for the time of one arm: `warmroute serve` as a child process.
 
-A process of its own, as in production: the load client's work and the router's do not delay each other, and what an
-earlier arm's router had learnt is gone.
+It is a process of its own, as in production: the work of the load client and of the router do not delay each other, and
+nothing is left of what the router of an earlier arm had learned.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -20,10 +17,12 @@ from router.config.reader import dump_yaml, load_policies
 from router.config.schema import Config
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.bench.engine_counters import poll_until
+from router.testbed.child_process import ChildProcess
+from router.testbed.local_stack.preflight import free_ports
 
 HOST = "127.0.0.1"
-READY_S = 30.0
-STOP_S = 10.0
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
 
 
 class RouterNotStarted(WarmrouteError):
@@ -31,55 +30,32 @@ class RouterNotStarted(WarmrouteError):
 
 
 @asynccontextmanager
-async def run_router(front: Config, policy: str, log: Path, clock: Clock) -> AsyncIterator[str]:
-    """Its base URL, once it can send to all its engines. Its configuration is left beside its log.
+async def run_router(config: Config, policy: str, log: Path, clock: Clock) -> AsyncIterator[str]:
+    """Yield the base URL of a router that can send to all its engines. Its configuration is written beside its log.
 
-    Raises ConfigError for an unknown policy, NotStarted.
+    Raises ConfigError for an unknown policy, RouterNotStarted when it ends or is not ready in time.
     """
-    port, admin = _free_ports(2)
-    config = log.with_suffix(".yaml")
-    _write(config, _configuration(front, policy, port, admin))
-    with log.open("wb") as told:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router", "serve", "--config", str(config)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=told,
-            stderr=told,
-            start_new_session=True,  # a Ctrl-C at the terminal is for us, who then end it
-        )
+    port, admin_port = free_ports(2)
+    file = log.with_suffix(".yaml")
+    _write_config(file, config, policy, port, admin_port)
+    with log.open("wb") as out:
+        process = await ChildProcess.start("router", "serve", "--config", str(file), stdout=out, stderr=out)
     try:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{admin}", timeout=2.0, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{admin_port}", timeout=2.0, trust_env=False) as http:
             ready = await poll_until(
-                clock, READY_S, lambda: is_ready(http), lambda ready: ready or process.returncode is not None
+                clock, READY_TIMEOUT_S, lambda: is_ready(http), lambda ready: ready or process.status is not None
             )
         if not ready:
-            raise RouterNotStarted(
-                f"the router with policy {policy} is not ready: {_last_line(log)} (all of it: {log})"
-            )
+            raise RouterNotStarted(f"the router with policy {policy} is not ready: {_last_line(log)} (full log: {log})")
         yield f"http://{HOST}:{port}"
     finally:
-        await _end(process)
-
-
-def _configuration(front: Config, policy: str, port: int, admin_port: int) -> str:
-    policies = load_policies(front)
-    if policy not in policies:
-        raise ConfigError(f"policy {policy!r} is not among {', '.join(sorted(policies))}")
-    listen = front.listen.model_copy(update={"host": HOST, "port": port})
-    admin = front.admin.model_copy(update={"host": HOST, "port": admin_port, "tokens": []})
-    clients = type(front.clients)()  # who may come in is not what is measured
-    changed = {"listen": listen, "admin": admin, "clients": clients, "active": policy}
-    return dump_yaml(front.model_copy(update=changed), policies)
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+        await process.stop(STOP_TIMEOUT_S)
 
 
 async def is_ready(http: httpx.AsyncClient) -> bool:
-    """Whether the router whose admin port `http` asks can send to all engines it was given. It answers there before it
-    has read whom it has.
+    """Return whether the router, asked at its admin port, can send to all of its engines.
+
+    That port answers before the router has read which engines there are.
     """
     try:
         answer = await http.get("/admin/instances")
@@ -89,25 +65,17 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
     return states == {"ready"}
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
 def _last_line(log: Path) -> str:
     return log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
-def _free_ports(count: int) -> list[int]:
-    """All held at once, so that they differ; another process may still take one before it is used."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
+def _write_config(file: Path, config: Config, policy: str, port: int, admin_port: int) -> None:
+    policies = load_policies(config)
+    if policy not in policies:
+        raise ConfigError(f"policy {policy!r} is not among {', '.join(sorted(policies))}")
+    listen = config.listen.model_copy(update={"host": HOST, "port": port})
+    admin = config.admin.model_copy(update={"host": HOST, "port": admin_port, "tokens": []})
+    clients = type(config.clients)()  # authentication is not what is measured
+    changes = {"listen": listen, "admin": admin, "clients": clients, "active": policy}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dump_yaml(config.model_copy(update=changes), policies))

@@ -1,4 +1,4 @@
-"""What a benchmark's report comes to: the figures that are compared, and all of it as JSON for other programs."""
+"""Summaries of benchmark reports: the figures that are compared, and everything as JSON for other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.testbed.workloads.statistics import compute_statistics
 
 
 class TokenShares(NamedTuple):
-    """Parts of the prompt tokens, by where their KV came from; they add up to 1."""
+    """Shares of the prompt tokens by the source of their KV; they add up to 1."""
 
     local: float
     pool: float
@@ -20,7 +20,7 @@ class TokenShares(NamedTuple):
 
 
 class ArmSummary(NamedTuple):
-    """What an arm comes to. Milliseconds; per second of the arm's whole time. None: nothing was counted."""
+    """Figures of one arm. Rates are over its whole time; `shares` is `None` without counters, times without answers."""
 
     turns: int
     failed: int
@@ -33,6 +33,7 @@ class ArmSummary(NamedTuple):
 
 
 def summarize_arm(outcome: ArmOutcome) -> ArmSummary:
+    """Return the figures of an arm, complete or not."""
     answers = outcome.answers
     ttft = sorted(answer.ttft_ms for answer in answers)
     took_s = outcome.took_s or float("inf")
@@ -49,24 +50,26 @@ def summarize_arm(outcome: ArmOutcome) -> ArmSummary:
 
 
 def token_shares(outcome: ArmOutcome) -> TokenShares | None:
-    counted = outcome.engines
-    if counted is None or not counted.prompt_tokens or counted.local_tokens is None:
+    """Return the shares by the engines' counters, `None` when they counted nothing."""
+    counts = outcome.engines
+    if counts is None or not counts.prompt_tokens or counts.local_tokens is None:
         return None
-    local, pool = counted.local_tokens / counted.prompt_tokens, (counted.pool_tokens or 0.0) / counted.prompt_tokens
+    local, pool = counts.local_tokens / counts.prompt_tokens, (counts.pool_tokens or 0.0) / counts.prompt_tokens
     return TokenShares(local, pool, 1 - local - pool)
 
 
-def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
-    same, whole = seen.count_identical()
+def layers_json(report: TierReport, when: str) -> dict[str, Any]:
+    """Return a report of `bench layers` as JSON values."""
+    same, complete = report.count_identical()
     return {
         "when": when,
-        "versions": seen.versions,
-        "prompt_tokens": seen.tokens,
-        "block_tokens": seen.block_tokens,
-        "seed": seen.seed,
-        "interrupted": seen.interrupted,
-        "identical": {"same": same, "of": whole},
-        "unsaved": seen.unsaved,
+        "versions": report.versions,
+        "prompt_tokens": report.tokens,
+        "block_tokens": report.block_tokens,
+        "seed": report.seed,
+        "interrupted": report.interrupted,
+        "identical": {"same": same, "of": complete},
+        "unsaved": report.unsaved,
         "requests": [
             {
                 "kind": one.kind,
@@ -77,12 +80,13 @@ def layers_json(seen: TierReport, when: str) -> dict[str, Any]:
                 "engine": one.engine._asdict() | {"computed_tokens": one.engine.computed_tokens},
                 "master": one.master and one.master._asdict(),
             }
-            for one in seen.measurements
+            for one in report.measurements
         ],
     }
 
 
 def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
+    """Return a report of `bench agents` as JSON values."""
     real = compute_statistics(report.workload, report.block_tokens)
     return {
         "when": when,
@@ -94,7 +98,7 @@ def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
                 **outcome.arm._asdict(),
                 "whole": outcome.complete,
                 "notes": outcome.notes,
-                **_figures_json(summarize_arm(outcome)),
+                **_summary_json(summarize_arm(outcome)),
                 "engines": outcome.engines and outcome.engines._asdict(),
                 "requests": [one._asdict() | {"answer": _answer_json(one.answer)} for one in outcome.turns],
             }
@@ -103,11 +107,11 @@ def agents_json(report: AgentsReport, when: str) -> dict[str, Any]:
     }
 
 
-def _figures_json(mine: ArmSummary) -> dict[str, Any]:
-    return mine._asdict() | {"shares": mine.shares and mine.shares._asdict()}
+def _summary_json(summary: ArmSummary) -> dict[str, Any]:
+    return summary._asdict() | {"shares": summary.shares and summary.shares._asdict()}
 
 
 def _answer_json(answer: ClientAnswer | ClientFailure) -> dict[str, Any]:
-    told: dict[str, Any] = answer._asdict()
-    told.pop("token_ids", None)
-    return told
+    values: dict[str, Any] = answer._asdict()
+    values.pop("token_ids", None)
+    return values

@@ -1,1 +1,1 @@
-"""The load client and the benchmarks: requests to servers that run, and what they and their counters say."""
+"""The load generator: workloads sent to a running endpoint as real requests, and the report of what it answered."""

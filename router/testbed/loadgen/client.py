@@ -1,17 +1,15 @@
 """A streaming client of both OpenAI endpoints that measures: time to first token, time per token, cached tokens.
 
-Completions take prompts as token ids, so that their length is exact and no tokenizer stands between a workload and an
-engine; the answer's own ids come back with it (`return_token_ids`), so that a conversation can go on from what was
-really said. Chats take messages of text, as real clients send them. Answers are greedy and of exactly the length asked
-for (`ignore_eos`, which vLLM and others know beyond OpenAI's fields). Trouble is a value: a load goes on when one
-request fails, and counts it.
+Completions take prompts as token ids, so their length is exact and no tokenizer is involved; the ids of the answer come
+back with it (`return_token_ids`), so a conversation can continue from what was really generated. Chats take messages of
+text, as real clients send them. Answers are greedy and of exactly the requested length (`ignore_eos`, which vLLM and
+others accept beside OpenAI's fields). A failure is a value: the load goes on, and counts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import httpx
@@ -19,14 +17,14 @@ import msgspec
 
 from router.clock import Clock
 
-ANSWER_TIMEOUT_S = 900.0  # for an answer, from its request's first byte to its own last one
+ANSWER_TIMEOUT_S = 900.0  # from the first byte of a request to the last one of its answer
 TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # of silence
 DATA, DONE = b"data: ", b"[DONE]"
 EXACT_LENGTH = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class ClientAnswer(NamedTuple):
-    """Times are milliseconds from sending the request; `cached_tokens` None: the engine does not tell."""
+    """An answer. Times are milliseconds from sending the request; `cached_tokens` is `None` when it is not reported."""
 
     ttft_ms: float
     total_ms: float
@@ -35,12 +33,12 @@ class ClientAnswer(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
-    target: str | None  # `x-warmroute-target`, where a router stands in between
+    target: str | None  # `x-warmroute-target`, when a router is in front
     record: str | None  # `x-warmroute-record`
 
 
 class ClientFailure(NamedTuple):
-    """No answer, or half of one. `status` None: none came."""
+    """No answer, or an incomplete one; `status` is `None` when there was none."""
 
     status: int | None
     reason: str
@@ -59,10 +57,10 @@ class _Usage(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # as it was called before
+    reasoning_content: str | None = None  # its earlier name
 
     @property
-    def speaks(self) -> bool:
+    def has_text(self) -> bool:
         return bool(self.content or self.reasoning or self.reasoning_content)
 
 
@@ -82,11 +80,12 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
+    """Headers that carry the API key."""
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
 class LoadClient:
-    """Many requests at once to one server. Used as `async with`. `url` with or without the `/v1` that SDKs want."""
+    """Sends concurrent requests to one server; used with `async with`. `url` may end in the `/v1` that SDKs expect."""
 
     def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
         self._model = model
@@ -100,28 +99,26 @@ class LoadClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def complete(
         self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: str | None = None
     ) -> ClientAnswer | ClientFailure:
-        """`salt` sets the prompt's cache apart from all others, `session` names the conversation to a router."""
-        asked = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
-        return await self._ask("/v1/completions", asked, max_tokens, session)
+        """Complete a prompt. `salt` separates its cache from all others, `session` identifies the conversation."""
+        body = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
+        return await self._send("/v1/completions", body, max_tokens, session)
 
     async def chat(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: str | None = None
     ) -> ClientAnswer | ClientFailure:
-        """Messages of `role` and `content`; `session` as above. The answer has text and no ids."""
-        return await self._ask("/v1/chat/completions", {"messages": messages}, max_tokens, session)
+        """Answer messages of `role` and `content`; `session` as above. The answer has text and no token ids."""
+        return await self._send("/v1/chat/completions", {"messages": messages}, max_tokens, session)
 
-    async def _ask(
-        self, path: str, asked: Mapping[str, Any], max_tokens: int, session: str | None
+    async def _send(
+        self, path: str, body: Mapping[str, Any], max_tokens: int, session: str | None
     ) -> ClientAnswer | ClientFailure:
-        content = msgspec.json.encode({"model": self._model, **asked, "max_tokens": max_tokens} | EXACT_LENGTH)
+        content = msgspec.json.encode({"model": self._model, **body, "max_tokens": max_tokens} | EXACT_LENGTH)
         headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
         began_s = self._clock.now()
         try:
@@ -133,11 +130,11 @@ class LoadClient:
                     return ClientFailure(response.status_code, (await response.aread())[:200].decode(errors="replace"))
                 return await self._read(response, began_s)
         except TimeoutError:
-            return ClientFailure(None, f"no whole answer within {ANSWER_TIMEOUT_S:.0f} s")
-        except httpx.HTTPError as trouble:
-            return ClientFailure(None, f"{type(trouble).__name__}: {trouble}")
-        except msgspec.DecodeError as trouble:
-            return ClientFailure(200, f"a chunk that cannot be read: {trouble}")
+            return ClientFailure(None, f"no complete answer within {ANSWER_TIMEOUT_S:.0f} s")
+        except httpx.HTTPError as error:
+            return ClientFailure(None, f"{type(error).__name__}: {error}")
+        except msgspec.DecodeError as error:
+            return ClientFailure(200, f"a chunk cannot be read: {error}")
 
     async def _read(self, response: httpx.Response, began_s: float) -> ClientAnswer | ClientFailure:
         first_s = opened_s = usage = None
@@ -152,12 +149,12 @@ class LoadClient:
             for choice in chunk.choices:
                 now_s = self._clock.now()
                 opened_s = now_s if opened_s is None else opened_s
-                if first_s is None and (choice.delta is None or choice.delta.speaks):
+                if first_s is None and (choice.delta is None or choice.delta.has_text):
                     first_s = now_s
                 text.append(choice.text if choice.delta is None else choice.delta.content or "")
                 ids += choice.token_ids or ()
             usage = chunk.usage or usage
-        first_s = opened_s if first_s is None else first_s  # an answer of tokens that spell nothing
+        first_s = opened_s if first_s is None else first_s  # an answer whose tokens have no text
         if first_s is None or usage is None:
             return ClientFailure(200, "the stream ended without a token or without usage")
         return ClientAnswer(
@@ -174,7 +171,7 @@ class LoadClient:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Cut at line feeds and nowhere else: JSON may hold U+2028 and others that `str.splitlines` takes for ends."""
+    """Split at line feeds only: JSON may contain U+2028 and others at which `str.splitlines` splits, too."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

@@ -1,10 +1,9 @@
-"""`python -m router.testbed.loadgen.client_process`: one process of a load, led over its pipes by the one that started
-it.
+"""`python -m router.testbed.loadgen.client_process`: one client process of a load, controlled through its pipes.
 
-    in   a `LoadJob`; the common beginning, in seconds of the wall clock; then nothing: where the input ends, the load
-    ends out  an empty frame when it is ready; then a `SentRequest` for each request that has ended
+    stdin   a `LoadJob`; the common start, in seconds of the wall clock; then nothing; the end of input ends the load
+    stdout  an empty frame when it is ready; then a `SentRequest` for each request that has ended
 
-So a process whose leader is gone, however that ended, ends too.
+So a client whose parent is gone, however that ended, ends too.
 """
 
 from __future__ import annotations
@@ -18,37 +17,37 @@ import uvloop
 
 from router.clock import SystemClock
 from router.tasks import Tasks
-from router.testbed.loadgen.framing import encode_frame, read_frame
-from router.testbed.loadgen.job import LoadJob, SentRequest
+from router.testbed.loadgen.job import LoadJob, SentRequest, encode_frame, read_frame
 from router.testbed.loadgen.load import load
 
 
 async def serve() -> None:
-    leader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(leader), sys.stdin)
+    """Run the load of one process."""
+    parent = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(parent), sys.stdin)
     clock, encode = SystemClock(), msgspec.msgpack.Encoder().encode
-    if (told := await read_frame(leader)) is None:
+    if (frame := await read_frame(parent)) is None:
         return
-    job = msgspec.msgpack.decode(told, type=LoadJob)
-    _say(b"")
-    if (told := await read_frame(leader)) is None:
+    job = msgspec.msgpack.decode(frame, type=LoadJob)
+    _send(b"")
+    if (frame := await read_frame(parent)) is None:
         return
-    began_s = clock.now() + msgspec.msgpack.decode(told, type=float) - clock.wall()
+    start_s = clock.now() + msgspec.msgpack.decode(frame, type=float) - clock.wall()
 
-    def tell(sent: SentRequest) -> None:
-        _say(encode(sent))
+    def report(request: SentRequest) -> None:
+        _send(encode(request))
 
     tasks = Tasks("load")
-    loading = tasks.spawn("sessions", load(job, clock, began_s, tell))
-    left = tasks.spawn("leader", leader.read())
-    await asyncio.wait({loading, left}, return_when=asyncio.FIRST_COMPLETED)
+    loading = tasks.spawn("sessions", load(job, clock, start_s, report))
+    closed = tasks.spawn("parent", parent.read())
+    await asyncio.wait({loading, closed}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         loading.result()
     await tasks.close()
 
 
-def _say(message: bytes) -> None:
-    """To nobody, once the leader is gone: the end of the input, which ends all, may come a moment later."""
+def _send(message: bytes) -> None:
+    """Write a frame; discard it and all later ones when the parent is gone, which the end of the input will show."""
     try:
         sys.stdout.buffer.write(encode_frame(message))
         sys.stdout.buffer.flush()
@@ -56,9 +55,5 @@ def _say(message: bytes) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main() -> None:
-    uvloop.run(serve())
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve())

@@ -1,29 +1,44 @@
-"""One session's side of a conversation, in either way to say a turn: as a chat of real text, or as token ids.
+"""The client's side of a conversation, in both forms of a prompt: chats of real text, or token ids.
 
-A talk is told turn by turn what to prepare, sends it, and remembers the answer, because the next turn goes on from what
-was really said. Preparing is apart from asking so that the work is done before the moment at which the request is due.
+A conversation prepares a turn, sends it, and appends the answer, because the next turn continues from what was really
+generated. Preparing is a step of its own so that the work is done before the moment at which the request is due.
+
+A chat alternates as usual (system, user, assistant, user ...) and contains the answers as they were given: that is what
+an engine has cached. When a turn keeps less than the whole context, the rest is rendered anew: the message in which the
+kept part ends continues with fresh words, the messages after it stay as they were, and nothing behind the change is
+what the engine has cached. A turn that keeps nothing begins a new conversation.
+
+Positions are the workload's: a message counts as many tokens as were requested, whatever the model made of it. So sizes
+drift from the plan, by the template's own tokens and by the length of answers as text; the report says by how much.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
 
-from router.testbed.loadgen.chat_messages import ChatMessage, next_messages
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.text import TextGenerator
-from router.testbed.workloads import Turn, make_token_ids
+from router.testbed.workloads import Span, Turn, make_token_ids
 
 Prompts = Literal["text", "ids"]
 
 VOCABULARY = range(100, 4000)
-"""Token ids that every model has and that no chat template gives a meaning to."""
+"""Token ids that every model has and that have no meaning in any chat template."""
+
+
+class ChatMessage(NamedTuple):
+    role: Literal["system", "user", "assistant"]
+    text: str
+    tokens: int  # by the workload's count
 
 
 class Conversation(Protocol):
-    def prepare(self, turn: Turn) -> None: ...
+    def prepare(self, turn: Turn) -> None:
+        """Build the prompt of the next turn."""
 
-    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
-        """The prepared turn; once, and no other turn after a failure."""
+    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+        """Send the prepared turn, once. After a failure no other turn may be sent."""
 
 
 class TextConversation:
@@ -36,8 +51,8 @@ class TextConversation:
         self._turn = turn
         self._context = next_messages(self._context, turn, self._texts)
 
-    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
-        assert self._turn is not None, "nothing was prepared"
+    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+        assert self._turn is not None, "no turn was prepared"
         messages = [{"role": message.role, "content": message.text} for message in self._context]
         answer = await client.chat(messages, self._turn.output_tokens, session)
         if isinstance(answer, ClientAnswer):
@@ -46,19 +61,73 @@ class TextConversation:
 
 
 class TokenConversation:
+    """`context` holds the token ids of the prepared prompt, and of its answer once there is one."""
+
     def __init__(self, seed: int) -> None:
+        self.context: list[int] = []
         self._seed = seed
-        self._context: list[int] = []
         self._turn: Turn | None = None
 
     def prepare(self, turn: Turn) -> None:
         self._turn = turn
         fresh = (token for span in turn.fresh for token in make_token_ids(span, self._seed, VOCABULARY))
-        self._context = [*self._context[: turn.kept_tokens], *fresh]
+        self.context = [*self.context[: turn.kept_tokens], *fresh]
 
-    async def ask(self, client: LoadClient, session: str) -> ClientAnswer | ClientFailure:
-        assert self._turn is not None, "nothing was prepared"
-        answer = await client.complete(self._context, self._turn.output_tokens, session=session)
+    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+        assert self._turn is not None, "no turn was prepared"
+        answer = await client.complete(self.context, self._turn.output_tokens, session=session)
         if isinstance(answer, ClientAnswer):
-            self._context += answer.token_ids
+            self.context += answer.token_ids
         return answer
+
+
+def next_messages(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
+    """Return the messages of the turn's request; `context` holds those of the request before it, and its answer."""
+    if turn.kept_tokens == 0:
+        return _open_chat(turn.fresh, texts)
+    fresh, tokens = texts.generate(*turn.fresh), sum(span.tokens for span in turn.fresh)
+    at, inside = _find_end(context, turn.kept_tokens)
+    messages = list(context[:at])
+    behind = sum(message.tokens for message in context[at:]) - inside  # tokens of the context that are not kept
+    if at == len(context):
+        return _append_user(messages, fresh, tokens)
+    changed = context[at]
+    if tokens <= behind:  # fewer tokens than are dropped: the conversation is cut back
+        messages += [_cut(changed, inside)] if inside else []
+        return _append_user(messages, fresh, tokens)
+    anew = texts.count_words(changed.tokens - inside)
+    text = _cut(changed, inside).text + "".join(fresh[:anew])
+    messages += [ChatMessage(changed.role, text, changed.tokens), *context[at + 1 :]]
+    more = max(1, texts.count_words(tokens - behind))
+    return _append_user(messages, fresh[anew : anew + more], tokens - behind)
+
+
+def _open_chat(spans: Sequence[Span], texts: TextGenerator) -> list[ChatMessage]:
+    """Begin a chat. The first of several spans is the system prompt: it is what sessions share."""
+    system = [ChatMessage("system", "".join(texts.generate(span)), span.tokens) for span in spans[: len(spans) > 1]]
+    own = spans[len(system) :]
+    return [*system, ChatMessage("user", "".join(texts.generate(*own)), sum(span.tokens for span in own))]
+
+
+def _find_end(context: Sequence[ChatMessage], kept: int) -> tuple[int, int]:
+    """Return the number of the message in which the first `kept` tokens end, and how many of them are in it."""
+    for number, message in enumerate(context):
+        if kept < message.tokens:
+            return number, kept
+        kept -= message.tokens
+    return len(context), 0
+
+
+def _cut(message: ChatMessage, tokens: int) -> ChatMessage:
+    """The first `tokens` tokens of a message, cut at the end of a word."""
+    words = message.text.split(" ")
+    return ChatMessage(message.role, " ".join(words[: round(len(words) * tokens / message.tokens)]), tokens)
+
+
+def _append_user(messages: list[ChatMessage], words: Sequence[str], tokens: int) -> list[ChatMessage]:
+    """Append a user message; two of one role in a row become one, because some templates refuse them."""
+    text = "".join(words)
+    if messages and messages[-1].role == "user":
+        last = messages.pop()
+        text, tokens = last.text + text, last.tokens + tokens
+    return [*messages, ChatMessage("user", text, tokens)]

@@ -1,7 +1,7 @@
-"""What a load came to: its rows in the simulator's columns, so that the same figures under the same names come of both.
+"""The report of a load: its requests as the simulator's columns, so that both have the same figures by the same names.
 
-A live endpoint tells how many prompt tokens were cached, not in which tier: the shares by source stay empty and
-`compute_hit_share` stands for them. Beside the figures: how late the client itself was, how far real sizes are from the
+A live endpoint reports how many prompt tokens were cached, not in which tier: the shares by source stay empty, and
+`hit_share` replaces them. Beside the figures: how late the client itself was, how far real sizes are from the
 workload's, which target answered what, and failures by reason.
 """
 
@@ -19,7 +19,7 @@ from router.testbed.loadgen.job import SentRequest
 from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, compute_figures, quantile
 from router.testbed.workloads import Workload
 
-UNKNOWN_TARGET = "?"  # the target where no router names one
+UNKNOWN_TARGET = "?"  # the target when no router reports it
 
 
 @dataclass
@@ -31,9 +31,9 @@ class LoadReport:
     workload: Workload
     prompts: Prompts
     text_seed: int
-    concurrency: int | None  # None: an open loop
+    concurrency: int | None  # agents of a closed loop; `None`: an open loop
     processes: int
-    tokens_per_word: float | None  # as calibrated; None: prompts were token ids
+    tokens_per_word: float | None  # as calibrated; `None`: prompts are token ids
     requests: list[SentRequest] = field(default_factory=list)
     process_failures: list[str] = field(default_factory=list)  # client processes that failed
     interrupted: bool = False
@@ -54,7 +54,7 @@ class LoadReport:
 
 
 class ClientReport(NamedTuple):
-    """How well the client did what the workload says. Shares are real tokens over asked ones, of answered requests."""
+    """How closely the client followed the workload. Shares are real over requested tokens of answered requests."""
 
     late_p50_s: float | None
     late_p99_s: float | None
@@ -64,30 +64,32 @@ class ClientReport(NamedTuple):
 
 
 class TargetReport(NamedTuple):
+    """Answers of one target."""
+
     requests: int
     hit_share: float | None
     ttft_p50_s: float | None
 
 
 def summarize_load(loaded: LoadReport) -> SimulationFigures:
-    """Over the whole time. Refusals with 429 are `shed`, other failures `failed`."""
-    places = {target: number for number, target in enumerate(sorted({target_name(one) for one in loaded.answers}))}
-    outcome = SimulationOutcome(len(places) or 1)
+    """Return the figures of the whole load; refusals with 429 count as `shed`, other failures as `failed`."""
+    instances = {target: number for number, target in enumerate(sorted({target_name(one) for one in loaded.answers}))}
+    outcome = SimulationOutcome(len(instances) or 1)
     for one in loaded.requests:
-        _add(outcome, one, places)
+        _add(outcome, one, instances)
     outcome.took_s = max((one.sent_s + one.duration_s for one in loaded.requests), default=0.0)
-    found = compute_figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
-    return found if len(places) > 1 else found._replace(imbalance=None)
+    totals = compute_figures(outcome)._replace(local_share=None, host_share=None, pool_share=None)
+    return totals if len(instances) > 1 else totals._replace(imbalance=None)
 
 
-def _add(outcome: SimulationOutcome, one: SentRequest, places: dict[str, int]) -> None:
+def _add(outcome: SimulationOutcome, one: SentRequest, instances: dict[str, int]) -> None:
     ok = one.failure is None
     outcome.arrived_s.append(one.sent_s)
     outcome.waited_s.append(0.0)
     outcome.ttft_s.append(float("nan") if one.ttft_s is None else one.ttft_s)
     outcome.duration_s.append(one.duration_s)
     outcome.session.append(one.session)
-    outcome.instance.append(places[target_name(one)] if ok else -1)
+    outcome.instance.append(instances[target_name(one)] if ok else -1)
     outcome.prompt_tokens.append(one.prompt_tokens or 0)
     outcome.local_tokens.append(one.cached_tokens or 0)
     outcome.host_tokens.append(0)
@@ -97,11 +99,12 @@ def _add(outcome: SimulationOutcome, one: SentRequest, places: dict[str, int]) -
 
 
 def compute_hit_share(some: list[SentRequest]) -> float | None:
-    """Of the prompt tokens of those answers that tell; None: none does."""
+    """Return the share of prompt tokens that were cached, of answers that report it; `None` when none does."""
     return _share((one.cached_tokens, one.prompt_tokens or 0) for one in some if one.cached_tokens is not None)
 
 
 def summarize_client(loaded: LoadReport) -> ClientReport:
+    """Return how late the client was, and real over requested sizes."""
     late, answered = sorted(one.late_s for one in loaded.requests), loaded.answers
     return ClientReport(
         late_p50_s=quantile(late, 0.5),
@@ -113,29 +116,32 @@ def summarize_client(loaded: LoadReport) -> ClientReport:
 
 
 def _share(pairs: Iterable[tuple[int, int]]) -> float | None:
-    """The sum of the first over the sum of the second; None of nothing."""
-    part = whole = 0
-    for one, of in pairs:
-        part, whole = part + one, whole + of
-    return part / whole if whole else None
+    """Return the sum of the first numbers over the sum of the second ones, `None` for no pairs."""
+    rows = list(pairs)
+    whole = sum(second for _, second in rows)
+    return sum(first for first, _ in rows) / whole if whole else None
 
 
 def group_by_target(loaded: LoadReport) -> dict[str, TargetReport]:
+    """Return the answers by target, in order of its name."""
     rows: defaultdict[str, list[SentRequest]] = defaultdict(list)
     for one in loaded.answers:
         rows[target_name(one)].append(one)
-    return {target: _at_target(some) for target, some in sorted(rows.items())}
+    return {target: _describe_target(some) for target, some in sorted(rows.items())}
 
 
-def _at_target(some: list[SentRequest]) -> TargetReport:
-    return TargetReport(len(some), compute_hit_share(some), quantile(sorted(one.ttft_s or 0.0 for one in some), 0.5))
+def _describe_target(some: list[SentRequest]) -> TargetReport:
+    ttft_s = sorted(one.ttft_s or 0.0 for one in some)
+    return TargetReport(len(some), compute_hit_share(some), quantile(ttft_s, 0.5))
 
 
 def target_name(one: SentRequest) -> str:
+    """Name of the target that answered, `UNKNOWN_TARGET` when no router reports it."""
     return one.target or UNKNOWN_TARGET
 
 
 def load_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
+    """Return the report as JSON values, with all requests in the order of sending."""
     workload = loaded.workload
     return {
         "when": when,

@@ -1,14 +1,13 @@
 """Real text for a workload's spans: words of a small vocabulary, the same for the same span and seed every time.
 
-A longer span begins with a shorter one's words, as `token_ids` has it for ids, so prompts share text exactly where
-their spans do. How many words make a token is the model's business: `tokens_per_word` is measured once on the endpoint
-(`calibrate.py`), and then lengths in tokens come out near what the workload asks for. Every word brings the space
-before it, so that texts can be cut and joined at any word without changing how the words around are tokenised.
+A longer span begins with the words of a shorter one, as `token_ids` does for ids, so prompts share text exactly where
+their spans do. How many tokens a word takes depends on the model: `tokens_per_word` is measured once on the endpoint
+(`calibration.py`), and then lengths in tokens are near what the workload requests. Every word includes the space before
+it, so texts can be cut and joined at any word without changing how the words around are tokenised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import shake_128
 from itertools import chain
 
@@ -23,23 +22,25 @@ WORDS = tuple(f" {word}" for word in VOCABULARY.split())
 
 
 class TextGenerator:
-    """The spans of one text seed, for a model of so many tokens per word."""
+    """Generates the text of spans for one seed, and a model that takes `tokens_per_word` tokens per word."""
 
     def __init__(self, seed: int, tokens_per_word: float = 1.0) -> None:
         self._seed = seed.to_bytes(16, "big", signed=True)
         self._tokens_per_word = tokens_per_word
 
-    def words(self, span: Span) -> list[str]:
-        """As many as make the span's tokens; one at least."""
-        return self.first(span.source, max(1, self.count(span.tokens)))
+    def generate(self, *spans: Span) -> list[str]:
+        """Return the words of the spans in a row: as many as make a span's tokens, at least one."""
+        return list(
+            chain.from_iterable(
+                self.generate_words(span.source, max(1, self.count_words(span.tokens))) for span in spans
+            )
+        )
 
-    def first(self, source: int, count: int) -> list[str]:
+    def generate_words(self, source: int, count: int) -> list[str]:
+        """Return the first `count` words of a source."""
         name = self._seed + source.to_bytes(8, "big")
         return [WORDS[byte % len(WORDS)] for byte in shake_128(name).digest(count)]
 
-    def count(self, tokens: float) -> int:
-        """Words in so many tokens."""
+    def count_words(self, tokens: float) -> int:
+        """Number of words that make `tokens` tokens."""
         return round(tokens / self._tokens_per_word)
-
-    def of(self, spans: Sequence[Span]) -> list[str]:
-        return list(chain.from_iterable(self.words(span) for span in spans))

@@ -1,8 +1,8 @@
-"""What the stack runs: the command lines and environments of Mooncake's master and client and of vLLM's engines.
+"""Command lines and environments of the stack's programs: Mooncake's master and client, and vLLM's engines.
 
-Pure: a `LocalStackConfig` section and paths in, `Program` values out. Everything is reached on loopback, and engines
-publish their KV events at ports that the system chooses, which `GET /kv_event_sources` tells. The flags are those that
-vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were seen to need.
+Pure: a `LocalStackConfig` section and paths in, `Program` values out. Everything listens on loopback, and engines
+publish their KV events at ports that the system chooses and `GET /kv_event_sources` reports. The flags are those that
+vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were found to need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.testbed.local_stack.kv_transfer_config import INSIDE, STORE, EngineE
 
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
-HASH_ALGO = "sha256_cbor"  # made of CBOR, not of Python's pickle: the router can compute it too
+HASH_ALGO = "sha256_cbor"  # of CBOR, not of Python's pickle: the router can compute it too
 METADATA_SERVER = (
     "P2PHANDSHAKE"  # Mooncake's processes find each other through the master, with no metadata server beside it
 )
@@ -40,7 +40,7 @@ ENGINE_ENVIRONMENT = {
 
 
 class Program(NamedTuple):
-    """A process to start. It works when GET `ready` answers 200; a tcp:// address, when it takes connections."""
+    """A process to start. It is ready when GET `ready` answers 200, or a tcp:// address accepts connections."""
 
     name: str
     command: list[str]
@@ -48,82 +48,89 @@ class Program(NamedTuple):
     ready: str
 
 
-def master(asked: LocalStackConfig, venv: Path) -> Program:
+def master(config: LocalStackConfig, venv: Path) -> Program:
+    """Mooncake's master, with its HTTP interface."""
     flags = {
         "rpc_address": HOST,
-        "rpc_port": asked.master_port,
+        "rpc_port": config.master_port,
         "metrics_host": HOST,
-        "metrics_port": asked.master_http_port,
+        "metrics_port": config.master_http_port,
         "rpc_thread_num": 2,
-        "default_kv_lease_ttl": asked.lease_ms,
+        "default_kv_lease_ttl": config.lease_ms,
         "logtostderr": "true",
     }
-    return Program(MASTER, _mooncake(venv, "mooncake_master", flags), {}, f"{master_url(asked)}/health")
+    return Program(MASTER, _mooncake(venv, "mooncake_master", flags), {}, f"{master_url(config)}/health")
 
 
-def client(asked: LocalStackConfig, venv: Path) -> Program:
-    """The owner of the pool's memory: what is in the pool outlives every engine, but not this process."""
+def client(config: LocalStackConfig, venv: Path) -> Program:
+    """The owner of the pool's memory: the pool's contents outlive every engine, but not this process."""
     flags = {
         "host": HOST,
-        "port": asked.client_port,
-        "global_segment_size": asked.pool_bytes,
-        "master_server_address": f"{HOST}:{asked.master_port}",
+        "port": config.client_port,
+        "global_segment_size": config.pool_bytes,
+        "master_server_address": f"{HOST}:{config.master_port}",
         "metadata_server": METADATA_SERVER,
         "protocol": "tcp",
         "logtostderr": "true",
     }
-    return Program(CLIENT, _mooncake(venv, "mooncake_client", flags), {}, f"tcp://{HOST}:{asked.client_port}")
+    return Program(CLIENT, _mooncake(venv, "mooncake_client", flags), {}, f"tcp://{HOST}:{config.client_port}")
 
 
-def master_url(asked: LocalStackConfig) -> str:
-    """Where the master's HTTP interface is: metrics, and what the router asks."""
-    return f"http://{HOST}:{asked.master_http_port}"
+def master_url(config: LocalStackConfig) -> str:
+    """Base URL of the master's HTTP interface: metrics, and the router's queries."""
+    return f"http://{HOST}:{config.master_http_port}"
 
 
-def mooncake_config(asked: LocalStackConfig) -> dict[str, object]:
-    """What MOONCAKE_CONFIG_PATH names for the engines: they bring no memory of their own into the pool."""
+def mooncake_config(config: LocalStackConfig) -> dict[str, object]:
+    """Contents of the file that MOONCAKE_CONFIG_PATH names: engines add no memory of their own to the pool."""
     return {
         "mode": "standalone-store",
         "metadata_server": METADATA_SERVER,
-        "master_server_address": f"{HOST}:{asked.master_port}",
+        "master_server_address": f"{HOST}:{config.master_port}",
         "protocol": "tcp",
         "device_name": "",
         "global_segment_size": 0,
-        "local_buffer_size": asked.buffer_bytes,
+        "local_buffer_size": config.buffer_bytes,
     }
 
 
 class EngineProcess(NamedTuple):
-    """Where one engine runs, and with what."""
+    """The place of one engine on this machine: name, port, environment and threads."""
 
     name: str
     port: int
     venv: Path
-    mooncake: Path | None  # the file with `mooncake_config`; None: no store
-    threads: int  # that compute
-    preload: Path | None = None  # a memory allocator to take instead of the C library's
+    mooncake: Path | None  # the file with `mooncake_config`; `None`: no store
+    threads: int  # for computing
+    preload: Path | None = None  # a memory allocator to use instead of the C library's
 
 
-def engine(asked: LocalStackConfig, place: EngineProcess, extra: EngineExtras) -> Program:
+def engine(config: LocalStackConfig, process: EngineProcess, extra: EngineExtras) -> Program:
     """One vLLM server."""
-    command = [str(place.venv / "bin" / "vllm"), "serve", str(asked.model), "--served-model-name", asked.served_name]
-    command += ["--host", HOST, "--port", str(place.port), "--enforce-eager", "--dtype", "bfloat16"]
-    command += ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", "8"]
-    command += ["--kv-cache-memory-bytes", str(asked.kv_cache_bytes), "--prefix-caching-hash-algo", HASH_ALGO]
+    command = [
+        str(process.venv / "bin" / "vllm"),
+        "serve",
+        str(config.model),
+        "--served-model-name",
+        config.served_name,
+    ]
+    command += ["--host", HOST, "--port", str(process.port), "--enforce-eager", "--dtype", "bfloat16"]
+    command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", "8"]
+    command += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes), "--prefix-caching-hash-algo", HASH_ALGO]
     command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(KV_EVENTS)]
-    environment = {**ENGINE_ENVIRONMENT, "OMP_NUM_THREADS": str(place.threads)}
-    if place.preload is not None:
-        environment["LD_PRELOAD"] = str(place.preload)
+    environment = {**ENGINE_ENVIRONMENT, "OMP_NUM_THREADS": str(process.threads)}
+    if process.preload is not None:
+        environment["LD_PRELOAD"] = str(process.preload)
     transfer: Mapping[str, Any] | None = extra.transfer
-    if place.mooncake is not None:
-        environment["MOONCAKE_CONFIG_PATH"] = str(place.mooncake)
+    if process.mooncake is not None:
+        environment["MOONCAKE_CONFIG_PATH"] = str(process.mooncake)
         transfer = transfer or STORE
     if transfer is not None:
-        command += ["--kv-transfer-config", json.dumps(set_lookup_port(transfer, place.port))]
-    command += [*asked.engine_args, *extra.arguments]
-    return Program(place.name, command, {**environment, **extra.environment}, f"http://{HOST}:{place.port}/health")
+        command += ["--kv-transfer-config", json.dumps(set_lookup_port(transfer, process.port))]
+    command += [*config.engine_args, *extra.arguments]
+    return Program(process.name, command, {**environment, **extra.environment}, f"http://{HOST}:{process.port}/health")
 
 
 def _mooncake(venv: Path, binary: str, flags: Mapping[str, object]) -> list[str]:
-    """The installed command: a script that becomes the binary under the same PID."""
+    """Command line of an installed binary: a script that execs it, so the PID stays the same."""
     return [str(venv / "bin" / binary), *(f"-{flag}={value}" for flag, value in flags.items())]

@@ -1,9 +1,9 @@
-"""Ends the stack's processes when the one that started them is gone, however it went.
+"""Kills the stack's processes when the process that started them is gone, however it ended.
 
 The guard is a process of its own (standard library only) that reads a pipe: `+PID` for each process group to guard,
-`-PID` for one that has ended. A child says `+` itself, before it becomes the program that it is to be, and holds the
-pipe open until then. So when it closes, the parent is dead or has finished, and every child is known: what is left
-is killed. prctl(2)'s death signal would not do: it reaches a server, but not the workers that the server has started.
+`-PID` for one that has ended. A child writes `+` itself, before it becomes the program that it is to run, and holds the
+pipe open until then. So when the pipe closes, the parent is dead or has finished, and every child is known: the groups
+that are left are killed. prctl(2)'s death signal would not do: it reaches a server, but not the server's workers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ANNOUNCE = 'echo "+$$" >&0; exec "$@" </dev/null'
 
 
 class ProcessGuard:
-    """Our end of the pipe."""
+    """The parent's end of the pipe."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self, command: Sequence[str], environment: dict[str, str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-        """The command in a group of its own, which bears its PID, known to the guard from its first moment on."""
+        """Run the command in a process group of its own, whose id is its PID and which is guarded from the start."""
         return subprocess.Popen(
             ["/bin/sh", "-c", ANNOUNCE, "sh", *command],
             stdin=self._process.stdin,
@@ -37,20 +37,21 @@ class ProcessGuard:
         )
 
     def forget(self, group: int) -> None:
-        """It has ended, and its number may become somebody else's."""
+        """Stop guarding a group that has ended: the system may give its number to another process."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed the guard: we still end what we started
+        with suppress(BrokenPipeError):  # the guard was killed; the parent still ends what it started
             self._process.stdin.write(b"-%d\n" % group)
             self._process.stdin.flush()
 
     def close(self) -> None:
+        """Close the pipe, and wait until the guard has killed what is left."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 def read_groups(lines: Iterable[str]) -> set[int]:
-    """The groups that are left at the end."""
+    """Return the groups that are left at the end of the pipe."""
     groups: set[int] = set()
     for line in lines:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))

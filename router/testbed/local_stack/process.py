@@ -1,4 +1,4 @@
-"""One process of the stack: in a group of its own, with a log file, ended for certain together with its workers."""
+"""One process of the stack: in a process group of its own, with a log file, stopped together with its workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOT_THE_CAUSE = (" INFO ", " WARNING ", "Engine core initialization failed", "En
 TAIL_BYTES = 200_000
 
 
-class ChildProcess:
-    """A program that may be started again after it has ended; its log goes on then."""
+class StackProcess:
+    """A program that may be started again after it has ended; its log then continues."""
 
     def __init__(self, program: Program, log: Path, guard: ProcessGuard, http: httpx.Client) -> None:
         self.program = program
@@ -38,7 +38,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """PID, which is also the id of the process group."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process.pid
 
@@ -46,11 +46,11 @@ class ChildProcess:
         with self.log.open("ab") as out:
             self._process = self._guard.start(self.program.command, {**os.environ, **self.program.environment}, out)
 
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def works(self) -> bool:
-        """One look, of a second at most."""
+    def is_ready(self) -> bool:
+        """Probe the program's `ready` address once, for a second at most."""
         ready = self.program.ready
         try:
             if ready.startswith("tcp://"):
@@ -62,19 +62,19 @@ class ChildProcess:
             return False
 
     def terminate(self) -> None:
-        """Ask it to end; `kill` makes sure."""
-        if self.running():
+        """Send SIGTERM; `kill` makes sure."""
+        if self.is_running():
             assert self._process is not None
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended, or the time is up."""
+        """Wait until it has ended, at most `timeout_s`."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, as a crash would end it: the leader may be gone and its workers not."""
+        """Send SIGKILL to the whole group, as a crash would end it: workers may have outlived their leader."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -82,16 +82,16 @@ class ChildProcess:
             self._guard.forget(self.pid)
 
     def describe_end(self) -> str:
-        """How it ended, and what its log says of the cause, in one line."""
+        """Return one line with how it ended and the cause in its log."""
         code = self._process.returncode if self._process is not None else None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
-        return f"{self.name} {how}: {self.last_error()}; all of it: {self.log}"
+        return f"{self.name} {how}: {self.last_error()}; full log: {self.log}"
 
     def last_error(self) -> str:
-        """The first error in the log's last part, Python's before Mooncake's own; without one its last line."""
+        """The first error in the last part of the log, Python's before Mooncake's own; without one its last line."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").strip().splitlines() or ["it has said nothing"]
+            lines = log.read().decode(errors="replace").strip().splitlines() or ["the log is empty"]
         causes = [line for line in lines if not any(phrase in line for phrase in NOT_THE_CAUSE)]
-        found = (match[0].strip() for cause in CAUSES for line in causes if (match := cause.search(line)))
-        return next(found, lines[-1].strip())
+        errors = (match[0].strip() for cause in CAUSES for line in causes if (match := cause.search(line)))
+        return next(errors, lines[-1].strip())

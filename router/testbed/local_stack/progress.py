@@ -1,4 +1,4 @@
-"""The start of a stack on a terminal: a line for what is done, and below it what is waited for, with the seconds."""
+"""Progress of a stack's start on a terminal: a line for each step, and below what is waited for, with the seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.testbed.local_stack.supervisor import ReportLine
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[tuple[ReportLine, ReportLine]]:
-    """Two functions: one prints a line that stays, the other says what is waited for. Without a terminal only lines."""
+    """Yield two functions: one prints a line, the other shows what is waited for, which only a terminal displays."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("installing", total=None)

@@ -1,9 +1,9 @@
-"""Makes random Qwen2 models, `tiny` and `mid`, and a LoRA adapter for the first: `make_model.py FOLDER`.
+"""`make_model.py FOLDER` makes random Qwen2 models, `tiny` and `mid`, and a LoRA adapter for the first.
 
-Nothing is downloaded. Their words are meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
-tools, after Qwen's) and KV cache are of the real kind, and that is all that is asked of them. The template is made to
-show every mistake in the conversion of messages: it prints tool-call arguments through `tojson`, so a string in the
-place of an object changes the tokens, and it knows a kwarg. Run with the Python of the stack's environment.
+Nothing is downloaded. Their output is meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
+tools, after Qwen's) and KV cache are of the real kind, and that is all that is needed of them. The template is made to
+reveal every mistake in the conversion of messages: it prints tool-call arguments through `tojson`, so a string in place
+of an object changes the tokens, and it uses a kwarg. Run with the Python of the stack's environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCABULARY = 4096
 POSITIONS = 32768
 RANK = 8
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# How Qwen2 splits text into words: transformers does so for every Qwen2 model, whatever the model's own file says.
+# Qwen2's rule for splitting text into words, which transformers uses for every Qwen2 model and in place of its file's.
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -98,7 +98,7 @@ TEMPLATE = """\
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on the text that every Python brings along."""
+    """Train a byte-level BPE on the source files of Python's standard library."""
     raw = Tokenizer(models.BPE())
     raw.normalizer = normalizers.NFC()
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -129,6 +129,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> None:
+    """Write a model with random weights and its tokenizer."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -149,7 +150,7 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: ModelSize
 
 
 def make_adapter(folder: Path, size: ModelSize) -> None:
-    """A LoRA of rank 8 on the query projections."""
+    """Write a LoRA of rank 8 on the query projections, with random weights."""
     folder.mkdir(parents=True)
     settings: dict[str, object] = {
         "peft_type": "LORA",

@@ -1,8 +1,8 @@
-"""Runs at the start of every engine (PYTHONPATH): waiting processes sleep a moment instead of yielding in a loop.
+"""Runs at the start of every engine (PYTHONPATH): waiting processes sleep 50 us instead of yielding in a loop.
 
-vLLM's processes wait for each other in a loop around sched_yield(2) (vllm/distributed/utils.py). Where cores are fewer
-than processes, as here, such a loop starves who shares its core: loads from the pool were seen to take ten seconds and
-more, until the master took Mooncake's client for dead. 50 us of sleep cost a request nothing that can be measured.
+vLLM's processes wait for each other in a loop around sched_yield(2) (vllm/distributed/utils.py). With fewer cores than
+processes, as here, such a loop starves the process that shares its core: loads from the pool took ten seconds and more,
+until the master considered Mooncake's client dead. 50 us of sleep cost a request nothing that can be measured.
 """
 
 import os

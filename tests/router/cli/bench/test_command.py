@@ -17,8 +17,7 @@ from rich.console import Console
 from router.cli.bench.command import bench_agents, bench_layers
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.config.schema import Config, InstanceConfig
-from router.testbed.bench.agents import EnvironmentFactory
-from router.testbed.bench.environment import BenchFailed, Environment
+from router.testbed.bench.environment import BenchFailed, Environment, EnvironmentFactory
 from router.testbed.workloads import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
 

@@ -78,7 +78,7 @@ async def test_ids_are_exact_and_nothing_is_calibrated(tmp_path: Path) -> None:
 
 
 async def test_an_endpoint_that_is_down_is_one_line() -> None:
-    with pytest.raises(EndpointUnavailable, match="does it run there"):
+    with pytest.raises(EndpointUnavailable, match="is it running there"):
         await run_load(asked(NOBODY), AGENTS, console=console())
     with pytest.raises(EndpointUnavailable, match="the first request failed"):
         await run_load(asked(NOBODY, model="m"), AGENTS, console=console())

@@ -1,7 +1,11 @@
-"""Whether a stack answers, what its engines say of themselves, and empty caches: on one emulated engine."""
+"""Environments of benchmarks on one emulated engine: running stacks, facts about engines, empty caches.
+
+That a stack is started when none runs is tested with the real one.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,10 +13,12 @@ import pytest
 from router.clock import SystemClock
 from router.config.schema import Config
 from router.config.sections.local_stack import LocalStackConfig
+from router.errors import ConfigError
 from router.testbed.bench.environment import (
     BenchFailed,
     Environment,
     clear_caches,
+    environment_factory,
     find_running_stack,
     read_engine_facts,
 )
@@ -31,10 +37,10 @@ def described(fake: FakeEngine, **more: object) -> LocalStackConfig:
 
 async def test_a_running_stack_is_found() -> None:
     async with engine(model="m") as fake:
-        site = await find_running_stack(Config(), described(fake))
-    assert site is not None
-    assert (site.engines, site.master, site.model) == ((fake.url,), None, "m")
-    assert [instance.url for instance in site.router_config.fleet.instances] == [fake.url]
+        environment = await find_running_stack(Config(), described(fake))
+    assert environment is not None
+    assert (environment.engines, environment.master, environment.model) == ((fake.url,), None, "m")
+    assert [instance.url for instance in environment.router_config.fleet.instances] == [fake.url]
     assert await find_running_stack(Config(), described(fake)) is None  # it has ended
 
 
@@ -44,20 +50,35 @@ async def test_a_stack_whose_master_is_silent_is_not_running() -> None:
         assert await find_running_stack(Config(), described(fake, store=True, master_http_port=1)) is None
 
 
-async def test_what_an_engine_says_of_itself() -> None:
+async def test_the_facts_of_an_engine() -> None:
     async with engine(model="m", block_tokens=32, max_model_len=2048) as fake:
         facts = await read_engine_facts(Environment((fake.url,), None, "m", Config()))
-        with pytest.raises(BenchFailed, match="does not say what it is"):
+        with pytest.raises(BenchFailed, match="does not report its facts"):
             await read_engine_facts(Environment((fake.url,), None, "another model", Config()))
     assert (facts.version, facts.block_tokens, facts.context_tokens) == ("vLLM 0.32.0", 32, 2048)
 
 
-async def test_wiping_forgets_what_was_cached() -> None:
+async def test_clearing_empties_the_caches() -> None:
     async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
-        site = Environment((fake.url,), None, "m", Config())
+        environment = Environment((fake.url,), None, "m", Config())
         await client.complete(PROMPT, 1)
-        assert await clear_caches(site, SystemClock()) is None
+        assert await clear_caches(environment, SystemClock()) is None
         again = await client.complete(PROMPT, 1)
     assert isinstance(again, ClientAnswer)
     assert again.cached_tokens == 0
-    assert await clear_caches(site, SystemClock()) == f"{fake.url}/reset_prefix_cache: ConnectError"
+    assert await clear_caches(environment, SystemClock()) == f"{fake.url}/reset_prefix_cache: ConnectError"
+
+
+def test_without_a_stack_section_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stack: is needed"):
+        environment_factory(Config(), tmp_path, print)
+
+
+async def test_a_stack_that_runs_is_measured_as_it_is(tmp_path: Path) -> None:
+    lines: list[str] = []
+    async with engine(model="m") as fake:
+        section = {"engines": 1, "first_port": urlsplit(fake.url).port, "served_name": "m", "store": False}
+        settings = Config.model_validate({"stack": section})
+        async with environment_factory(settings, tmp_path, lines.append)(True) as environment:
+            assert environment.engines == (fake.url,)
+    assert lines == [f"measuring the stack that runs at {fake.url}"]

@@ -56,5 +56,5 @@ async def test_a_model_that_is_not_there_is_told() -> None:
 async def test_tokens_per_word_are_those_of_the_models_tokenizer() -> None:
     async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         measured = await measure_tokens_per_word(client, 5)
-    words = TextGenerator(5).first(CALIBRATION_SOURCE, 2000)
+    words = TextGenerator(5).generate_words(CALIBRATION_SOURCE, 2000)
     assert measured == pytest.approx(len(Vocabulary().encode("".join(words))) / 2000, rel=0.05)

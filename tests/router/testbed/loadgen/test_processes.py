@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,7 @@ import msgspec
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.loadgen import processes
-from router.testbed.loadgen.job import LoadJob, SentRequest
+from router.testbed.loadgen.job import LoadJob, SentRequest, encode_frame
 from router.testbed.loadgen.processes import ClientsNotStarted, run_clients
 from router.testbed.loadgen.sharding import split_sessions
 from router.testbed.workloads import CODEX
@@ -77,7 +77,7 @@ async def test_a_process_that_is_killed_is_told_and_the_others_go_on() -> None:
 
 
 async def test_processes_that_do_not_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ClientsNotStarted, match="2 of 2 client processes did not start"):
         await run_clients(jobs("http://127.0.0.1:1"), SystemClock(), lambda sent: None)
 
@@ -85,12 +85,12 @@ async def test_processes_that_do_not_start_are_one_line(monkeypatch: pytest.Monk
 async def started(read: Callable[[asyncio.subprocess.Process], object], job: bytes) -> int:
     """A client process alone, led by hand; its status when it has ended."""
     process = await asyncio.create_subprocess_exec(
-        *(processes.sys.executable, "-m", "router.testbed.loadgen.client_process"),
+        *(sys.executable, "-m", "router.testbed.loadgen.client_process"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
-    process.stdin.write(processes.encode_frame(job))
+    process.stdin.write(encode_frame(job))
     read(process)
     return await asyncio.wait_for(process.wait(), 30)
 

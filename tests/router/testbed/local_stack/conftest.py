@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.ports import free_port
+from router.testbed.local_stack.preflight import free_ports
 
 SERVER = """\
 #!{python}
@@ -50,7 +50,7 @@ def asked(tmp_path: Path) -> Callable[..., LocalStackConfig]:
     """A small stack on ports that are free."""
 
     def make(**given: object) -> LocalStackConfig:
-        ports = {name: free_port() for name in ("master_port", "master_http_port", "client_port")}
+        ports = dict(zip(("master_port", "master_http_port", "client_port"), free_ports(3), strict=True))
         base = {"model": str(tmp_path), "logs_dir": str(tmp_path / "logs"), "first_port": 0, "start_timeout_s": 20.0}
         return LocalStackConfig.model_validate({**base, **ports, **given})
 

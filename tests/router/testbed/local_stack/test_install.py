@@ -51,9 +51,9 @@ def test_other_pins_are_another_environment(pins: Path) -> None:
             f"pip cannot find torch's CPU build (torch==2.13.0+cpu): set {install.EXTRA_INDEX} to the address of",
         ),
         ("ERROR: No matching distribution found for other==1.0", "pip cannot find other==1.0 for Python 3."),
-        ("ERROR: something else\nERROR: and more\n", "pip failed: ERROR: something else; all of it: "),
-        ("Killed", "pip failed: Killed; all of it: "),
-        ("", "pip failed: no output; all of it: "),
+        ("ERROR: something else\nERROR: and more\n", "pip failed: ERROR: something else; full log: "),
+        ("Killed", "pip failed: Killed; full log: "),
+        ("", "pip failed: no output; full log: "),
     ],
 )
 def test_what_went_wrong_is_said_in_one_line(tmp_path: Path, said: str, line: str) -> None:

@@ -1,4 +1,4 @@
-"""What a log says of the cause, in one line. How children live and end: `test_supervise.py`."""
+"""The cause of an end in a log, in one line. Start and stop of processes: `test_supervisor.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from router.testbed.local_stack.commands import Program
 from router.testbed.local_stack.guard import ProcessGuard
-from router.testbed.local_stack.process import ChildProcess
+from router.testbed.local_stack.process import StackProcess
 
 GLOG = "E1121 07:46:28.802861 24987 transfer_metadata.cpp:1098] Local segment descriptor not found"
 FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
@@ -18,7 +18,7 @@ FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        ("", "it has said nothing"),
+        ("", "the log is empty"),
         ("starting\nended for no reason\n", "ended for no reason"),
         (f"{GLOG}\n(Worker pid=7) ERROR 11-21 ValueError: no room\nmore", "ValueError: no room"),
         (f"{GLOG}\n{FATAL}\nE1121 later", FATAL),
@@ -31,7 +31,7 @@ FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
 def test_the_cause(tmp_path: Path, log: str, cause: str) -> None:
     guard = ProcessGuard()
     with httpx.Client() as http:
-        child = ChildProcess(Program("x", ["true"], {}, "tcp://127.0.0.1:1"), tmp_path / "x.log", guard, http)
+        child = StackProcess(Program("x", ["true"], {}, "tcp://127.0.0.1:1"), tmp_path / "x.log", guard, http)
     child.log.write_text(log)
     assert child.last_error() == cause
     guard.close()

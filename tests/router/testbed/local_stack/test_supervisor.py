@@ -13,9 +13,8 @@ import pytest
 from router.config.schema import Config
 from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.kv_transfer_config import EngineExtras, prefill
-from router.testbed.local_stack.ports import PortTaken
-from router.testbed.local_stack.router_config import build_router_config
-from router.testbed.local_stack.supervisor import RunningStack, StackFailed
+from router.testbed.local_stack.preflight import PortTaken
+from router.testbed.local_stack.supervisor import RunningStack, StackFailed, build_router_config
 
 Asked = Callable[..., LocalStackConfig]
 
@@ -41,7 +40,7 @@ def test_everything_runs_between_enter_and_exit(asked: Asked, venv: Path) -> Non
         assert stack.describe_failure() is None
         assert all(server.log.read_text().startswith("started as") for server in servers)
     assert all(gone(server.pid) for server in servers)
-    assert sum("works after" in line for line in said) == 4
+    assert sum("is ready after" in line for line in said) == 4
 
 
 def test_without_a_store_there_are_only_engines(asked: Asked, venv: Path) -> None:
@@ -55,13 +54,13 @@ def test_one_that_ends_at_once_is_told_with_its_cause_and_nothing_is_left(asked:
     stack = RunningStack(asked(), [EngineExtras(), EngineExtras(("--die",))], venv=venv)
     with pytest.raises(StackFailed) as failure, stack:
         pass
-    assert str(failure.value).startswith("engine-1 ended with status 3: ValueError: no room for the cache; all of it: ")
+    assert str(failure.value).startswith("engine-1 ended with status 3: ValueError: no room for the cache; full log: ")
     assert all(gone(stack.server(name).pid) for name in ("master", "client", "engine-0", "engine-1"))
 
 
 def test_one_that_never_works_is_told(asked: Asked, venv: Path) -> None:
     stack = RunningStack(asked(store=False, start_timeout_s=0.3), [EngineExtras(("--mute",))], venv=venv)
-    with pytest.raises(StackFailed, match=r"engine-\d does not work after 0.3 s \(stack.start_timeout_s\): "), stack:
+    with pytest.raises(StackFailed, match=r"engine-\d is not ready after 0.3 s \(stack.start_timeout_s\): "), stack:
         pass
 
 
@@ -78,7 +77,10 @@ def test_a_port_in_use_is_told_before_anything_starts(asked: Asked, venv: Path, 
 def test_a_folder_for_logs_that_cannot_be_is_told(asked: Asked, venv: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     stack = RunningStack(asked(logs_dir=str(tmp_path / "file" / "logs")), venv=venv)
-    with pytest.raises(StackFailed, match=r"^no logs can be written: .*: change stack\.logs_dir$"), stack:
+    with (
+        pytest.raises(StackFailed, match=r"^stack\.logs_dir: logs cannot be written: .*: choose another folder$"),
+        stack,
+    ):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Frames on a pipe: they come out as they went in, and an end in between is an end."""
+"""Frames on a pipe: messages come out as they went in, and a pipe that closes inside one ends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.loadgen.framing import encode_frame, read_frame
+from router.testbed.loadgen.job import encode_frame, read_frame
 
 
 def read_all(sent: bytes) -> list[bytes]:

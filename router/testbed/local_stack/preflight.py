@@ -1,0 +1,84 @@
+"""Checks before a local stack starts, and the ports that it starts on.
+
+The system chooses a port where the configuration says 0. A port in use, and memory that would not suffice, end the
+start with one line that names the setting to change.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from router.config.sections.local_stack import LocalStackConfig
+from router.errors import WarmrouteError
+
+GIB = 1024**3
+ENGINE_BYTES = int(1.6 * GIB)  # Python, torch and vLLM in three processes, without weights, cache and buffers
+OTHER_BYTES = GIB // 2  # master, client and router, before they hold anything
+
+
+class PortTaken(WarmrouteError):
+    """Another process listens on a port of the stack."""
+
+
+class TooLittleMemory(WarmrouteError):
+    """The stack would not fit into the memory that is available."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` different ports that are free now; another process may still take one before it is used."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def choose_ports(config: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:
+    """Return the section with every 0 replaced, and the ports of the engines: `first_port` and up, or free ones."""
+    names = ("master_port", "master_http_port", "client_port")
+    missing = [name for name in names if getattr(config, name) == 0]
+    free = free_ports(len(missing) + config.engines)
+    chosen = config.model_copy(update=dict(zip(missing, free, strict=False)))
+    if config.first_port == 0:
+        return chosen, free[len(missing) :]
+    return chosen, [config.first_port + i for i in range(config.engines)]
+
+
+def check_ports(ports: Mapping[str, int]) -> None:
+    """Check that the ports can be bound; keys are the settings that name them, and 0 always can.
+
+    Raises PortTaken for the first that cannot.
+    """
+    for setting, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise PortTaken(f"port {port} is in use: stop what listens there, or change {setting}") from error
+
+
+def estimate_bytes(config: LocalStackConfig, model: Path) -> int:
+    """Estimate the memory of the whole stack, in bytes, when caches and pool are full."""
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    engine = ENGINE_BYTES + weights + config.kv_cache_bytes + (config.buffer_bytes if config.store else 0)
+    return config.engines * engine + OTHER_BYTES + (config.pool_bytes if config.store else 0)
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Memory that can be used without swapping, in bytes, by Linux' /proc."""
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def check_memory(config: LocalStackConfig, model: Path) -> None:
+    """Check that the stack fits into memory. Raises TooLittleMemory when it does not."""
+    needed, available = estimate_bytes(config, model), available_bytes()
+    if needed > available:
+        raise TooLittleMemory(
+            f"too little memory: {config.engines} engines need about {needed / GIB:.1f} GiB and "
+            f"{available / GIB:.1f} GiB are available: reduce stack.engines, stack.kv_cache_bytes or stack.pool_bytes"
+        )
