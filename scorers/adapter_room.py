@@ -1,4 +1,4 @@
-"""Keeps a LoRA request away from engines where it would have to wait until other adapters are done."""
+"""A filter that keeps a LoRA request away from engines where it would have to wait for an adapter slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scorers.contract import Filter, Load, Needs, View
 class AdapterRoom(Filter):
     """Drops targets whose adapter slots are all taken by other adapters, running or waiting.
 
-    Requests without an adapter are not filtered. Missing: a row whose engine does not tell its adapters or its number
+    Requests without an adapter are not filtered. Missing: a row whose engine does not report its adapters or its number
     of slots stays.
     """
 

@@ -1,15 +1,15 @@
-"""The best match that is not busier than usual, or else the least loaded: AIBrix's `prefix-cache` router.
+"""AIBrix's `prefix-cache` router: the best match that is not busier than usual, or else the least loaded target.
 
     most - least requests > imbalance     -> fewest requests
     else, of those with a match and       requests <= mean + sigma * standard deviation
                                           -> highest match in per cent, then fewest requests
-    nobody such                           -> fewest requests
+    no such row                           -> fewest requests
 
 Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go; defaults as in the code (8 and 1; its
-README says 16 and 2). Later versions call a fleet unbalanced only if the busiest also has more than 2 * (mean + 1), and
-then still match among the least loaded. There a router matches its own table of hashed blocks of 128 characters, which
-forgets by age and size; here the match is what the engines' events say, and what was just sent there. Requests are our
-own in flight, which is what AIBrix's gateway counts too.
+README says 16 and 2). Later versions call a fleet unbalanced only if the busiest target also has more than 2 * (mean +
+1) requests, and then still match among the least loaded. AIBrix matches its own table of hashed blocks of 128
+characters, which forgets by age and size; here the match comes from the engines' events and from what was just sent.
+Requests are this router's own in flight, which is what AIBrix's gateway counts too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from math import sqrt
 
 from scorers.blocks import fill_credits, whole_tokens
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class AibrixPrefix(Scorer):
-    """A rank in numbers: below 0 the matches that are not too busy, by per cent; from 0 on all others, by requests.
+    """A rank as a number: below 0 the matches that are not too busy, by per cent; from 0 on all others, by requests.
 
-    Missing: a row of unknown overlap matches as the others do on average. Of a prompt of unknown length the longest run
-    that anybody holds is the whole. Requests are never missing.
+    Missing: a row with an unknown overlap matches as much as the others do on average. For a prompt of unknown length,
+    the longest run that any row holds stands in for the whole prompt. Requests are never missing.
     """
 
     needs = Needs.CACHE | Needs.LOAD
@@ -37,10 +38,7 @@ class AibrixPrefix(Scorer):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.imbalance < 0:
-            raise ValueError(f"imbalance: at least 0 requests, not {self.imbalance}")
-        if self.sigma < 0:
-            raise ValueError(f"sigma: at least 0 standard deviations, not {self.sigma}")
+        check_at_least(0, imbalance=self.imbalance, sigma=self.sigma)
 
     def score(self, view: View) -> Sequence[float]:
         requests = [row.load.requests for row in view.rows]
@@ -50,7 +48,7 @@ class AibrixPrefix(Scorer):
         bound = self._bound(requests)
         whole = max(1, whole_tokens(view))
         matches = [min(100, int(100 * held / whole)) for held in fill_credits(view.rows, _held)]
-        # a per cent is worth more than all requests together: what is added for those stays below 1
+        # one per cent outweighs all requests together: the fraction added for them stays below 1
         return [
             count / (most + 1) - match if match and count <= bound else count
             for match, count in zip(matches, requests, strict=True)

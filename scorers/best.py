@@ -1,5 +1,7 @@
-"""The cheapest row. Ties are common (an idle fleet, a cold prompt), so how they fall matters: always the first row
-would pile every cold prompt onto one target.
+"""The picker that takes the cheapest row.
+
+Ties are common (an idle fleet, a cold prompt) and are broken by chance: always taking the first row would pile every
+cold prompt onto one target.
 """
 
 from __future__ import annotations
@@ -23,5 +25,5 @@ class Best(Picker):
             return costs.index(least)
         tied = [i for i, cost in enumerate(costs) if cost == least]
         tied.sort(key=lambda i: view.rows[i].target)
-        (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one for all: a lot each costs 25 us for 64 rows
+        (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one for all: a draw each takes 25 us for 64 rows
         return tied[int(lot * len(tied))]

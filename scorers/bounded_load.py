@@ -1,10 +1,10 @@
-"""A bound on load for policies that would pile up one key's requests on one target.
+"""A filter that bounds the load of one target, for policies that would send all requests with one key to it.
 
     keep a row while   its requests < ceil(factor * (all requests + 1) / rows)
 
 Mirrokni, Thorup & Zadimoghaddam, "Consistent Hashing with Bounded Loads" (arXiv 1608.01350, 2016): with this request
-counted, nobody gets more than `factor` times the average. What overflows goes to the key's next target, so it meets its
-like there too. The right side is at least the average of all, so some row always stays.
+counted, no target gets more than `factor` times the average. What overflows goes to the key's next target, so requests
+with the same key meet there too. The right side is at least the average of all rows, so some row always stays.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from math import ceil
 
 from scorers.contract import Filter, Needs, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class BoundedLoad(Filter):
     """Drops targets that have `factor` times the average of our own requests, this one counted.
 
-    Never missing: the books are the router's. Requests of others are not in them.
+    Never missing: the router counts its own requests. Those of other clients do not count.
     """
 
     needs = Needs.LOAD
@@ -28,8 +29,7 @@ class BoundedLoad(Filter):
     factor: float = 1.25
 
     def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise ValueError(f"factor: at least 1, the average, not {self.factor}")
+        check_at_least(1, factor=self.factor)
 
     def keep(self, view: View) -> Sequence[bool]:
         requests = [row.load.requests for row in view.rows]

@@ -1,8 +1,8 @@
-"""Chance for plug-ins that need some: a number that looks random and is a function of what the view says.
+"""Pseudo-random draws for plug-ins, computed from the view alone.
 
-Nothing here keeps state or is seeded by the process, so replaying a view gives the same draw. A draw belongs to a
-name (a target, as a rule) and not to a position, so the order of rows does not matter; `use` keeps the draws of two
-plug-ins in one policy independent.
+Nothing here keeps state or is seeded by the process, so replaying a view gives the same draw. A draw belongs to a name
+(a target, as a rule) and not to a position, so the order of rows does not matter. `use` keeps the draws of two plug-ins
+in one policy independent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ _WORD = (1 << 64) - 1
 
 
 def draws(seed: int, number: int, names: Iterable[str], use: str = "") -> list[float]:
-    """For each name a number strictly between 0 and 1: uniform, and independent of every other argument's draw.
+    """Return a number strictly between 0 and 1 for each name: uniform, and independent of the draws for other
+    arguments.
 
-    `use` has at most 16 bytes. About 0.4 us per name.
+    `use` has at most 16 bytes. Takes about 0.4 us per name.
     """
     salt = (seed & _WORD).to_bytes(8) + (number & _WORD).to_bytes(8)
-    begun = blake2b(digest_size=8, salt=salt, person=use.encode())  # copying it costs half of beginning anew
+    seeded = blake2b(digest_size=8, salt=salt, person=use.encode())  # a copy costs half of a new hash
     digests = []
     for name in names:
-        one = begun.copy()
+        one = seeded.copy()
         one.update(name.encode())
         digests.append(one.digest())
     words = unpack(f">{len(digests)}Q", b"".join(digests))
-    # 52 bits and a half: exact in a float, and never 0 or 1, so that a logarithm of it is finite
+    # 52 bits plus a half: exact in a float, and never 0 or 1, so that its logarithm is finite
     return [((word >> 12) + 0.5) / 2**52 for word in words]

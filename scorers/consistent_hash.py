@@ -1,14 +1,15 @@
-"""The same key to the same target, without remembering anything: rendezvous hashing.
+"""Rendezvous hashing: the same key always goes to the same target, and nothing is remembered.
 
     cost = hash(salt, key, target)      uniform between 0 and 1; the least wins
 
 Thaler & Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (IEEE/ACM Transactions on Networking, 1998),
-with the lowest weight instead of the highest. Every router of a deployment computes the same, before and after a
-restart; a target that goes gives its keys away evenly and moves no other's, one that comes takes only its share. A ring
-of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
+with the lowest weight instead of the highest. Every router of a deployment computes the same order, before and after a
+restart. When a target leaves, its keys are spread evenly and no other key moves; a new target takes only its share. A
+ring of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
 
-The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that equal beginnings still
-meet; where that is unknown too, the request's number: spread evenly, and no two routers alike.
+The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that prompts with the same
+prefix still meet. If that is unknown too, the request's number is the key, which spreads requests evenly and
+differently on every router.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ NEEDS: dict[Key, Needs] = {
 
 @dataclass(frozen=True)
 class ConsistentHash(Scorer):
-    """A number between 0 and 1 that hangs on the request's key and the target alone: a key's order of targets.
+    """A number between 0 and 1 that depends on the request's key and the target alone: a key's order of targets.
 
-    `by` names the key. A prefix is known where the router tokenises prompts; only `by: prefix` makes it do so. `salt`
-    gives another order: two policies with different salts disagree on purpose.
+    `by` names the key. A prefix is known where the router tokenises prompts; only `by: prefix` makes it do so. A
+    different `salt` gives another order: two policies with different salts disagree on purpose.
 
-    Missing: without its key a request goes by its prefix, without that by its number.
+    Missing: a request without the key is hashed by its prefix, and without that by its number.
     """
 
     needs = Needs.CACHE | Needs.SESSION
@@ -48,7 +49,7 @@ class ConsistentHash(Scorer):
     salt: int = 0
 
     def __post_init__(self) -> None:
-        # what this one reads, not what any could: keys and tokens are work that hashing sessions does not need
+        # per instance: hashing sessions does not need the work of tokenising and computing block keys
         object.__setattr__(self, "needs", NEEDS[self.by])
 
     def score(self, view: View) -> Sequence[float]:

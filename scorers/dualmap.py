@@ -1,14 +1,14 @@
-"""Back to the cache while it starts in time, else to whoever starts first: DualMap's choice between two candidates.
+"""DualMap's choice: the target with the cache while it meets the TTFT objective, else the fastest.
 
-    best = who holds most of the prompt
+    best = the rows that hold most of the prompt
     TTFT(best) <= objective :  best holders before all others, by TTFT
     else                    :  by TTFT
 
-DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". Meant to come
-after the filter `dual_hash`; it works among any number of rows. There pending tokens times a constant are the TTFT, and
-equal holders are told apart by KV memory in use; here it is the learned curve with the cheapest way to fetch (ttft.py).
-Its rebalancing, which moves requests that wait in the router from one candidate to the other when both are overloaded,
-has no counterpart: here requests wait in the engines.
+DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". It is meant
+to follow the filter `dual_hash`, but works among any number of rows. DualMap estimates TTFT as pending tokens times a
+constant and separates equal holders by KV memory in use; here TTFT is the learned curve with the cheapest way to fetch
+(ttft.py). DualMap's rebalancing, which moves requests that wait in the router from one candidate to the other when both
+are overloaded, has no counterpart: here requests wait in the engines.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s
+from scorers.parameters import check_above_0, check_at_least
 from scorers.ttft import prompt_of, ttfts_ms
 
 
 @dataclass(frozen=True)
 class Dualmap(Scorer):
-    """Milliseconds to the first token; who does not hold most pays the objective on top while one who does meets it.
+    """Milliseconds to the first token, plus the objective for rows that do not hold most, while one that does meets it.
 
-    The objective is the request's own, or else `ttft_ms`. Held is what lies on the GPU, what was just sent there
-    included.
-    Missing: a row of unknown overlap holds what the others hold on average; the rest as in `expected_ttft`.
+    The objective is the request's own, or else `ttft_ms`. Held tokens are those on the GPU, including what was just
+    sent there. Missing: a row with an unknown overlap holds what the others hold on average; the rest as in
+    `expected_ttft`.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -38,8 +37,8 @@ class Dualmap(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_not_negative(ttft_ms=self.ttft_ms)
-        check_stale_s(self.stale_s)
+        check_at_least(0, ttft_ms=self.ttft_ms)
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         prompt = prompt_of(view)

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's router: the prefill that a target would have ahead, plus the KV it would then hold, in blocks.
+"""NVIDIA Dynamo's cost: prefill ahead at a target plus the KV it would then hold, in blocks.
 
     prefill = max(0, queued prefill + prompt - credit)                   no floor where overlap_score_credit > 1
     credit  = overlap_score_credit * decay * G + host_cache_hit_weight * C
@@ -6,13 +6,13 @@
     decay   = 1 / (1 + overlap_score_credit_decay * (queued - least queued) / prompt)
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * requests
 
-G, C and D are what the target holds of the prompt in each tier and in no faster one; S is what the shared pool holds
-beyond G; decode is the context of all requests there and of this one. Names, formula and defaults: ai-dynamo/dynamo,
-lib/kv-router/src/scheduling/selector/default.rs and config.rs (the floor: pull request 11714). Its
-`router_temperature` is the `softmax` picker's, its default of 0 the picker `best`.
+G, C and D are the prompt tokens that the target holds in each tier and in no faster one; S is what the shared pool
+holds beyond G; decode is the context of all requests there and of this one. Names, formula and defaults:
+ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the floor: pull request 11714). Its
+`router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
 
-What Dynamo does otherwise: it counts blocks that several running requests share once, our books add them up per
-request; it multiplies by "taints" of workers; its time-based estimate of prefill progress is not here.
+Differences from Dynamo: it counts blocks that several running requests share once, the bookings here add them up per
+request; it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
-from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class DynamoCost(Scorer):
-    """Blocks to prefill there, less those that caches spare, plus blocks of KV in use: NVIDIA Dynamo's cost.
+    """Blocks to prefill there, less those that caches save, plus blocks of KV in use: NVIDIA Dynamo's cost.
 
-    Missing: a row with unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that anybody holds stands in for it. Load is our own books, which are
-    never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
+    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
+    bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -46,19 +46,19 @@ class DynamoCost(Scorer):
     decode_active_request_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        check_not_negative(**vars(self))
+        check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
         rows, whole = view.rows, whole_tokens(view)
         unit, scale, per_request = block_tokens(rows), self.prefill_load_scale, self.decode_active_request_weight
         floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
         return [
-            (scale * max(floor, row.load.prefill_tokens + whole - spared) + row.load.context_tokens + whole) / unit
+            (scale * max(floor, row.load.prefill_tokens + whole - credit) + row.load.context_tokens + whole) / unit
             + per_request * row.load.requests
-            for row, spared in zip(rows, self._spared(view, whole), strict=True)
+            for row, credit in zip(rows, self._credits(view, whole), strict=True)
         ]
 
-    def _spared(self, view: View, whole: int) -> list[float]:
+    def _credits(self, view: View, whole: int) -> list[float]:
         """Tokens credited to each row."""
         pooled = pooled_tokens(view)
         tokens = Credit(

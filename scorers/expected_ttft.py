@@ -1,14 +1,15 @@
-"""When the first token would come: the wait, the fetching and the computing that a request has ahead at each target.
+"""Time to the first token: the wait, the fetching and the computing that a request has ahead at each target.
 
     cost = queued + others waiting * mean work + work
     work = least of all ways:  base + us_per_token * fetched, of every link used  +  prefill(prompt - reached, reached)
 
-This is the Mooncake paper's Algorithm 1 (arXiv 2407.00079, section 6: T_queue + T_transfer + T_prefill), but for when
-to transfer: there a ratio of prefix lengths decides (`mooncake_alg1.py`), here the price (`ttft.py` has the ways).
+This is the Mooncake paper's Algorithm 1 (arXiv 2407.00079, section 6: T_queue + T_transfer + T_prefill), except for
+when to transfer: there a ratio of prefix lengths decides (`mooncake_alg1.py`), here the price (`ttft.py` has the ways).
 
-Below the break-even, a link slower than the prefill, fetching is never the least: such a pool changes no cost and
-attracts nobody. (vLLM's connector has no such test and fetches what is there; that is no reason to go where it must.)
-Loading and a queue before it may overlap; they are added up, as in the paper, which errs towards who holds the prompt.
+If a link is slower than the prefill, fetching is never the least: such a pool changes no cost and attracts no request.
+(vLLM's connector has no such test and fetches what is there; that is no reason to send a request where it must.)
+Loading and a queue before it may overlap; they are added up, as in the paper, which errs towards the target that holds
+the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s
+from scorers.parameters import check_above_0
 from scorers.ttft import prompt_of, ttfts_ms, work_left
 
 
@@ -25,15 +26,15 @@ from scorers.ttft import prompt_of, ttfts_ms, work_left
 class ExpectedTtft(Scorer):
     """Milliseconds to the first token: the queue, then the cheapest mix of fetching and computing the prompt's KV.
 
-    What was sent there so recently that no event can have told of it yet counts as held by the GPU.
-    `pool: false` prices every target as if there were no shared pool.
+    Blocks sent there so recently that no event can have reported them yet count as held by the GPU. `pool: false`
+    prices every target as if there were no shared pool.
 
-    Others: of the requests that waited in the engine at its last poll, the share that was not ours; each is taken for a
-    request like this one on an average target. Our own that wait are `queued`, known to the instant.
+    Requests of other clients: of those that waited in the engine at its last poll, the share that was not ours; each is
+    taken for a request like this one on an average target. Our own that wait are `queued`, always up to date.
 
-    Missing: a row with unknown overlap is taken to hold on its GPU what the others hold on average; the pool counts for
-    it as for all. Where the prompt's length is unknown, the longest run that anybody holds stands in for it. An engine
-    that has not told of its queue, or told it more than `stale_s` ago, is taken for an average one. A link of unknown
+    Missing: a row with an unknown overlap is taken to hold on its GPU what the others hold on average; the pool counts
+    for it as for all. Where the prompt's length is unknown, the longest run that any row holds stands in for it. An
+    engine that has not reported its queue, or longer than `stale_s` ago, is taken for an average one. A link of unknown
     speed is not used, an unknown pool holds nothing.
     """
 
@@ -44,7 +45,7 @@ class ExpectedTtft(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_stale_s(self.stale_s)
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         return ttfts_ms(view.rows, prompt_of(view, pool=self.pool), self.stale_s)

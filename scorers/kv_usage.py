@@ -1,8 +1,9 @@
-"""How full a target's KV memory is with live requests: where it runs full, the engine preempts and recomputes.
+"""Share of a target's KV memory that live requests use: where it runs full, the engine preempts and recomputes.
 
     cost = share of KV blocks in use
 
-llm-d's kv-cache-utilisation score turned round (`1 - usage`). Cached but idle blocks do not count: they make way.
+llm-d's kv-cache-utilisation score inverted (`1 - usage`). Cached but idle blocks do not count, since they can be
+evicted.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, read_gauge
+from scorers.parameters import check_above_0
+from scorers.polled import read_gauge
 
 USAGE = attrgetter("kv_usage")
 
 
 @dataclass(frozen=True)
 class KvUsage(Scorer):
-    """The share of KV blocks that live requests use, as the engine last said.
+    """The share of KV blocks that live requests use, as the engine last reported.
 
-    Missing: a row whose engine has not told, or not within `stale_s`, gets the mean of the others; if none told, all
-    cost 0.
+    Missing: a row whose engine has not reported it, or not within `stale_s`, gets the mean of the others; if none has,
+    all cost 0.
     """
 
     needs = Needs.LOAD
@@ -31,10 +33,10 @@ class KvUsage(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_stale_s(self.stale_s)
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         costs = read_gauge([row.load for row in view.rows], USAGE, self.stale_s)
-        if min(costs) < 0 or max(costs) > 1:  # no engine should, but it is the engine's number
+        if min(costs) < 0 or max(costs) > 1:  # no engine should report this, but the number is not ours
             return [min(1.0, max(0.0, cost)) for cost in costs]
         return costs

@@ -1,4 +1,4 @@
-"""The oldest rule of load balancing: to whoever has the fewest requests of ours.
+"""The oldest rule of load balancing: the target with the fewest requests of this router wins.
 
 It needs nothing from the engines, so it is also what the router falls back to when a policy fails.
 """
@@ -13,7 +13,7 @@ from scorers.contract import Measure, Needs, Scorer, Unit, View
 
 @dataclass(frozen=True)
 class LeastRequests(Scorer):
-    """Our own bookings in flight at a target. Never missing: the books are the router's."""
+    """Our own bookings in flight at a target. Never missing: the router counts its own requests."""
 
     needs = Needs.LOAD
     unit = Unit.RAW

@@ -1,4 +1,4 @@
-"""LMetric: prefill that a target would have ahead, times what it is busy with. A product needs no weights to tune.
+"""LMetric: the prefill ahead at a target, multiplied by its batch. A product needs no weights to tune.
 
     cost = prefill * (decode + 1)          both in blocks
     prefill = max(0, queued prefill + prompt - credit)      credit as in Dynamo's cost
@@ -9,9 +9,9 @@ the form of ai-dynamo/dynamo's `lmetric` selection policy (pull request 11028): 
 tokens by the batch size, Dynamo by the blocks in use. In a sum each weight fixes how many blocks of KV are worth one of
 prefill; in a product a factor common to all targets cancels out.
 
-Where nothing is left to compute and nothing queued the product is 0 whatever the load. A full hit is not that, as
-overlaps leave out the last prompt token; credits that add up to more than 1 are, and a prompt of unknown length is at
-its longest holder.
+Where nothing is left to compute and nothing is queued, the product is 0 whatever the load. A full hit is not such a
+case, since overlaps leave out the last prompt token; credits that add up to more than 1 are, and so is a prompt of
+unknown length at its longest holder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
-from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class Lmetric(Scorer):
-    """Blocks to prefill there, less those that caches spare, times blocks of KV in use plus one.
+    """Blocks to prefill there, less those that caches save, times blocks of KV in use plus one.
 
-    Missing: a row with unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that anybody holds stands in for it. Load is our own books, which are
-    never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
+    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
+    bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -42,7 +42,7 @@ class Lmetric(Scorer):
     shared_cache_multiplier: float = 0.0
 
     def __post_init__(self) -> None:
-        check_not_negative(**vars(self))
+        check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
         rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
@@ -52,8 +52,8 @@ class Lmetric(Scorer):
             self.disk_cache_hit_weight,
             self.shared_cache_multiplier,
         ).tokens
-        spared = fill_credits(rows, lambda _, overlap: tokens(overlap, pooled))
+        credits = fill_credits(rows, lambda _, overlap: tokens(overlap, pooled))
         return [
             max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((row.load.context_tokens + whole) / unit + 1)
-            for row, credit in zip(rows, spared, strict=True)
+            for row, credit in zip(rows, credits, strict=True)
         ]

@@ -1,11 +1,11 @@
-"""What a target holds of the prompt, less how much busier it is than the mean: production-stack's `loadaware`.
+"""production-stack's `loadaware`: how much busier than the mean a target is, less the share of the prompt it holds.
 
     cost = beta * (requests - mean) / max(1, mean) - held / prompt tokens
 
-vLLM production-stack, pull request 1035, turned round (there the highest score wins). Both terms are plain numbers:
-with `beta` 1 a target twice as busy as the mean gives up a whole cache hit. There LMCache's controller tells what is
-held; here it is the longest run over all tiers of the instance, and what was just sent there. Requests are our own in
-flight, the `request_stats` of its router.
+vLLM production-stack, pull request 1035, inverted (there the highest score wins). Both terms are plain numbers: with
+`beta` 1 a target twice as busy as the mean gives up a whole cache hit. In production-stack LMCache's controller reports
+what is held; here it is the longest run over all tiers of the instance, including what was just sent there. Requests
+are our own in flight, the `request_stats` of its router.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import fill_credits, whole_tokens
-from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class Loadaware(Scorer):
-    """How much busier than the mean a target is, relative to the mean, less the share of the prompt that it holds.
+    """Load above the mean, relative to the mean, less the share of the prompt that the target holds.
 
-    Missing: a row of unknown overlap is taken to hold what the others hold on average. Of a prompt of unknown length
-    the longest run that anybody holds is the whole. Requests are never missing.
+    Missing: a row with an unknown overlap is taken to hold what the others hold on average. For a prompt of unknown
+    length, the longest run that any row holds stands in for the whole prompt. Requests are never missing.
     """
 
     needs = Needs.CACHE | Needs.LOAD
@@ -32,7 +32,7 @@ class Loadaware(Scorer):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        check_not_negative(beta=self.beta)
+        check_at_least(0, beta=self.beta)
 
     def score(self, view: View) -> Sequence[float]:
         requests = [row.load.requests for row in view.rows]

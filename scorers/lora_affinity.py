@@ -1,11 +1,11 @@
-"""Where a LoRA request finds its adapter, or room for it.
+"""LoRA affinity: a low cost where the request's adapter is active or a slot is free.
 
     cost   0    its adapter is active there
            0.2  a slot is free
-           0.4  others of its adapter wait there for a slot
+           0.4  other requests for its adapter wait there for a slot
            1    all slots are taken by other adapters
 
-llm-d's `lora-affinity-scorer` turned round (1.0, 0.8, 0.6, 0.0), tried in this order. A slot counts once even if its
+llm-d's `lora-affinity-scorer` inverted (1.0, 0.8, 0.6, 0.0), tried in this order. A slot counts once even if its
 adapter is both running and waiting; llm-d adds the two lists up.
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Load, Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, read_gauge
+from scorers.parameters import check_above_0
+from scorers.polled import read_gauge
 
 ACTIVE, ROOM, WAITING, FULL = 0.0, 0.2, 0.4, 1.0
 
@@ -24,8 +25,9 @@ ACTIVE, ROOM, WAITING, FULL = 0.0, 0.2, 0.4, 1.0
 class LoraAffinity(Scorer):
     """0 where the request's adapter runs, 0.2 where a slot is free, 0.4 where its adapter waits for one, else 1.
 
-    A request without an adapter needs no slot: every row costs 0. Missing: a row whose engine does not tell its
-    adapters or its number of slots, or not within `stale_s`, gets the mean of the others; if none told, all cost 0.
+    A request without an adapter needs no slot: every row costs 0. Missing: a row whose engine does not report its
+    adapters or its number of slots, or not within `stale_s`, gets the mean of the others; if none reports them, all
+    cost 0.
     """
 
     needs = Needs.LOAD
@@ -34,7 +36,7 @@ class LoraAffinity(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_stale_s(self.stale_s)
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         adapter = view.adapter

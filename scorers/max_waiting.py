@@ -1,4 +1,4 @@
-"""Keeps requests away from engines that already let requests wait, however good their cache."""
+"""A filter that keeps requests away from engines with a queue of their own, however much they have cached."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Filter, Load, Needs, View
+from scorers.parameters import check_above_0, check_at_least
 
 
 @dataclass(frozen=True)
 class MaxWaiting(Filter):
-    """Drops targets with more than `waiting` requests in the engine's own queue, as it said within `stale_s`.
+    """Drops targets with more than `waiting` requests in the engine's own queue, as reported within `stale_s`.
 
-    Missing: a row whose engine has not told, or not lately, stays.
+    Missing: a row whose engine has not reported its queue, or not within `stale_s`, stays.
     """
 
     needs = Needs.LOAD
@@ -21,10 +22,8 @@ class MaxWaiting(Filter):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.waiting < 0:
-            raise ValueError(f"waiting: at least 0, not {self.waiting}")
-        if self.stale_s <= 0:
-            raise ValueError(f"stale_s: an age above 0 s, not {self.stale_s}")
+        check_at_least(0, waiting=self.waiting)
+        check_above_0(stale_s=self.stale_s)
 
     def keep(self, view: View) -> Sequence[bool]:
         return [not self._too_many(row.load) for row in view.rows]

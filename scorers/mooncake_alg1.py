@@ -1,17 +1,17 @@
-"""Fetch the longest prefix where it is much longer than the own one, else compute: Mooncake's Algorithm 1.
+"""Mooncake's Algorithm 1: fetch the longest prefix where it is much longer than the target's own, else compute.
 
     best / own < balancing_threshold :  cost = queue + prefill(prompt, own)
     else                             :  cost = transfer(best - own) + queue + prefill(prompt, best)
 
-arXiv 2407.00079, section 6. A transfer leaves a copy where it went, so a hot prefix spreads by being used: that happens
-in the engines, the price only sends requests there. Unlike `expected_ttft` a ratio decides about the transfer, not the
-price, so a link slower than computing is used all the same.
+arXiv 2407.00079, section 6. A transfer leaves a copy at the target, so a hot prefix spreads by being used: that happens
+in the engines, the price only sends requests there. Unlike in `expected_ttft`, a ratio decides about the transfer, not
+the price, so a link slower than computing is used all the same.
 
-The paper names no value for the threshold; 1.5 here. There `best` is what another instance holds, and the transfer
-comes from it; here also what the shared pool holds, which wins where it is as long, because pools are what engines
-fetch from by themselves. The own prefix includes host memory without a price: the paper loads it layer by layer behind
-the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode instance, are not
-a scorer's.
+The paper gives no value for the threshold; 1.5 is ours. In the paper `best` is what another instance holds, and the
+transfer comes from it; here it is also what the shared pool holds, which wins where it is as long, because engines
+fetch from pools by themselves. The own prefix includes host memory without a price: the paper loads it layer by layer
+behind the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode instance,
+are outside a scorer's task.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from dataclasses import dataclass
 
 from scorers.blocks import fill_credits
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class MooncakeAlg1(Scorer):
     """Milliseconds to the first token, where a prefix that is `balancing_threshold` times the own is always fetched.
 
-    Missing: a row of unknown overlap holds what the others hold on average. A link of unknown speed carries nothing:
-    the row computes after its own prefix. An unknown pool holds nothing. Of a prompt of unknown length the longest run
-    that anybody holds is the whole. The queue is our own books.
+    Missing: a row with an unknown overlap holds what the others hold on average. A link of unknown speed carries
+    nothing: the row computes after its own prefix. An unknown pool holds nothing. For a prompt of unknown length, the
+    longest run that any row holds stands in for the whole prompt. The queue is our own bookings.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -38,8 +39,7 @@ class MooncakeAlg1(Scorer):
     balancing_threshold: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.balancing_threshold < 1:
-            raise ValueError(f"balancing_threshold: at least 1, not {self.balancing_threshold}")
+        check_at_least(1, balancing_threshold=self.balancing_threshold)
 
     def score(self, view: View) -> Sequence[float]:
         own = [round(held) for held in fill_credits(view.rows, _held)]

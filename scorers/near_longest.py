@@ -1,4 +1,4 @@
-"""The few targets worth pricing: who holds nearly the longest run of the prompt, and whose queue is the shortest.
+"""A filter that keeps the few targets worth pricing: near-longest holders of the prompt and the shortest queues.
 
     keep a row if   its run >= share * the longest run        on the GPU, or over all tiers of the instance
     or              its wait is the least of all
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Filter, Measure, Needs, View
-from scorers.polled import check_stale_s
+from scorers.parameters import check_above_0, check_shares
 from scorers.ttft import others_waiting, prompt_of
 
 
@@ -22,14 +22,14 @@ from scorers.ttft import others_waiting, prompt_of
 class NearLongest(Filter):
     """Keeps targets that hold `share` of the longest run of the prompt that any holds, and those with the least wait.
 
-    A run on the GPU (what was just sent there included) is held against the longest on a GPU, one over all of the
-    instance's tiers against the longest over all tiers: either will do, so that a long run on somebody's disk does not
-    drop a shorter one that is at hand. The pool does not count, it is the same for all. The wait is our own queue, plus
-    others in the engine taken for prompts as long as this one with nothing cached, on the nominal instance (without
-    one, on their own). All with the least wait stay: an idle fleet is priced whole.
+    A run on the GPU (including what was just sent there) is compared with the longest on a GPU, one over all of the
+    instance's tiers with the longest over all tiers. Either suffices, so that a long run on one target's disk does not
+    drop a shorter one on a GPU. The pool does not count, it is the same for all. The wait is our own queue, plus the
+    requests of others in the engine, taken for prompts as long as this one with nothing cached, on the nominal instance
+    (without one, on their own). All rows with the least wait stay: an idle fleet is priced whole.
 
-    Missing: a row of unknown overlap is near nothing, but may have the least wait. If no run is known, or none longer
-    than 0, all stay. Untold or old queues of others are taken for average ones.
+    Missing: a row with an unknown overlap is near nothing, but may have the least wait. If no run is known, or none is
+    longer than 0, all stay. Unreported or old queues of others are taken for average ones.
     """
 
     needs = Needs.CACHE | Needs.LOAD
@@ -38,9 +38,8 @@ class NearLongest(Filter):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share: above 0 and at most 1, not {self.share}")
-        check_stale_s(self.stale_s)
+        check_shares(share=self.share)
+        check_above_0(share=self.share, stale_s=self.stale_s)
 
     def keep(self, view: View) -> Sequence[bool]:
         near = self._near(view)
@@ -48,7 +47,7 @@ class NearLongest(Filter):
             return near
         waits = self._waits(view)
         least = min(waits)
-        return [holds or wait == least for holds, wait in zip(near, waits, strict=True)]
+        return [is_near or wait == least for is_near, wait in zip(near, waits, strict=True)]
 
     def settled_by(self) -> Measure:
         return Measure.QUEUE
@@ -62,7 +61,7 @@ class NearLongest(Filter):
         if whole == 0:
             return [True] * len(overlaps)
         enough = self.share * whole
-        enough_fast = self.share * fast or whole + 1  # nothing on any GPU: no run there is near
+        enough_fast = self.share * fast or whole + 1  # with nothing on any GPU no run there is near
         return [gpu >= enough_fast or all_ >= enough for gpu, all_ in zip(on_gpu, anywhere, strict=True)]
 
     def _waits(self, view: View) -> list[float]:

@@ -1,7 +1,9 @@
-"""A plug-in's parameters: its dataclass fields, checked strictly against what a policy file gives.
+"""Plug-in parameters: the fields of a plug-in's dataclass, checked strictly against a policy file.
 
 Strict because a misspelt parameter that is silently ignored looks like a policy that does not work. Values come from
-YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not.
+YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not. The `check_...`
+functions are for a plug-in's `__post_init__`: they refuse values out of bounds with a message for the author of the
+policy file.
 """
 
 from __future__ import annotations
@@ -18,24 +20,29 @@ REQUIRED = "required"
 
 
 class Parameter(NamedTuple):
+    """Name, type and default of one plug-in parameter."""
+
     name: str
     type: Any
     default: object
 
     @property
     def type_name(self) -> str:
-        """Its type for people: `float`, `int or null`, `'a' or 'b'`."""
-        return _spelled(self.type)
+        """The type as users write it: `float`, `int or null`, `'a' or 'b'`."""
+        return _type_name(self.type)
 
 
 def parameters(plugin: type[Any]) -> dict[str, Parameter]:
-    """What a policy file may set on a plug-in (a dataclass), by name."""
+    """Return the parameters of a plug-in (a dataclass) by name."""
     hints = get_type_hints(plugin)
     return {f.name: Parameter(f.name, hints[f.name], _default(f)) for f in fields(plugin) if f.init}
 
 
 def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
-    """`params` as keyword arguments of `plugin`. Raises ValueError that names the parameter and what is expected."""
+    """Return `params` as keyword arguments of `plugin`.
+
+    Raises ValueError that names the parameter and what is expected.
+    """
     known = parameters(plugin)
     for name in params:
         if name not in known:
@@ -44,12 +51,33 @@ def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[st
     for parameter in known.values():
         if parameter.default is REQUIRED and parameter.name not in params:
             raise ValueError(f"parameter {parameter.name!r} is required")
-    return {name: _value(known[name], value) for name, value in params.items()}
+    return {name: _convert(known[name], value) for name, value in params.items()}
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` where something known is spelled alike, else nothing."""
-    close = get_close_matches(given, list(known), n=1)
+def check_at_least(least: float, **values: float) -> None:
+    """Raise ValueError that names the first parameter below `least`."""
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name}: at least {least}, not {value}")
+
+
+def check_above_0(**values: float) -> None:
+    """Raise ValueError that names the first parameter that is 0 or less."""
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name}: above 0, not {value}")
+
+
+def check_shares(**values: float) -> None:
+    """Raise ValueError that names the first parameter outside [0, 1]."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: a share between 0 and 1, not {value}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` if a known name is spelt like `name`, else an empty string."""
+    close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -59,14 +87,16 @@ def _default(field: Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not MISSING else REQUIRED
 
 
-def _value(parameter: Parameter, value: Any) -> Any:
+def _convert(parameter: Parameter, value: Any) -> Any:
     if not _fits(value, parameter.type):
         raise ValueError(f"parameter {parameter.name!r} must be {parameter.type_name}, not {value!r}")
     return float(value) if parameter.type is float else value
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """No bool for a number, no .nan or .inf for a float; a whole number will do for a float."""
+    """Return whether `value` has the type `expected`: a bool is no number, .nan and .inf are no floats, an int is a
+    float.
+    """
     if get_origin(expected) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(expected))
     if get_origin(expected) is Literal:
@@ -78,9 +108,9 @@ def _fits(value: Any, expected: Any) -> bool:
     return isinstance(value, get_origin(expected) or expected)
 
 
-def _spelled(expected: Any) -> str:
+def _type_name(expected: Any) -> str:
     if get_origin(expected) in (Union, UnionType):
-        return " or ".join(_spelled(one) for one in get_args(expected))
+        return " or ".join(_type_name(one) for one in get_args(expected))
     if get_origin(expected) is Literal:
         return " or ".join(repr(one) for one in get_args(expected))
     if expected is NoneType:

@@ -1,9 +1,9 @@
-"""How much of the prompt a target would have to compute: the share that it does not hold.
+"""Share of the prompt that a target would have to compute because it does not hold it.
 
     cost = 1 - (gpu * G + cpu * C + disk * D) / prompt tokens
 
 G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix score
-turned round (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache).
+inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
+from scorers.parameters import check_shares
 from scorers.polled import fill_missing
 
 
@@ -19,10 +20,10 @@ from scorers.polled import fill_missing
 class PrefixOverlap(Scorer):
     """The share of the prompt that a target does not hold; tokens in slower tiers count less.
 
-    `expected` counts what was sent there so recently that no event can have told of it yet as held by the GPU.
-    Missing: a row with unknown overlap gets the mean of the known ones, so that silence neither attracts nor repels.
-    Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the best
-    holder costs least. Nothing known at all: every row costs 1.
+    `expected` counts blocks sent there so recently that no event can have reported them yet as held by the GPU.
+    Missing: a row with an unknown overlap gets the mean of the known ones, so that silence neither attracts nor repels.
+    Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the best holder
+    costs least. If no overlap is known, every row costs 1.
     """
 
     needs = Needs.CACHE
@@ -34,9 +35,7 @@ class PrefixOverlap(Scorer):
     expected: bool = True
 
     def __post_init__(self) -> None:
-        for tier in ("gpu", "cpu", "disk"):
-            if not 0 <= getattr(self, tier) <= 1:
-                raise ValueError(f"{tier}: a tier's weight lies between 0 and 1, not {getattr(self, tier)}")
+        check_shares(gpu=self.gpu, cpu=self.cpu, disk=self.disk)
 
     def score(self, view: View) -> Sequence[float]:
         usable = [None if row.overlap is None else self._usable(row.overlap) for row in view.rows]
@@ -48,7 +47,7 @@ class PrefixOverlap(Scorer):
         return [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
 
     def _usable(self, overlap: Overlap) -> float:
-        fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first counts the second
+        fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first includes the second
         if overlap.disk_tokens <= fast:  # tiers are cumulative: the slower ones add nothing
             return self.gpu * fast
         middle = max(fast, overlap.cpu_tokens)

@@ -1,8 +1,8 @@
-"""What an approximate prefix tree per worker would say, read off our index: for policies that were made around one.
+"""Answers of an approximate prefix tree per worker, read from the index: for policies that were designed around one.
 
 SGLang's and Ray's routers remember the text that they sent to each worker in a tree of characters. Their match is our
-overlap, in whatever tier (a tree knows none), and a tree's size is all that the index knows a target to hold. The index
-forgets what the engine evicts, a tree only what it evicts itself.
+overlap, in whatever tier (a tree knows none), and a tree's size is the number of tokens that the index knows a target
+to hold. The index forgets what the engine evicts, a tree only what it evicts itself.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from scorers.polled import fill_missing
 
 
 def match_tokens(rows: Sequence[Row]) -> list[int]:
-    """Leading prompt tokens that each row holds in any tier or was just sent. An unknown overlap matches nothing.
+    """Return the leading prompt tokens that each row holds in any tier or was just sent; 0 for an unknown overlap.
 
-    Not the mean of the others: where the longest match decides, that could make an unknown target a holder.
+    The mean of the others would be wrong here: where the longest match decides, it could make an unknown target a
+    holder.
     """
     return [0 if (o := row.overlap) is None else max(o.expected_tokens, o.disk_tokens) for row in rows]
 
 
 def match_rate(longest: int, prompt_tokens: int | None) -> float:
-    """The share of the prompt that the longest match covers. Of a prompt of unknown length any match is all of it."""
+    """Return the share of the prompt that the longest match covers: 1.0 for any match if its length is unknown."""
     if not prompt_tokens:
         return float(longest > 0)
     return min(1.0, longest / prompt_tokens)
 
 
 def tree_sizes(rows: Sequence[Row]) -> list[float] | None:
-    """Tokens in each row's tree, None where no row's is known.
+    """Return the tokens in each row's tree, or None if no row's size is known.
 
-    A row whose size is unknown gets the mean of the others: taken for empty it would win every cold prompt, which a
-    target that fails to tell must not (how smallest-tree placement comes to feed a broken worker).
+    A row whose size is unknown gets the mean of the others. Taken for empty it would win every cold prompt, and
+    smallest-tree placement would go on feeding a broken worker that reports nothing.
     """
     held = [None if row.held_tokens is None else float(row.held_tokens) for row in rows]
     return None if all(tokens is None for tokens in held) else fill_missing(held)

@@ -1,10 +1,10 @@
-"""How many requests a target has, against the least and most loaded candidate.
+"""Number of requests at a target, relative to the least and the most loaded candidate.
 
     cost = (x - min) / (max - min)        all equal: 0
 
-llm-d's queue scorer turned round (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send every
-request between two polls to the same "idle" engine, own books alone do not see other clients. So x is our bookings in
-flight, known to the instant, plus the requests of others that the last poll found there.
+llm-d's queue scorer inverted (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send every request
+between two polls to the same "idle" engine, own bookings alone do not see other clients. So x is our bookings in
+flight, always up to date, plus the requests of others that the last poll found there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s, read_gauge
+from scorers.parameters import check_above_0
+from scorers.polled import read_gauge
 
 ELSEWHERE = attrgetter("elsewhere")
 
@@ -23,9 +24,9 @@ ELSEWHERE = attrgetter("elsewhere")
 class QueueDepth(Scorer):
     """Requests at a target, ours and others', between the fewest (0) and the most (1) of all candidates.
 
-    Missing: where an engine has not told how many requests of others it has, or told it more than `stale_s` ago, the
-    mean of what the other candidates told is assumed, so that silence does not look idle. If none told, our own
-    books alone are compared.
+    Missing: where an engine has not reported how many requests of others it has, or longer than `stale_s` ago, the mean
+    of what the other candidates reported is assumed, so that silence does not look idle. If none reported any, our own
+    bookings alone are compared.
     """
 
     needs = Needs.LOAD
@@ -34,7 +35,7 @@ class QueueDepth(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_stale_s(self.stale_s)
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         loads = [row.load for row in view.rows]

@@ -1,6 +1,6 @@
-"""Blind chance: the baseline that every other policy has to beat.
+"""A random choice: the baseline that every other policy has to beat.
 
-The chance is drawn from the view (seed, number, target), so a replay draws the same.
+The draw is a function of the view (seed, number, target), so a replay draws the same.
 """
 
 from __future__ import annotations

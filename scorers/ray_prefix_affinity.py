@@ -5,14 +5,14 @@
     else:                                                   all with the smallest tree
 
     cost = requests                       of a candidate
-    cost = requests + most requests + 1   of the others: dearer than any candidate
+    cost = requests + most requests + 1   of the others: more than any candidate
 
 Source: ray-project/ray, python/ray/llm/_internal/serve/routing_policies/prefix_aware (2026). The code's
 `imbalanced_threshold` is infinite, here null; the documentation's example has 10.
 
-What the original does otherwise: a tree of the characters that each replica was sent, by default never evicted, where
-we ask the index, in any tier; replicas of the same node or zone first; a candidate at its limit of ongoing requests
-makes it wait and draw again, which here is the admission's business.
+Differences from the original: it matches a tree of the characters that each replica was sent, by default never evicted,
+where this one asks the index, in any tier; it tries replicas of the same node or zone first; a candidate at its limit
+of ongoing requests makes it wait and draw again, which is a matter of admission control here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from scorers.bounds import check_not_negative, check_shares
 from scorers.chance import draws
 from scorers.contract import Needs, Scorer, Unit, View
+from scorers.parameters import check_at_least, check_shares
 from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
@@ -33,8 +33,8 @@ class RayPrefixAffinity(Scorer):
 
     `imbalanced_threshold: null` is no threshold: queues never count against a match.
 
-    Missing: an unknown overlap matches nothing. Of a prompt of unknown length any match is all of it. A row of unknown
-    tree size has an average one; where no size is known, two are drawn.
+    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole prompt. A
+    row of unknown tree size has an average one; where no size is known, two are drawn.
     """
 
     needs = Needs.CACHE | Needs.LOAD
@@ -46,7 +46,7 @@ class RayPrefixAffinity(Scorer):
     def __post_init__(self) -> None:
         check_shares(match_rate_threshold=self.match_rate_threshold)
         if self.imbalanced_threshold is not None:
-            check_not_negative(imbalanced_threshold=self.imbalanced_threshold)
+            check_at_least(0, imbalanced_threshold=self.imbalanced_threshold)
 
     def score(self, view: View) -> Sequence[float]:
         requests = [row.load.requests for row in view.rows]
@@ -55,11 +55,11 @@ class RayPrefixAffinity(Scorer):
         candidates = None if unbalanced else self._by_prefix(view)
         if candidates is None:
             candidates = _two_at_random(view)
-        aside = most + 1
-        return [count if i in candidates else count + aside for i, count in enumerate(requests)]
+        penalty = most + 1
+        return [count if i in candidates else count + penalty for i, count in enumerate(requests)]
 
     def _by_prefix(self, view: View) -> Collection[int] | None:
-        """None: nothing is known of what any target holds."""
+        """Return the candidates by match or by tree size; None if nothing is known of any target's cache."""
         matched = match_tokens(view.rows)
         longest = max(matched)
         if match_rate(longest, view.prompt_tokens) >= self.match_rate_threshold:

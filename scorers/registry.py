@@ -1,8 +1,8 @@
-"""Plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry points.
+"""Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry points.
 
-A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused, with the
-known ones named. Outside packages are only listed at first and imported when a policy names them, so that a broken one
-harms nobody who does not use it. Knows nothing of policies, files or the router.
+A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused with a message
+that lists the known ones. Outside packages are only listed at first and imported when a policy names them, so a broken
+one affects only the policies that use it. Knows nothing of policies, files or the router.
 """
 
 from __future__ import annotations
@@ -99,73 +99,76 @@ GROUPS: Mapping[type[Plugin], str] = {
 
 
 class PluginError(ValueError):
-    """A plug-in cannot be had: unknown, twice there, not importable, or not with these parameters. `str()` says all."""
+    """A plug-in is unknown, offered twice or not importable, or it refuses its parameters. `str()` says which."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All plug-ins that can be named. Make one with `installed()`; `outside` is for tests."""
+    """All plug-ins that can be named. Make one with `load_registry()`; `outside` is for tests."""
 
     outside: Mapping[type[Plugin], Mapping[str, EntryPoint]]
 
     def names(self, kind: type[Plugin]) -> list[str]:
+        """Return the names of all plug-ins of a kind, sorted."""
         return sorted([*BUILTINS[kind], *self.outside[kind]])
 
     def build(self, kind: type[P], name: str, params: Mapping[str, object]) -> P:
-        """The plug-in `name` with these parameters. Raises PluginError."""
+        """Return the plug-in `name` with these parameters. Raises PluginError if it is unknown or refuses them."""
         plugin = self.find(kind, name)
         try:
             return plugin(**check_parameters(plugin, params))
         except ValueError as refusal:
-            raise PluginError(f"{_word(kind)} {name}: {refusal}") from refusal
+            raise PluginError(f"{_label(kind)} {name}: {refusal}") from refusal
 
     def find(self, kind: type[P], name: str) -> type[P]:
-        """The class behind a name. Raises PluginError."""
+        """Return the class behind a name. Raises PluginError if it is unknown or no valid plug-in."""
         if name in BUILTINS[kind]:
-            return _must_be(kind, name, BUILTINS[kind][name])
+            return _check_class(kind, name, BUILTINS[kind][name])
         if name in self.outside[kind]:
-            return _must_be(kind, name, _imported(kind, self.outside[kind][name]))
+            return _check_class(kind, name, _import(kind, self.outside[kind][name]))
         known = self.names(kind)
-        raise PluginError(f"unknown {_word(kind)} {name!r}{suggest(name, known)}; known are {', '.join(known)}")
+        raise PluginError(f"unknown {_label(kind)} {name!r}{suggest(name, known)}; known names: {', '.join(known)}")
 
 
 def load_registry() -> Registry:
-    """The built-ins and what the installed packages offer.
+    """Return the built-in plug-ins and those that the installed packages offer.
 
     Raises PluginError when two plug-ins of one kind have the same name. Reads every installed package's metadata (some
     milliseconds): call it when a configuration is read, not per request.
     """
-    return Registry({kind: _listed(kind, entry_points(group=group)) for kind, group in GROUPS.items()})
+    return Registry({kind: _list_offered(kind, entry_points(group=group)) for kind, group in GROUPS.items()})
 
 
-def _listed(kind: type[Plugin], offered: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
+def _list_offered(kind: type[Plugin], offered: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
     listed: dict[str, EntryPoint] = {}
     for point in offered:
         if point.name in BUILTINS[kind] or point.name in listed:
             other = "Warmroute itself" if point.name in BUILTINS[kind] else _origin(listed[point.name])
-            raise PluginError(f"{_word(kind)} {point.name!r} is offered twice: by {other} and by {_origin(point)}")
+            raise PluginError(f"{_label(kind)} {point.name!r} is offered twice: by {other} and by {_origin(point)}")
         listed[point.name] = point
     return listed
 
 
-def _imported(kind: type[Plugin], point: EntryPoint) -> object:
+def _import(kind: type[Plugin], point: EntryPoint) -> object:
     try:
         return point.load()
-    except Exception as failure:  # foreign code runs at import: whatever it raises ends here, with its name
+    except Exception as failure:  # foreign code runs at import and may raise anything; the message names the plug-in
         raise PluginError(
-            f"{_word(kind)} {point.name!r} of {_origin(point)} cannot be imported: {failure}"
+            f"{_label(kind)} {point.name!r} of {_origin(point)} cannot be imported: {failure}"
         ) from failure
 
 
-def _must_be(kind: type[P], name: str, found: object) -> type[P]:
+def _check_class(kind: type[P], name: str, found: object) -> type[P]:
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise PluginError(f"{_word(kind)} {name!r}: {found!r} is not a subclass of scorers.contract.{kind.__name__}")
+        raise PluginError(f"{_label(kind)} {name!r}: {found!r} is not a subclass of scorers.contract.{kind.__name__}")
     if not is_dataclass(found):
-        raise PluginError(f"{_word(kind)} {name!r}: {found.__name__} must be a dataclass")
+        raise PluginError(f"{_label(kind)} {name!r}: {found.__name__} must be a dataclass")
     if issubclass(found, Scorer) and not isinstance(getattr(found, "unit", None), Unit):
         raise PluginError(f"scorer {name!r}: {found.__name__} must declare its unit (scorers.contract.Unit)")
     if taken := {"name", "weight"} & parameters(found).keys():
-        raise PluginError(f"{_word(kind)} {name!r}: a parameter may not be called {taken.pop()!r}, policy files use it")
+        raise PluginError(
+            f"{_label(kind)} {name!r}: a parameter may not be called {taken.pop()!r}, policy files use it"
+        )
     return found
 
 
@@ -173,5 +176,5 @@ def _origin(point: EntryPoint) -> str:
     return f"{point.dist.name} ({point.value})" if point.dist else point.value
 
 
-def _word(kind: type[Plugin]) -> str:
+def _label(kind: type[Plugin]) -> str:
     return kind.__name__.lower()

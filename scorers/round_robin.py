@@ -1,9 +1,9 @@
-"""Taking turns, without a counter of its own.
+"""Round robin without a counter of its own.
 
     cost of row i = (i - turn) mod rows
 
-The turn counts decisions for one model and adapter: counting all requests instead would, with two models asked for
-alternately, leave every other target of each without work for ever. Being a function of the view it replays exactly.
+The turn counts decisions for one model and adapter. Counting all requests instead would, with two models requested
+alternately, leave every other target of each without work for ever. As a function of the view it replays exactly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Back to where the session was: its earlier turns are cached there, whatever we know of caches.
+"""Session affinity: the target of the session's last request, whose cache holds the earlier turns.
 
 cost = 0 where this session's last request went, else 1
 """

@@ -1,4 +1,4 @@
-"""SGLang's `cache_aware`, which vllm-router has too: to the longest match, if it is long enough and nobody is swamped.
+"""SGLang's `cache_aware`, also in vllm-router: the longest match, if it is long enough and loads are balanced.
 
     max - min requests > balance_abs_threshold and max > balance_rel_threshold * min:   fewest requests
     else, longest match / prompt > cache_threshold:                                     longest match
@@ -8,9 +8,9 @@ Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router 
 of their command lines (the libraries' differ: 0.5, 32, 1.1). A cold prompt once went to the smallest tree; newer
 releases take the fewest requests, the default here.
 
-What the originals do otherwise: matches come from a tree of the characters that each worker was sent, evicted on a
+Differences from the originals: their matches come from a tree of the characters that each worker was sent, evicted on a
 timer; here from the index, in any tier. Of several workers with the longest match they take one arbitrarily; here they
-cost the same, so the picker does.
+cost the same, and the picker chooses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scorers.bounds import check_not_negative, check_shares
 from scorers.contract import Needs, Scorer, Unit, View
+from scorers.parameters import check_at_least, check_shares
 from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
 @dataclass(frozen=True)
 class SglangThreshold(Scorer):
-    """By turns: our own requests if they are unbalanced, tokens short of the longest match, or what cold prompts go by.
+    """Our own requests if they are unbalanced, else tokens short of the longest match, else the cost of a cold prompt.
 
-    Missing: an unknown overlap matches nothing. Of a prompt of unknown length any match is all of it. A row of unknown
-    tree size has an average one; where no size is known, cold prompts go by requests.
+    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole prompt. A
+    row of unknown tree size has an average one; where no size is known, cold prompts are placed by requests.
     """
 
     needs = Needs.CACHE | Needs.LOAD
@@ -42,8 +42,8 @@ class SglangThreshold(Scorer):
 
     def __post_init__(self) -> None:
         check_shares(cache_threshold=self.cache_threshold)
-        check_not_negative(
-            balance_abs_threshold=self.balance_abs_threshold, balance_rel_threshold=self.balance_rel_threshold
+        check_at_least(
+            0, balance_abs_threshold=self.balance_abs_threshold, balance_rel_threshold=self.balance_rel_threshold
         )
 
     def score(self, view: View) -> Sequence[float]:

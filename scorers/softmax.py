@@ -1,10 +1,10 @@
-"""A cheap row more often than a dear one: spreads near-equals, and keeps trying what looks worse.
+"""A picker that chooses cheap rows more often than expensive ones: spreads near-equals and keeps trying the others.
 
     P(row i) ~ exp(-c_i / temperature)        c = (cost - min) / (max - min)
 
-Dynamo's `router_temperature`, costs normalised by their range as there. The draw uses the Gumbel trick (the largest of
-`-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), one draw per target: so the order of rows does not
-matter, and a target that vanishes moves only its own requests.
+Dynamo's `router_temperature`, with costs normalised by their range as in Dynamo. The draw uses the Gumbel trick (the
+largest of `-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), one draw per target: so the order of rows
+does not matter, and a target that vanishes moves only its own requests.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from scorers.contract import Picker, View
 class Softmax(Picker):
     """A row by chance, the likelier the cheaper; `temperature` is in units of the costs' range.
 
-    At 0.1 the dearest row is exp(-10) times as likely as the cheapest; far above 1 all rows are about alike.
+    At 0.1 the most expensive row is exp(-10) times as likely as the cheapest; far above 1 all rows are about equally
+    likely.
     """
 
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the temperature is not above 0."""
         if self.temperature <= 0:
-            raise ValueError(f"temperature: above 0, not {self.temperature}; for the cheapest row always use `best`")
+            raise ValueError(f"temperature: above 0, not {self.temperature}; for the cheapest row use the picker best")
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
         least = min(costs)
         scale = self.temperature * (max(costs) - least) or 1.0
         lots = draws(view.seed, view.number, [row.target for row in view.rows], use="softmax")
         # the largest of -c/T - ln(-ln u) is the least of c/T + ln(-ln u)
-        shaken = [(cost - least) / scale + log(-log(lot)) for cost, lot in zip(costs, lots, strict=True)]
-        return shaken.index(min(shaken))
+        perturbed = [(cost - least) / scale + log(-log(lot)) for cost, lot in zip(costs, lots, strict=True)]
+        return perturbed.index(min(perturbed))

@@ -1,18 +1,18 @@
-"""What a choice means for answers that stream: those that a prefill holds up, and the request's own.
+"""Cost of a choice for answers that stream: those that a prefill delays, and the request's own.
 
 An engine computes prompts and decodes answers in the same steps and keeps both in the same memory. So each millisecond
-of prefill is one in which all who stream there stand still; an answer comes the slower, the more and longer contexts
-are decoded beside it; and where they fill the memory, nobody new begins before some of them have ended.
+of prefill stalls every answer that streams there; an answer comes the slower, the more and longer contexts are decoded
+beside it; and where they fill the memory, no new request begins before some of them have ended.
 
-    held up     each answer that streams at the target stands still while the request's work is done
-    streaming   the request's own answer: so many tokens, a decode step each
-    room        what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free
+    stalls      each answer that streams at the target stalls while the request's work is done
+    streaming   the request's own answer: a decode step per token
+    memory      what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free
 
-A first token is awaited by somebody who has nothing yet, a token of an answer that streams by somebody who is reading:
-those milliseconds weigh less, and one weight does for both. It was swept on simulated fleets (`router/README.md`): with
-two thirds of it large fleets of agents are less even, with two and a half times short prompts wait where few stream
-rather than begin where many do; none at all loses every tenth request of agents in a closed loop, and full weight
-doubles the P90 of busy open workloads.
+A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
+and one weight does for both. It was swept on simulated fleets (`router/README.md`): with two thirds of it large fleets
+of agents are less even, with two and a half times short prompts wait where few stream rather than begin where many do;
+none at all loses every tenth request of agents in a closed loop, and full weight doubles the P90 of busy open
+workloads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Protocol
 from scorers.contract import Row, Speed
 
 STREAMED = 0.03
-"""A second of anybody's answer, in seconds of waiting for a first token."""
+"""Weight of a second of a streaming answer, in seconds of waiting for a first token."""
 
 
 class StreamLoad(Protocol):
-    """As in the contract, or whoever counts it."""
+    """The counts of a load that streaming depends on: the contract's `Load`, or the fleet's own bookings."""
 
     @property
     def requests(self) -> int: ...
@@ -37,38 +37,31 @@ class StreamLoad(Protocol):
     def context_tokens(self) -> int: ...
 
 
-def answer_tokens(lately: float | None, wanted: int | None) -> float:
-    """How long an answer will be: as they were `lately`, and no longer than is `wanted`. Unknown: 0, so that neither
-    its streaming nor the memory matters.
+def answer_tokens(recent: float | None, cap: int | None) -> float:
+    """Return the expected length of an answer: the mean of recent ones, at most the client's cap.
+
+    0 if no answer has been seen yet, so that neither its streaming nor its memory counts.
     """
-    return 0.0 if lately is None else lately if wanted is None else min(lately, wanted)
+    return 0.0 if recent is None else recent if cap is None else min(recent, cap)
 
 
 def stall_cost(load: StreamLoad) -> float:
-    """What a millisecond of work costs those who stream there, in milliseconds of waiting."""
+    """Return what a millisecond of work costs the answers that stream there, in milliseconds of waiting."""
     return STREAMED * max(0, load.requests - load.prefilling)
 
 
 def step_ms(load: StreamLoad, speed: Speed) -> float:
-    """A token of everybody's answer there. Without a decode speed: 0."""
+    """Return the milliseconds of a decode step of the target's batch; 0 without a decode speed."""
     return 0.0 if speed.decode is None else speed.decode.step_ms(load.requests, load.context_tokens)
-
-
-def per_step(context_tokens: int, capacity_tokens: int | None, prompt_tokens: int) -> float:
-    """What each step of an answer costs where `context_tokens` are live, in steps of waiting: its streaming, and the
-    wait for room. An unknown capacity has room.
-    """
-    if not capacity_tokens or (lacks := context_tokens + prompt_tokens - capacity_tokens) <= 0:
-        return STREAMED
-    return STREAMED + lacks / capacity_tokens
 
 
 def served_ms(
     rows: Sequence[Row], waits: Sequence[float], works: Sequence[float], prompt_tokens: int, answer: float
 ) -> list[float]:
-    """What each row costs a request that waits and works so long there, those who stream there, and its own answer of
-    `answer` tokens. The three above for every row in one pass, to the last bit, at a third of the time: this is asked
-    of every candidate of every request, and of idle ones most is 0.
+    """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in ms.
+
+    One pass with everything inlined takes a third of the time of a function per term: it runs for every candidate of
+    every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
     """
     served: list[float] = []
     for row, wait, work in zip(rows, waits, works, strict=True):

@@ -1,9 +1,9 @@
-"""Prompt tokens that a target still has to compute, against a stated full load.
+"""Prompt tokens that a target still has to compute, relative to a stated full load.
 
     cost = min(1, tokens in flight / full_tokens)
 
-llm-d's `token-load-scorer` turned round (`1 - min(1, inflightTokens / 4_194_304)`): its tokens in flight are uncached
-input, freed at the first chunk, which is what our books call `prefill_tokens`. Its estimate of output tokens
+llm-d's `token-load-scorer` inverted (`1 - min(1, inflightTokens / 4_194_304)`): its tokens in flight are uncached
+input, freed at the first chunk, which the router's bookings call `prefill_tokens`. Its estimate of output tokens
 (`addEstimatedOutputTokens`, 1.5 times the input) is off by default there and left out here.
 """
 
@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class TokenLoad(Scorer):
     """Uncached prompt tokens of our requests that wait for their first token, as a share of `full_tokens`.
 
-    Never missing: the books are the router's. With the default, differences are small beside other scorers' points:
-    100,000 tokens are 0.024.
+    Never missing: the router counts its own requests. With the default, differences are small beside other scorers'
+    points: 100,000 tokens are 0.024.
     """
 
     needs = Needs.LOAD
@@ -29,8 +30,7 @@ class TokenLoad(Scorer):
     full_tokens: int = 4_194_304
 
     def __post_init__(self) -> None:
-        if self.full_tokens < 1:
-            raise ValueError(f"full_tokens: at least 1, not {self.full_tokens}")
+        check_at_least(1, full_tokens=self.full_tokens)
 
     def score(self, view: View) -> Sequence[float]:
         full = self.full_tokens

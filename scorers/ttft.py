@@ -1,8 +1,8 @@
-"""What stands between a request and its first token at a target: the wait, and the least work that its prompt needs.
+"""Time to a request's first token at a target: the wait, and the least work that its prompt needs.
 
-Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What lies beyond the
-GPU's part may be had from host memory, disk, the pool's memory and the pool's disks, each at the speed that was
-measured of it, and is fetched only where that is cheaper than computing the same tokens at their context:
+Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What is not on the
+GPU may be had from host memory, disk, the pool's memory and the pool's disks, each at its measured speed, and is
+fetched only where that is cheaper than computing the same tokens at their context:
 
     tokens  0 ...... G .......... C ............. M ....... prompt
     held    GPU -----|
@@ -11,7 +11,7 @@ measured of it, and is fetched only where that is cheaper than computing the sam
     ways    G compute;   G host C compute;   G pool M compute;   G host C pool M compute
 
 A link is used up to the end of what it holds, or not at all. That is how engines load: nothing is computed before a
-fetched stretch. It is also where the least lies: the later a token the dearer to compute, so the cost of fetching up to
+fetched stretch. It is also where the least cost is: a later token costs more to compute, so the cost of fetching up to
 some point is concave in it, and least at an end.
 """
 
@@ -25,26 +25,30 @@ from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, Vi
 from scorers.polled import fill_missing
 
 Source = tuple[Transfer | None, int, int]
-"""A link, and the prompt's tokens behind it: surely from the first number on (perhaps from 0), up to the second."""
+"""A link, and the range of prompt tokens it can load: certainly from the first number on (possibly from 0), up to the
+second.
+"""
 
 
 class PromptTokens(NamedTuple):
-    """What all targets have in common, in tokens."""
+    """Facts of a prompt that all targets have in common, in tokens."""
 
-    whole: int  # its length; where that is unknown, the longest run that anybody holds
+    whole: int  # its length; where that is unknown, the longest run that any target holds
     in_memory: int  # leading part that the pool holds in memory
-    pooled: int  # leading part that the pool holds, its disks included
-    unknown: int  # what a target of unknown overlap is taken to hold on its GPU
+    pooled: int  # leading part that the pool holds, including its disks
+    unknown: int  # GPU tokens assumed for a target of unknown overlap
 
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
-    """`unknown` is the mean of what the others hold (`rows`, else all). `pool=False`: as if there were no pool."""
+    """Return the prompt's facts; `unknown` is the mean of what `rows` (else all rows) hold. `pool=False` ignores the
+    pool.
+    """
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
 
 def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overlap]) -> PromptTokens:
-    """The same of a prompt of so many `tokens`, of which targets hold what is `known`."""
+    """Return the facts of a prompt of `tokens`, of which targets hold what is in `known`."""
     pooled = in_memory = 0
     if pool is not None:
         pooled = in_memory = pool.tokens
@@ -56,21 +60,22 @@ def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overla
 
 
 def work_left(*, pool: bool) -> Measure:
-    """What `ttfts_ms` is settled by, where nobody else's requests wait."""
+    """Return the measure that settles `ttfts_ms` where no requests of other clients wait."""
     return Measure.WORK_LEFT if pool else Measure.WORK_LEFT_BUT_POOL
 
 
 def ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> list[float]:
-    """Milliseconds to the first token at each row: the wait and the least work, added up."""
+    """Return the milliseconds to the first token at each row: the wait plus the least work."""
     work = works_ms(rows, prompt)
     return [wait + own for wait, own in zip(waits_ms(rows, work, stale_s), work, strict=True)]
 
 
 def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list[float]:
-    """What is ahead of the request at each row: our own queue, known to the instant, and others waiting in the engine.
+    """Return the milliseconds of work ahead of the request at each row: our own queue, and others waiting in the
+    engine.
 
     Others: of the requests that waited there at its last poll, the share that was not ours, each taken for the mean of
-    `work`. An engine that has not told, or told it more than `stale_s` ago, is taken for an average one.
+    `work`. An engine that has not reported its queue, or longer than `stale_s` ago, is taken for an average one.
     """
     queued = [row.load.queued_ms for row in rows]
     others = others_waiting(rows, stale_s)
@@ -81,10 +86,10 @@ def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list
 
 
 def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
-    """Requests that wait in each row's engine and are not ours."""
+    """Return the number of requests that wait in each row's engine and are not ours."""
     others: list[float | None] = []
     silent = False
-    for row in rows:  # as `polled` does, in one pass: this is asked of every candidate of every request
+    for row in rows:  # as `read_gauge` does, in one pass: this runs for every candidate of every request
         load = row.load
         running, waiting, elsewhere, age_s = load.running, load.waiting, load.elsewhere, load.metrics_age_s
         if running is None or waiting is None or elsewhere is None or age_s is None or age_s > stale_s:
@@ -92,12 +97,14 @@ def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
             silent = True
         else:
             others.append(waiting * min(1.0, elsewhere / (running + waiting)) if waiting else 0.0)
-    return fill_missing(others) if silent else others  # type: ignore[return-value]  # no None is among them
+    return fill_missing(others) if silent else others  # type: ignore[return-value]  # contains no None
 
 
 def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:
-    """`least_ms` of every row, at its own speed or all at that of `on`. In one pass: most rows hold nothing beyond
-    their GPU and need no search, and at one speed those that hold the same cost the same.
+    """Return `least_ms` of every row, at its own speed or all at the speed `on`.
+
+    In one pass: most rows hold nothing beyond their GPU and need no search, and at one speed those that hold the same
+    cost the same.
     """
     whole, _, pooled, unknown = prompt
     works: list[float] = []
@@ -118,7 +125,7 @@ def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None)
 
 
 class WorkAhead(NamedTuple):
-    """What `alike_ms` needs of targets, in columns."""
+    """Columns of what `alike_ms` needs of targets."""
 
     fixed_ms: Sequence[float]  # the queue, and the prefill's base
     ms_per_token: Sequence[float]
@@ -128,8 +135,10 @@ class WorkAhead(NamedTuple):
 
 
 def alike_ms(targets: WorkAhead, overlap: Overlap, prompt: PromptTokens, steps: float) -> list[float] | None:
-    """Queue, `least_ms` and so many steps, but for rounding, of targets that all hold `overlap`. 0.1 us each: in a
-    large fleet that is asked of everybody. None: there are more ways than computing and the pool's memory.
+    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of targets that all hold `overlap`.
+
+    None if there are more ways than computing and the pool's memory. 0.1 us per target: in a large fleet it runs for
+    all of them.
     """
     whole, in_memory, pooled, _ = prompt
     held = overlap.expected_tokens
@@ -153,13 +162,15 @@ def alike_ms(targets: WorkAhead, overlap: Overlap, prompt: PromptTokens, steps: 
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> float:
-    """The least that the prompt needs at an idle target that holds `overlap` and computes and fetches at `speed`."""
+    """Return the least ms that the prompt needs at an idle target that holds `overlap` and computes and fetches at
+    `speed`.
+    """
     whole, in_memory, pooled, unknown = prompt
     if overlap is None:
         held = on_host = on_disk = unknown
     else:
         held, on_host, on_disk = overlap.expected_tokens, overlap.cpu_tokens, overlap.disk_tokens
-    if on_disk <= held:  # most rows of most fleets: they are spared the search
+    if on_disk <= held:  # most rows of most fleets, which need no search
         if pooled <= held:
             return speed.prefill_ms(whole - held, held)
         if pooled == in_memory:
@@ -174,7 +185,7 @@ def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> flo
 
 
 def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
-    """`_least` where the pool's memory is the only source."""
+    """Return `_least` where the pool's memory is the only source."""
     computing, link = speed.prefill_ms(whole - held, held), speed.pool
     if link is None:
         return computing
@@ -183,11 +194,13 @@ def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
 
 
 def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) -> float:
-    """The least ms for all beyond `reached`. A source is left at its end: none is used, nor its base paid, twice."""
+    """Return the least ms for all beyond `reached`. A source is used to its end: none is used, nor its base paid,
+    twice.
+    """
     least = speed.prefill_ms(whole - reached, reached)
     for link, start, end in sources:
         if start <= reached < end and link is not None:
             fetching = link.base_ms + link.us_per_token * (end - reached) / 1000
-            if fetching < least:  # else nothing that follows can make up for it
+            if fetching < least:  # else nothing that follows can compensate
                 least = min(least, fetching + _least(speed, whole, end, sources))
     return least

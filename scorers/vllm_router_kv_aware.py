@@ -1,4 +1,4 @@
-"""vllm-router's event-driven `kv_aware` policy: prefill ahead, less what caches spare, plus decode load, in blocks.
+"""vllm-router's event-driven `kv_aware` policy: prefill ahead, less cache credits, plus decode load, in blocks.
 
     prefill = max(0, queued prefill + prompt
                      - overlap_credit * G - kv_penalty_host * C - kv_penalty_external * P - kv_penalty_disk * D)
@@ -6,14 +6,13 @@
 
 vllm-project/router issue 294 ("Event-driven Exact KV-aware Routing", after Dynamo's cost) with the defaults of its
 flags. The `kv_penalty_*` are what a block in a slower place is worth beside one on the GPU: 1 as good, 0 worthless, so
-the flags' name notwithstanding a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host
-memory, in the shared pool ("external") and on disk, each in none before it in this order: no token is credited twice.
-Decode is the context of all requests there and of this one.
+despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host memory,
+in the shared pool ("external") and on disk, each in none before it in this order: no token is credited twice. Decode is
+the context of all requests there and of this one.
 
-What the original does otherwise: its first version credits the GPU's part only; decode blocks shared by running
-requests count once; where events are not to be trusted it falls back to `cache_aware` (here the router's own
-approximate knowledge stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected
-ones.
+Differences from the original: its first version credits the GPU's part only; decode blocks shared by running requests
+count once; where events cannot be trusted it falls back to `cache_aware` (here the router's own approximate index
+stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected ones.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import block_tokens, fill_credits, pooled_tokens, whole_tokens
-from scorers.bounds import check_not_negative
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
+from scorers.parameters import check_at_least
 
 
 @dataclass(frozen=True)
 class VllmRouterKvAware(Scorer):
-    """Blocks to prefill there, less what caches spare by their place, plus blocks of KV in use: vllm-router's cost.
+    """Blocks to prefill there, less what caches save by their tier, plus blocks of KV in use: vllm-router's cost.
 
-    Missing: a row with unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that anybody holds stands in for it. Load is our own books, which are
-    never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
+    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
+    bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -46,16 +45,16 @@ class VllmRouterKvAware(Scorer):
     kv_penalty_disk: float = 0.3
 
     def __post_init__(self) -> None:
-        check_not_negative(**vars(self))
+        check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
         rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
         scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
-        spared = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
+        credits = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
         return [
             (scale * max(0.0, row.load.prefill_tokens + whole - credit) + row.load.context_tokens + whole) / unit
             + per_request * row.load.requests
-            for row, credit in zip(rows, spared, strict=True)
+            for row, credit in zip(rows, credits, strict=True)
         ]
 
     def _credit(self, overlap: Overlap, pooled: int) -> float:

@@ -1,31 +1,31 @@
-"""Warmroute's own price: what a request pays for itself at a target, and what it costs everybody else there.
+"""Warmroute's own price: what a request pays for itself at a target, and what it costs all other requests there.
 
     cost = q + s + 2 (w - 1) work + e n s + answer step (e + lacks)          w = min(cap, 1 / (1 - rho))
 
-    q       the wait: prefill still promised at the target by our own books, plus others that wait in its engine
+    q       the wait: prefill still booked at the target by this router, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
     work    the same least on a nominal instance, the fleet's typical one
     rho     the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
     e       what a second of an answer that streams is worth, others' or the request's own (streams.py)
     n       answers that stream at the target
-    answer  how many tokens it will have, as the last ones had, a decode step of the target each
+    answer  its expected tokens, as many as the last answers had; each takes a decode step of the target
     lacks   what the prompt lacks of KV memory there, beside all that is live, as a share of it
 
 Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle fleet
 (rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been spared,
 rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the fleet 1/(1 -
-rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So cache hits become dearer
-to give up as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix, whatever the
+rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So giving up a cache hit
+costs more as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix, whatever the
 queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a nominal instance
 because what it displaces is fleet time: priced in its own seconds, a slow machine's work would count double, once in s
-and once more against its neighbours. Own books rather than polled gauges in q: half a second old, those send every
-request of that half second to the same "idle" target. And prefill is not all: it holds up those who stream beside it,
-so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a queue too.
+and once more against its neighbours. q uses own bookings rather than polled gauges: half a second old, those send every
+request of that half second to the same "idle" target. And prefill is not all: it delays the answers that stream beside
+it, so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a queue too.
 
 The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and the
 weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running requests
 take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools, with lost and
-late events, slow instances and late starts. What was tried beside them, and what each did: `router/README.md`.
+late events, slow instances and late starts. Other variants that were tried, and what each did: `router/README.md`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
-from scorers.polled import check_stale_s
+from scorers.parameters import check_above_0, check_at_least
 from scorers.streams import answer_tokens, served_ms
 from scorers.ttft import prompt_of, waits_ms, works_ms
 
-BEHIND = 2.0  # how much a second of work behind this request counts, beside one of its own
+BEHIND = 2.0  # weight of a second of work behind this request, relative to one of its own
 
 
 @dataclass(frozen=True)
 class Warm(Scorer):
-    """Milliseconds: the wait, the request's own service, and what it costs those behind it and those who stream there.
+    """Milliseconds: the wait, the request's own service, and what it delays others that come after or stream there.
 
-    What was sent there so recently that no event can have told of it yet counts as held by the GPU: so a burst on one
-    prefix stays together, and lost events do little harm. `pool: false`: as if there were no shared pool.
+    Blocks sent there so recently that no event can have reported them yet count as held by the GPU: so a burst on one
+    prefix stays together, and lost events do little harm. `pool: false` ignores the shared pool.
 
     Missing: an unknown `busy` is 0, as in an idle fleet. Without a nominal instance work is priced at the row's own
-    speed. A row of unknown overlap is taken to hold nothing but what the pool has: the mean of the others would be that
-    of the best holders, since a filter such as `near_longest` leaves little else. Where no answer was seen yet, how it
-    streams does not count; an unknown capacity has room. Queues, lengths, links and pools that are not known: as in
-    `expected_ttft`.
+    speed. A row with an unknown overlap is taken to hold nothing but what the pool has: the mean of the others would be
+    that of the best holders, since a filter such as `near_longest` leaves little else. Where no answer has been seen
+    yet, streaming does not count; an unknown capacity has enough memory. Unknown queues, lengths, links and pools: as
+    in `expected_ttft`.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -63,9 +63,8 @@ class Warm(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.cap < 1:
-            raise ValueError(f"cap: at least 1, where a request counts only itself, not {self.cap}")
-        check_stale_s(self.stale_s)
+        check_at_least(1, cap=self.cap)  # at 1 a request counts only itself
+        check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
         rows = view.rows
@@ -74,7 +73,7 @@ class Warm(Scorer):
         waits = waits_ms(rows, service, self.stale_s)
         answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
         own = served_ms(rows, waits, service, prompt.whole, answer)
-        extra = BEHIND * (self._worth(view.busy) - 1)
+        extra = BEHIND * (self._work_cost(view.busy) - 1)
         if not extra:
             return own
         work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
@@ -83,8 +82,8 @@ class Warm(Scorer):
     def settled_by(self) -> Measure:
         return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
-    def _worth(self, busy: float | None) -> float:
-        """What a second of work costs all together, in seconds."""
+    def _work_cost(self, busy: float | None) -> float:
+        """Return what a second of work costs all requests together, in seconds."""
         if not busy:
             return 1.0
         return min(self.cap, 1 / (1 - busy)) if busy < 1 else self.cap

@@ -82,9 +82,9 @@ def test_where_nobody_is_known_to_hold_anything_all_stay(overlap: Overlap | None
     assert keep(row("a", overlap), row("b", overlap, 1.0), row("c", None)) == [True, True, True]
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
-def test_parameters_have_bounds(share: float) -> None:
-    with pytest.raises(ValueError, match="share: above 0 and at most 1, not"):
+@pytest.mark.parametrize(("share", "bounds"), [(0.0, "above 0"), (-0.1, "between 0 and 1"), (1.1, "between 0 and 1")])
+def test_parameters_have_bounds(share: float, bounds: str) -> None:
+    with pytest.raises(ValueError, match=f"share: .*{bounds}, not {share}"):
         NearLongest(share=share)
 
 

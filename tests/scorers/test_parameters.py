@@ -3,7 +3,14 @@ from typing import Literal
 
 import pytest
 
-from scorers.parameters import REQUIRED, check_parameters, parameters
+from scorers.parameters import (
+    REQUIRED,
+    check_above_0,
+    check_at_least,
+    check_parameters,
+    check_shares,
+    parameters,
+)
 
 
 @dataclass
@@ -65,3 +72,19 @@ class Bare:
 def test_a_plug_in_without_parameters_says_so() -> None:
     with pytest.raises(ValueError, match="unknown parameter 'x'; it has none"):
         check_parameters(Bare, {"x": 1})
+
+
+def test_the_first_value_out_of_bounds_is_named() -> None:
+    check_at_least(0, a=0, b=1.5)
+    with pytest.raises(ValueError, match=r"b: at least 0, not -0\.5"):
+        check_at_least(0, a=0, b=-0.5, c=-1)
+    check_above_0(a=0.1, b=2)
+    with pytest.raises(ValueError, match="b: above 0, not 0"):
+        check_above_0(a=1, b=0)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_shares_lie_between_0_and_1(value: float) -> None:
+    check_shares(a=0, b=1, c=0.5)
+    with pytest.raises(ValueError, match=f"b: a share between 0 and 1, not {value}"):
+        check_shares(a=0.5, b=value)

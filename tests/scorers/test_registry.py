@@ -68,7 +68,7 @@ def test_every_built_in_file_is_registered() -> None:
     import scorers
 
     machinery = {"__init__", "contract", "registry", "parameters", "chance", "polled"}
-    machinery |= {"blocks", "bounds", "prefix_trees", "streams", "ttft"}  # what several share
+    machinery |= {"blocks", "prefix_trees", "streams", "ttft"}  # what several share
     files = {path.stem for path in Path(scorers.__file__).parent.glob("*.py")} - machinery
     assert files == {name for kind in BUILTINS.values() for name in kind}
 
@@ -76,8 +76,11 @@ def test_every_built_in_file_is_registered() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("prefix_overlp", "unknown scorer 'prefix_overlp' (did you mean 'prefix_overlap'?); known are aibrix_prefix, "),
-        ("zzz", "unknown scorer 'zzz'; known are aibrix_prefix, consistent_hash, "),
+        (
+            "prefix_overlp",
+            "unknown scorer 'prefix_overlp' (did you mean 'prefix_overlap'?); known names: aibrix_",
+        ),
+        ("zzz", "unknown scorer 'zzz'; known names: aibrix_prefix, consistent_hash, "),
         ("best", "unknown scorer 'best'"),  # is a picker
     ],
 )
@@ -95,7 +98,7 @@ def test_unknown_names_get_the_nearest_and_all(name: str, complaint: str) -> Non
             "scorer prefix_overlap: unknown parameter 'gpuu' (did you mean 'gpu'?); it has gpu, cpu",
         ),
         ({"gpu": "x"}, "scorer prefix_overlap: parameter 'gpu' must be float, not 'x'"),
-        ({"gpu": 2}, "scorer prefix_overlap: gpu: a tier's weight lies between 0 and 1, not 2.0"),
+        ({"gpu": 2}, "scorer prefix_overlap: gpu: a share between 0 and 1, not 2.0"),
     ],
 )
 def test_refused_parameters_name_the_plug_in(params: dict[str, object], complaint: str) -> None:

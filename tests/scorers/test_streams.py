@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorers.contract import Decode, Row, Speed
-from scorers.streams import STREAMED, answer_tokens, per_step, served_ms, stall_cost, step_ms
+from scorers.streams import STREAMED, answer_tokens, served_ms, stall_cost, step_ms
 from tests.suites.views import a_load, a_row, rows
 
 SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
@@ -33,16 +33,25 @@ def test_a_step_makes_one_token_for_everybody() -> None:
     assert step_ms(a_load(requests=3), SPEED) == 0
 
 
-def test_what_lacks_of_memory_is_waited_for() -> None:
-    assert per_step(9_000, 10_000, 1_000) == STREAMED
-    assert per_step(9_000, 10_000, 2_000) == pytest.approx(STREAMED + 0.1)
-    assert per_step(9_000, None, 2_000) == STREAMED
+def per_step(context_tokens: int, capacity_tokens: int | None, prompt_tokens: int) -> float:
+    """Cost of each step of an answer, in steps of waiting: its streaming, and the wait for memory that it lacks."""
+    if not capacity_tokens or (lacks := context_tokens + prompt_tokens - capacity_tokens) <= 0:
+        return STREAMED
+    return STREAMED + lacks / capacity_tokens
 
 
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
     """The reference: one function after the other."""
     own = answer * step_ms(row.load, row.speed) * per_step(row.load.context_tokens, row.capacity_tokens, prompt_tokens)
     return wait + work * (1 + stall_cost(row.load)) + own
+
+
+def test_memory_that_a_prompt_lacks_is_waited_for() -> None:
+    speed = SPEED._replace(decode=Decode(10.0, 0.0, 0.0, 0, None))
+    row = a_row("busy", load=a_load(requests=1, prefilling=1, context_tokens=9_000))._replace(speed=speed)
+    for capacity_tokens, prompt_tokens, lacks in ((10_000, 1_000, 0.0), (10_000, 2_000, 0.1), (None, 2_000, 0.0)):
+        (ms,) = served_ms([row._replace(capacity_tokens=capacity_tokens)], [0.0], [0.0], prompt_tokens, 100.0)
+        assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
 
 
 times = st.floats(0, 1e6)

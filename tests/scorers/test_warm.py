@@ -181,7 +181,7 @@ def test_nothing_known_leaves_the_queue_to_decide() -> None:
 
 
 def test_parameters_have_bounds() -> None:
-    with pytest.raises(ValueError, match=r"cap: at least 1, where a request counts only itself, not 0.5"):
+    with pytest.raises(ValueError, match=r"cap: at least 1, not 0.5"):
         Warm(cap=0.5)
     with pytest.raises(ValueError, match="stale_s"):
         Warm(stale_s=0)

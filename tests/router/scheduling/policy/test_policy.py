@@ -194,7 +194,7 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
     [
         (
             {"scorers": [{"name": "queue_deph"}]},
-            ["policies.mine: scorers[0]: unknown scorer 'queue_deph' (did you mean 'queue_depth'?); known are "],
+            ["policies.mine: scorers[0]: unknown scorer 'queue_deph' (did you mean 'queue_depth'?); known names: "],
         ),
         (
             {"scorers": [{"name": "kv_usage", "stale": 3}]},
@@ -203,8 +203,8 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
         (
             {"filters": [{"name": "nope"}], "scorers": [{"name": "kv_usage"}], "picker": {"name": "bets"}},
             [
-                "policies.mine: filters[0]: unknown filter 'nope'; known are adapter_room, affinity_gate, ",
-                "policies.mine: picker: unknown picker 'bets' (did you mean 'best'?); known are best, power_of_k, ",
+                "policies.mine: filters[0]: unknown filter 'nope'; known names: adapter_room, affinity_gate, ",
+                "policies.mine: picker: unknown picker 'bets' (did you mean 'best'?); known names: best, power_of_k, ",
             ],
         ),
         (
