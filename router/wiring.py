@@ -119,7 +119,9 @@ def build_token_id_passthrough(
     """Off where clients may set the field in which ids travel: what they put there is not ours to change."""
     on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
     return TokenIdPassthrough(
-        TokenIdSupport(tokens.local, upstreams.fetch, tasks), lambda model: not tokens.asks(model), on=on
+        TokenIdSupport(tokens.local_tokenizer, upstreams.fetch, tasks),
+        lambda model: not tokens.uses_remote(model),
+        on=on,
     )
 
 

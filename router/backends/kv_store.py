@@ -9,7 +9,7 @@ from scorers.contract import PoolHit
 
 
 class KvStore(Protocol):
-    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
 
         Never raises for trouble over there, and never waits for it longer than the configured deadline. Naming the

@@ -8,13 +8,13 @@ from scorers.contract import PoolHit
 
 
 class NoKvStore:
-    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         return None
 
-    def stored(self, model: str, event: BlocksStored) -> None:
+    def on_stored(self, model: str, event: BlocksStored) -> None:
         """`Witness.stored`."""
 
-    def pooled(self, model: str, event: BlocksPooled) -> None:
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
         """`Witness.pooled`."""
 
     def start(self) -> None:

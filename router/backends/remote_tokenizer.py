@@ -29,7 +29,7 @@ class EngineTokenizer:
         self._asked = 0
         self._in_flight = asyncio.Semaphore(IN_FLIGHT)
 
-    async def ids(
+    async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
     ) -> array[int] | RemoteFailure:
         """The ids of `fields` (a `Prompt.remote_fields`) at one of `instances`, taken in turn."""
@@ -40,11 +40,11 @@ class EngineTokenizer:
         try:
             async with asyncio.timeout(timeout_s), self._in_flight:
                 trouble = "tokenizer_silent"
-                return await self.ask(instances[self._asked % len(instances)], fields, model, timeout_s)
+                return await self.tokenize_at(instances[self._asked % len(instances)], fields, model, timeout_s)
         except TimeoutError:
             return trouble
 
-    async def ask(
+    async def tokenize_at(
         self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
     ) -> array[int] | RemoteFailure:
         """The same, of one instance, past the bound: for proofs."""

@@ -135,19 +135,19 @@ class Explain:
         if served is None:
             return UnknownIds("no_model")
         sizes = self._core.block_sizes(served.base)
-        if isinstance(source, Ids) or not self._tokens.asks(served.base):
-            return await self._tokens.of(prompt, served.base, served.adapter, sizes, (), remember=False)
-        if isinstance(source, Chat) and source.cut:
+        if isinstance(source, Ids) or not self._tokens.uses_remote(served.base):
+            return await self._tokens.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
+        if isinstance(source, Chat) and source.has_media:
             return UnknownIds("media")
         candidates = self._core.fleet.candidates(served.base, (), self._clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
         budget_s = self._config.tokens.budget_ms / 1e3
-        ids = await self._remote.ids(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
+        ids = await self._remote.tokenize(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
         if isinstance(ids, str):
             return UnknownIds(ids)
         given = replace(prompt, source=Ids(list(ids)))
-        known = await self._tokens.of(given, served.base, served.adapter, sizes, ())
-        return known._replace(how="remote") if isinstance(known, TokenizedPrompt) else known
+        known = await self._tokens.tokenize(given, served.base, served.adapter, sizes, ())
+        return known._replace(source="remote") if isinstance(known, TokenizedPrompt) else known
 
     def _record(self, asked: ExplainRequest, prompt: Prompt) -> Record:
         """What a decision is made for. Nobody else sees it."""
@@ -244,7 +244,7 @@ def _about_tokens(known: TokenizedPrompt | UnknownIds) -> dict[str, Any]:
         return {"from": known.reason, "prompt_tokens": None, "leading_tokens": None}
     tokens = len(known.ids)
     return {
-        "from": known.how,
+        "from": known.source,
         "prompt_tokens": tokens if known.complete else None,
         "leading_tokens": tokens,  # of a prompt with media: those before it
         "tokens_ms": known.tokens_ms,

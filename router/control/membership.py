@@ -105,7 +105,7 @@ class Membership:
     def _drop_streams(self, id: str) -> None:
         if (member := self._core.fleet.get(id)) is not None:
             for target in member.targets.values():
-                self.events.drop(target.id)
+                self.events.unsubscribe(target.id)
 
     # feeds.health.Registry
 
@@ -114,11 +114,11 @@ class Membership:
         streams = {source.rank: source for source in sources}
         for target in self._core.add_instance(instance, cards, sources):
             if (stream := streams.get(target.rank)) is not None:
-                self.events.follow(target.id, stream, host_cpu=target.instance.config.cpu_medium == "host")
+                self.events.subscribe(target.id, stream, host_cpu=target.instance.config.cpu_medium == "host")
         member = self._core.fleet.get(instance)
         if member is not None and member.base is not None:
-            self._tasks.spawn("prove", self._tokens.prove(instance, member.base))
-            self._handing.joined(instance, member.base)
+            self._tasks.spawn("prove", self._tokens.verify(instance, member.base))
+            self._handing.on_joined(instance, member.base)
         self.polls.watch(instance)  # perhaps another process: block size and capacity are asked anew
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 

@@ -86,7 +86,7 @@ class Status:
     # web.admin.Operations
 
     def instances(self) -> list[dict[str, Any]]:
-        takers, tokenizers = self._handing.report().takers, self._tokens.report()
+        takers, tokenizers = self._handing.report().instances, self._tokens.report()
         return [
             {
                 "id": instance.id,
@@ -182,8 +182,8 @@ class Status:
     def _state(self, instance: Instance, target: Target) -> TargetState:
         now = self._clock.now()
         books, speed = target.load_book, target.latency_model.speed(now)
-        stream = self._core.indexer.stream(target.id)
-        book = stream.book if stream is not None else None
+        stream = self._core.indexer.describe_stream(target.id)
+        book = stream.sequencer if stream is not None else None
         return TargetState(
             target=target.id,
             instance=instance.id,
@@ -215,8 +215,8 @@ class Status:
     def _target(self, target: Target) -> dict[str, Any]:
         now = self._clock.now()
         speed = target.latency_model.speed(now)
-        stream = self._core.indexer.stream(target.id)
-        book = stream.book if stream is not None else None
+        stream = self._core.indexer.describe_stream(target.id)
+        book = stream.sequencer if stream is not None else None
         listening = book is not None and book.trusted and not book.joined_late
         return {
             "id": target.id,
@@ -247,8 +247,8 @@ def list_policies_in_force(regime: PolicySet) -> list[PolicyInForce]:
 
 
 def handing_state(told: handing.PassthroughReport) -> PassthroughState:
-    takers = {instance: taker.takes for instance, taker in told.takers.items()}
-    return PassthroughState(takers, told.handed, told.unhanded)
+    takers = {instance: taker.takes for instance, taker in told.instances.items()}
+    return PassthroughState(takers, told.sent, told.not_sent)
 
 
 def decision_log_state(stats: WriterStats) -> DecisionLogState:
@@ -257,7 +257,7 @@ def decision_log_state(stats: WriterStats) -> DecisionLogState:
 
 def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
     """None: the target has no event stream."""
-    if stream is None or (book := stream.book) is None:
+    if stream is None or (book := stream.sequencer) is None:
         return None
     return {
         "state": book.state,
@@ -284,7 +284,7 @@ def describe_pool(told: PoolReport) -> dict[str, Any]:
         "leader": told.leader,
         "masters": [to_plain(master) for master in told.masters],
         "answers": count_answers(told),
-        "asked": to_plain(told.asked),
+        "asked": to_plain(told.queries),
         "models": [
             {**to_plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
         ],
@@ -333,14 +333,14 @@ def pool_state(told: PoolReport | None) -> PoolState | None:
     return PoolState(
         masters={master.instance: master.instance == told.leader for master in told.masters},
         answers=count_answers(told),
-        questions=told.asked.questions,
-        keys=told.asked.keys,
-        question_s=told.asked.answer_s,
-        answered=told.asked.answers,
+        questions=told.queries.questions,
+        keys=told.queries.keys,
+        question_s=told.queries.answer_s,
+        answered=told.queries.answers,
         names={m.model: "refuted" if m.trouble is not None else m.calibration for m in told.models},
     )
 
 
 def count_answers(told: PoolReport) -> dict[str, int]:
     """Requests by what the pool said of their prompts."""
-    return {"held": told.held, "nothing": told.nothing} | {str(reason): n for reason, n in told.unknown.items()}
+    return {"held": told.hits, "nothing": told.misses} | {str(reason): n for reason, n in told.unknown.items()}

@@ -27,7 +27,7 @@ class BlockHolders:
         self.tables: tuple[dict[Key, int], ...] = ({}, {}, {})  # by tier; no key without a bit
         self.blocks = [0, 0, 0]  # by tier: blocks of all targets that are there
 
-    def enter(self, tier: Tier, keys: list[Key], bit: int) -> list[Key]:
+    def add(self, tier: Tier, keys: list[Key], bit: int) -> list[Key]:
         """`bit` holds `keys`, each of them once. Returns those that it did not hold."""
         table = self.tables[tier]
         if table.keys().isdisjoint(keys):
@@ -43,7 +43,7 @@ class BlockHolders:
         self.blocks[tier] += len(entered)
         return entered
 
-    def exit(self, tier: Tier, keys: Sequence[Key], bit: int) -> None:
+    def remove(self, tier: Tier, keys: Sequence[Key], bit: int) -> None:
         """`bit` holds `keys` no more."""
         self.blocks[tier] -= len(keys)
         self.clear(tier, keys, bit)
@@ -61,7 +61,7 @@ class BlockHolders:
     def holds(self, tier: Tier, key: Key, bit: int) -> bool:
         return self.tables[tier].get(key, 0) & bit != 0
 
-    def bisected(self, keys: Sequence[Key], bits: int) -> dict[int, int]:
+    def bisect(self, keys: Sequence[Key], bits: int) -> dict[int, int]:
         """Leading blocks on the GPU of `bits`, all of them whole, by the bits that go equally far together; who holds
         none is absent.
 
@@ -86,7 +86,7 @@ class BlockHolders:
                 runs[bits] = low
         return runs
 
-    def walked(self, tier: Tier, keys: Sequence[Key], bits: int) -> dict[int, int]:
+    def walk(self, tier: Tier, keys: Sequence[Key], bits: int) -> dict[int, int]:
         """Leading blocks in `tier` or a faster one of `bits`, by the bits that go equally far together; who holds none
         is absent. 50 ns per block.
         """

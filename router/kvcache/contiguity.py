@@ -56,7 +56,7 @@ class ContiguousRuns:
             self._tips[run.lows[-1]] = run
             self._hang(parent)
 
-    def grew(self, parent: Key | None, keys: Sequence[Key]) -> bool:
+    def append(self, parent: Key | None, keys: Sequence[Key]) -> bool:
         """`keys` (some, new here) were stored one after the other, after `parent` (held; None: they begin a chain).
         False: two tips look alike."""
         lows = [key & LOW for key in keys]
@@ -70,7 +70,7 @@ class ContiguousRuns:
         run.tip = keys[-1]
         return self._tips.setdefault(lows[-1], run) is run
 
-    def shrank(self, keys: Sequence[Key]) -> bool:
+    def remove(self, keys: Sequence[Key]) -> bool:
         """`keys` were removed, one after the other. False: that left a hole."""
         tips, forks = self._tips, self._forks
         for key in keys:
@@ -85,7 +85,7 @@ class ContiguousRuns:
                 return False
         return True
 
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """An estimate of what it takes, in one step: O(runs)."""
         tables = getsizeof(self._tips) + getsizeof(self._forks)
         return tables + sum(RUN_BYTES + getsizeof(run.lows) for run in self._tips.values())

@@ -43,7 +43,7 @@ class EngineChain:
         self.root: Digest = self._hash(cbor.text(seed) if algo.endswith("cbor") else _pickle(seed))
 
     @classmethod
-    def of(cls, algo: HashAlgo, seed: str | None = None, tagged: bool = True) -> EngineChain | None:
+    def from_config(cls, algo: HashAlgo, seed: str | None = None, tagged: bool = True) -> EngineChain | None:
         """The chain of engines whose PYTHONHASHSEED is `seed`, or not set (None). None: nobody can compute it,
         since without a seed xxhash begins with random bytes in every process."""
         if seed is None and algo.startswith("xxhash"):
@@ -74,7 +74,7 @@ class EngineChain:
         return digests
 
     @staticmethod
-    def label(digest: Digest) -> EngineHash:
+    def event_hash(digest: Digest) -> EngineHash:
         """The digest as events carry it: its last 8 bytes, big endian."""
         return EngineHash(int.from_bytes(digest[-8:], "big"))
 

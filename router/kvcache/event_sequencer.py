@@ -83,7 +83,7 @@ class EventSequencer:
         self._useless = False  # the running replay cannot help: ask again when it ends
 
     @classmethod
-    def resumed(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
+    def resume(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
         """Goes on where another process's book stood, as after a reconnect: what was applied may be another engine
         process's, until a replay from the cursor, or without replays the next batch, shows that it is not."""
         book = cls(replayable)
@@ -102,7 +102,7 @@ class EventSequencer:
     def trusted(self) -> bool:
         return self.state == "live"
 
-    def connected(self, now: float) -> list[Step]:
+    def on_connected(self, now: float) -> list[Step]:
         """The stream was connected, for the first time or again: batches may be lost, the process may be another."""
         self.last_heard_s = now
         self._held.clear()
@@ -117,7 +117,7 @@ class EventSequencer:
             return []
         return [self._ask()]
 
-    def live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
+    def on_live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
         """A batch came over the stream."""
         self.last_heard_s = now
         self.lag_s = wall - batch.wall_s
@@ -128,7 +128,7 @@ class EventSequencer:
             self._held.append(batch)
         return []
 
-    def replayed(self, batch: EventBatch, now: float) -> list[Step]:
+    def on_replayed(self, batch: EventBatch, now: float) -> list[Step]:
         """A batch came from the running replay."""
         self.last_heard_s = now
         if self.state != "replaying" or self._useless or batch.seq < self.last_seq:
@@ -143,7 +143,7 @@ class EventSequencer:
         self._useless = batch.seq > self.last_seq
         return []
 
-    def replay_ended(self, complete: bool, now: float) -> list[Step]:
+    def on_replay_end(self, complete: bool, now: float) -> list[Step]:
         """The replay is over; `complete`: with its end marker. Without, what came may still reach the live batches."""
         if self.state != "replaying":
             return []

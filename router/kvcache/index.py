@@ -48,7 +48,7 @@ class IndexStats(NamedTuple):
     blocks: tuple[int, int, int]  # distinct keys per tier
     orphans: int  # blocks waiting for an unknown parent
     bytes: int  # an estimate: this target's own tables, and its share of the common ones
-    whole: bool  # no block without the one before it: matched by bisection
+    contiguous: bool  # no block without the one before it: matched by bisection
 
 
 class _Retired(NamedTuple):
@@ -82,7 +82,7 @@ class BlockIndex:
             self._retire(saved)
         self._stand(target, self._open(model))
 
-    def wake(self, target: TargetId, model: str) -> bool:
+    def join_restored(self, target: TargetId, model: str) -> bool:
         """`target` holds what it did when it was saved. False: there is nothing saved of it and this model."""
         shelf = self._asleep.get(target)
         if shelf is None or shelf.model != model:
@@ -121,13 +121,13 @@ class BlockIndex:
         self._shelves[target] = shelf
         self._by_place = None
         self._everybody |= shelf.bit
-        if shelf.whole:
+        if shelf.contiguous:
             self._whole |= shelf.bit
 
     def _retire(self, shelf: TargetBlocks) -> None:
         for tier in Tier:
             self._holders.blocks[tier] -= shelf.blocks[tier]
-        self._retired.append(_Retired(shelf.bit, list(shelf.leftovers())))
+        self._retired.append(_Retired(shelf.bit, list(shelf.tables())))
 
     def _sweep(self) -> None:
         """Takes a slice of a retired bit's blocks off the common tables; the bit is free when none is left."""
@@ -145,7 +145,7 @@ class BlockIndex:
 
     # A snapshot
 
-    def saved(self, target: TargetId) -> SavedTargetBlocks | None:
+    def snapshot(self, target: TargetId) -> SavedTargetBlocks | None:
         """What `target` holds, to be restored in another process with the same keyring. 30 ns per block."""
         shelf = self._shelves.get(target) or self._asleep.get(target)
         return None if shelf is None else save(shelf)
@@ -155,7 +155,7 @@ class BlockIndex:
         shelf = self._asleep[target] = self._open(saved.model)
         restore(shelf, saved, self._holders)
 
-    def give_up(self, target: TargetId) -> None:
+    def discard_restored(self, target: TargetId) -> None:
         """What was restored of `target` is forgotten if it has not joined."""
         if (shelf := self._asleep.pop(target, None)) is not None:
             self._retire(shelf)
@@ -169,10 +169,10 @@ class BlockIndex:
         shelf = self._shelves[target]
         match event:
             case BlocksStored():
-                entered = shelf.stored(event)
+                entered = shelf.store(event)
             case BlocksRemoved():
                 entered = []
-                shelf.removed(event)
+                shelf.remove(event)
             case BlocksCleared():  # has no tier: the safe reading is all of them
                 self.forget(target)
                 return []
@@ -197,7 +197,7 @@ class BlockIndex:
                 found[self._targets[bit]] = held
         return found
 
-    def reach(self, keys: Sequence[Key]) -> list[EqualHolders]:
+    def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """The same of every target there is, without naming any: those that hold nothing are in it as well. What it
         takes grows with how differently far they hold it, not with how many they are.
         """
@@ -208,11 +208,11 @@ class BlockIndex:
         return [*found, EqualHolders(rest, HeldBlocks(0, 0, 0))] if rest else found
 
     @property
-    def everybody(self) -> int:
+    def all_bits(self) -> int:
         """All targets' bits."""
         return self._everybody
 
-    def named(self, bits: int) -> list[TargetId]:
+    def targets_of(self, bits: int) -> list[TargetId]:
         """Who goes `EqualHolders`. 0.2 us for each of a few, 20 ns for each that there is where they are many."""
         if bits.bit_count() * 10 < bits.bit_length():
             return [self._targets[bit] for bit in single(bits)]
@@ -224,15 +224,15 @@ class BlockIndex:
     def _reach(self, keys: Sequence[Key], whole: int, other: int) -> list[EqualHolders]:
         found = [
             EqualHolders(bits, HeldBlocks(blocks, blocks, blocks))
-            for bits, blocks in self._holders.bisected(keys, whole).items()
+            for bits, blocks in self._holders.bisect(keys, whole).items()
         ]
         if not other:
             return found
-        gpu = cpu = disk = self._holders.walked(Tier.GPU, keys, other)
+        gpu = cpu = disk = self._holders.walk(Tier.GPU, keys, other)
         if self._holders.tables[Tier.CPU]:
-            cpu = disk = self._holders.walked(Tier.CPU, keys, other)
+            cpu = disk = self._holders.walk(Tier.CPU, keys, other)
         if self._holders.tables[Tier.DISK]:
-            disk = self._holders.walked(Tier.DISK, keys, other)
+            disk = self._holders.walk(Tier.DISK, keys, other)
         if disk is gpu:
             return [*found, *(EqualHolders(bits, HeldBlocks(blocks, blocks, blocks)) for bits, blocks in gpu.items())]
         for on_disk, last in disk.items():
@@ -250,17 +250,17 @@ class BlockIndex:
         keep different layers of the same blocks: the fullest one counts.
         """
         shelf = self._shelves.get(target)
-        return 0 if shelf is None else shelf.named
+        return 0 if shelf is None else shelf.keyed_blocks
 
     def stats(self, target: TargetId) -> IndexStats:
         """Sizes of what is known of `target` (joined: KeyError)."""
         shelf = self._shelves[target]
-        own = shelf.bytes()
+        own = shelf.memory_bytes()
         for tier, table in zip(Tier, self._holders.tables, strict=True):
             common = getsizeof(table) + INT_BYTES * len(table)  # bits of one holder are its own object
             own += common * shelf.blocks[tier] // max(1, self._holders.blocks[tier])
         gpu, cpu, disk = shelf.blocks
-        return IndexStats((gpu, cpu, disk), shelf.orphans, own, shelf.whole)
+        return IndexStats((gpu, cpu, disk), shelf.orphans, own, shelf.contiguous)
 
 
 def _parted(bits: int, runs: dict[int, int]) -> list[tuple[int, int]]:

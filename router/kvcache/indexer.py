@@ -29,24 +29,24 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 class SentPrompt(NamedTuple):
     """A prompt on its way to a target: to be ended by `KvIndexer.began` or `failed`."""
 
-    expectation: SpeculativePrompt
+    speculative: SpeculativePrompt
     approximate: Sequence[Key]  # what the target will approximately hold; empty where its events will tell
 
 
 class StoredBlockObserver(Protocol):
     """Who else wants to see what engines of a model store: the pool, which must hash as they do."""
 
-    def stored(self, model: str, event: BlocksStored) -> None:
+    def on_stored(self, model: str, event: BlocksStored) -> None:
         """Blocks from token 0 on entered an engine's GPU cache."""
 
-    def pooled(self, model: str, event: BlocksPooled) -> None:
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
         """An engine put blocks into the shared pool."""
 
 
 class EventStream(NamedTuple):
     """One target's event stream, for people and metrics."""
 
-    book: EventSequencer | None  # None: it has none
+    sequencer: EventSequencer | None  # None: it has none
     stats: IndexStats
     batches: int  # heard or replayed
     malformed: int
@@ -92,14 +92,14 @@ class KvIndexer:
         self._stories[target] = story = TargetCacheState(model)
         self._unsure.add(target)  # until its first batch
         saved = self._saved.pop(target, None)
-        if stream and saved is not None and self._index.wake(target, model):
-            story.book = EventSequencer.resumed(replayable, saved.cursor)
+        if stream and saved is not None and self._index.join_restored(target, model):
+            story.sequencer = EventSequencer.resume(replayable, saved.cursor)
             story.stored_blocks = saved.stored_blocks
             self._look_at(target, story)
             return
         self._index.join(target, model)
         if stream:
-            story.book = EventSequencer(replayable)
+            story.sequencer = EventSequencer(replayable)
 
     def leave(self, target: TargetId) -> None:
         self._forget_sent(target)
@@ -108,65 +108,65 @@ class KvIndexer:
         self._unsure.discard(target)
         self._sized.discard(target)
 
-    def holds_at_most(self, target: TargetId, blocks: int) -> None:
+    def set_capacity(self, target: TargetId, blocks: int) -> None:
         """Its cache's size, as its metrics page tells."""
         if (story := self._stories.get(target)) is not None:
             story.capacity_blocks = blocks
-            self._beliefs.went_on(target)
+            self._beliefs.invalidate(target)
             self._look_at(target, story)
 
     # over a restart of the router
 
-    def saveable(self) -> list[TargetId]:
+    def snapshot_targets(self) -> list[TargetId]:
         """Whose caches we know something of, by their streams."""
-        return [*self._saved, *(target for target, story in self._stories.items() if story.book is not None)]
+        return [*self._saved, *(target for target, story in self._stories.items() if story.sequencer is not None)]
 
-    def saved(self, target: TargetId) -> SavedTarget | None:
+    def snapshot(self, target: TargetId) -> SavedTarget | None:
         """What is known of it now, in one piece; None: nothing. 30 ns per block."""
         story = self._stories.get(target)
-        if story is not None and story.book is not None:
-            cursor, stored_blocks = story.book.cursor, story.stored_blocks
+        if story is not None and story.sequencer is not None:
+            cursor, stored_blocks = story.sequencer.cursor, story.stored_blocks
         elif target in self._saved:
             cursor, stored_blocks = self._saved[target]
         else:
             return None
-        shelf = self._index.saved(target)
+        shelf = self._index.snapshot(target)
         return None if shelf is None or cursor is None else SavedTarget(target, shelf, cursor, stored_blocks)
 
     def restore(self, saved: SavedTarget) -> None:
         """What was known of a target that has not joined yet."""
-        self._index.restore(saved.target, saved.shelf)
+        self._index.restore(saved.target, saved.blocks)
         self._saved[saved.target] = _Saved(saved.cursor, saved.stored_blocks)
 
-    def give_up(self) -> None:
+    def discard_restored(self) -> None:
         """Whoever was restored and has not joined by now is forgotten."""
         for target in self._saved:
-            self._index.give_up(target)
+            self._index.discard_restored(target)
         self._saved.clear()
 
     # what engines say
 
-    def stream_connected(self, target: TargetId) -> int | None:
+    def on_connected(self, target: TargetId) -> int | None:
         book = self._book(target)
-        return None if book is None else self._take(target, book.connected(self._clock.now()))
+        return None if book is None else self._take(target, book.on_connected(self._clock.now()))
 
-    def heard(self, target: TargetId, batch: EventBatch) -> int | None:
+    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         book = self._book(target)
         if book is None:
             return None
         self._stories[target].count(batch)
-        return self._take(target, book.live(batch, self._clock.now(), self._clock.wall()))
+        return self._take(target, book.on_live(batch, self._clock.now(), self._clock.wall()))
 
-    def replayed(self, target: TargetId, batch: EventBatch) -> None:
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
         if (book := self._book(target)) is not None:
             self._stories[target].count(batch)
-            self._take(target, book.replayed(batch, self._clock.now()))
+            self._take(target, book.on_replayed(batch, self._clock.now()))
 
-    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+    def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
         book = self._book(target)
-        return None if book is None else self._take(target, book.replay_ended(complete, self._clock.now()))
+        return None if book is None else self._take(target, book.on_replay_end(complete, self._clock.now()))
 
-    def malformed(self, target: TargetId, reason: str) -> None:
+    def on_malformed(self, target: TargetId, reason: str) -> None:
         if (story := self._stories.get(target)) is not None:
             story.malformed += 1
 
@@ -181,67 +181,67 @@ class KvIndexer:
         """
         if (story := self._stories.get(target)) is None:
             return None
-        book, blocks = story.book, self._index.held_blocks(target)
+        book, blocks = story.sequencer, self._index.held_blocks(target)
         if book is None or not book.trusted or not believed:
-            sent = self._approximate.blocks(target, self._clock.now())
+            sent = self._approximate.count(target, self._clock.now())
             blocks = max(sent, blocks) if believed else sent  # between two replays the index is behind, not wrong
             return None if block_tokens is None else blocks * block_tokens
         if not blocks:
             return None if book.joined_late and not story.turned_over else 0
         return None if block_tokens is None else blocks * block_tokens
 
-    def newly_sized(self) -> Collection[TargetId]:
+    def take_resized(self) -> Collection[TargetId]:
         """Targets that told another block size than before; each once."""
         if not self._sized:
             return ()
         sized, self._sized = self._sized, set()
         return sized
 
-    def outline(self, known: TokenizedPrompt) -> OverlapGroups:
+    def overlap_groups(self, known: TokenizedPrompt) -> OverlapGroups:
         """What everybody who joined holds of a prompt, whatever they serve."""
         return outline(self._index, self._expected, known, self._unsure, self._clock.now())
 
-    def beliefs(
+    def estimate_overlaps(
         self, known: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, OverlapEstimate]:
         """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
-        return self._beliefs.of(known, block_tokens, distrusted, self._clock.now())
+        return self._beliefs.estimate(known, block_tokens, distrusted, self._clock.now())
 
-    def sent(self, target: TargetId, known: TokenizedPrompt, belief: OverlapEstimate) -> SentPrompt | None:
+    def add_sent(self, target: TargetId, known: TokenizedPrompt, belief: OverlapEstimate) -> SentPrompt | None:
         """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
         if belief.block_tokens is None:
             return None
         keys = known.keys[belief.block_tokens]
         approximate = belief.overlap is not None and belief.overlap.source == "approximate"
-        expectation = self._expected.sent(target, keys[belief.held_blocks :], self._clock.now())
+        expectation = self._expected.add(target, keys[belief.held_blocks :], self._clock.now())
         return SentPrompt(expectation, keys if approximate else ())
 
-    def began(self, sent: SentPrompt) -> None:
+    def on_first_byte(self, sent: SentPrompt) -> None:
         """Its answer has begun: the prompt was computed there."""
         now = self._clock.now()
-        self._expected.first_byte(sent.expectation, now)
+        self._expected.on_first_byte(sent.speculative, now)
         if sent.approximate:
-            self._approximate.sent(sent.expectation.target, sent.approximate, now)
+            self._approximate.add(sent.speculative.target, sent.approximate, now)
 
-    def failed(self, sent: SentPrompt) -> None:
+    def on_failure(self, sent: SentPrompt) -> None:
         """It ended without that."""
-        self._expected.failed(sent.expectation)
+        self._expected.discard(sent.speculative)
 
-    def stream(self, target: TargetId) -> EventStream | None:
+    def describe_stream(self, target: TargetId) -> EventStream | None:
         """None: not a target that joined."""
         if (story := self._stories.get(target)) is None:
             return None
         stats = self._index.stats(target)
-        return EventStream(story.book, stats, story.batches, story.malformed, story.skipped, story.turned_over)
+        return EventStream(story.sequencer, stats, story.batches, story.malformed, story.skipped, story.turned_over)
 
     # parts of the above
 
     def _book(self, target: TargetId) -> EventSequencer | None:
         story = self._stories.get(target)  # None: it left, and a last message was on its way
-        return story.book if story is not None else None
+        return story.sequencer if story is not None else None
 
     def _take(self, target: TargetId, steps: Sequence[Step]) -> int | None:
-        self._beliefs.went_on(target)
+        self._beliefs.invalidate(target)
         replay_from = None
         for step in steps:
             match step:
@@ -258,7 +258,7 @@ class KvIndexer:
 
     def _look_at(self, target: TargetId, story: TargetCacheState) -> None:
         """After anything that changes what it is."""
-        if story.sure:
+        if story.certain:
             self._unsure.discard(target)
         else:
             self._unsure.add(target)
@@ -271,17 +271,17 @@ class KvIndexer:
         for event in events:
             if isinstance(event, BlocksPooled):
                 if self._witness is not None:
-                    self._witness.pooled(story.model, event)
+                    self._witness.on_pooled(story.model, event)
                 continue
-            self._expected.stored(target, self._index.apply(target, event))
+            self._expected.confirm(target, self._index.apply(target, event))
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 story.stored_blocks += len(event.hashes)
                 if self._witness is not None and event.parent is None:
-                    self._witness.stored(story.model, event)
+                    self._witness.on_stored(story.model, event)
             elif isinstance(event, BlocksCleared):
                 self._approximate.forget(target)
 
     def _forget_sent(self, target: TargetId) -> None:
-        self._beliefs.went_on(target)
+        self._beliefs.invalidate(target)
         self._expected.forget(target)
         self._approximate.forget(target)

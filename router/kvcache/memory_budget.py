@@ -19,7 +19,7 @@ class MemoryBudget:
         self.evicted = 0  # things forgotten for want of room, of whatever kind
         self._forget_oldest: Callable[[], bool] = lambda: False
 
-    def forgets_by(self, forget_oldest: Callable[[], bool]) -> None:
+    def set_evictor(self, forget_oldest: Callable[[], bool]) -> None:
         """Whom to ask for room: it forgets what was not used for longest and gives its bytes, or says False."""
         self._forget_oldest = forget_oldest
 

@@ -32,7 +32,7 @@ class OverlapEstimate(NamedTuple):
     """
 
     overlap: Overlap | None
-    promised_tokens: int | None
+    indexed_tokens: int | None
     block_tokens: int | None  # None: it has told no size yet
     held_blocks: int  # leading ones that need not be expected: they are on its GPU, by events or approximately
 
@@ -66,10 +66,10 @@ class OverlapEstimator:
         self._lately: dict[TargetId, _Lately] = {}
         self._lately_since = 0.0
 
-    def went_on(self, target: TargetId) -> None:
+    def invalidate(self, target: TargetId) -> None:
         self._lately.pop(target, None)
 
-    def of(
+    def estimate(
         self,
         known: TokenizedPrompt,
         block_tokens: Mapping[TargetId, int | None],
@@ -106,7 +106,7 @@ class OverlapEstimator:
         for target in targets:
             held = reach.get(target, NOTHING)
             if (soon := bringing.get(held.gpu)) is None:
-                soon = self._expected.bringing(keys[held.gpu], now) if held.gpu < len(keys) else ()
+                soon = self._expected.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 bringing[held.gpu] = soon
             looked_at = target in soon or target in distrusted
             kept = lately.get(target)
@@ -119,26 +119,28 @@ class OverlapEstimator:
 
     def _trusted_book(self, target: TargetId) -> EventSequencer | None:
         story = self._stories.get(target)
-        return story.book if story is not None and story.book is not None and story.book.trusted else None
+        return (
+            story.sequencer if story is not None and story.sequencer is not None and story.sequencer.trusted else None
+        )
 
     def _of_one(
         self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, believed: bool, now: float
     ) -> OverlapEstimate:
         story = self._stories.get(target)
-        book = story.book if story is not None else None
+        book = story.sequencer if story is not None else None
         promised = None if book is None else held.disk * size
         heard_s = None if book is None else book.last_heard_s
         # To the millisecond, as views are logged; a third of what `round` costs.
         age_s = None if heard_s is None else ((now - heard_s) * 1e3 + 0.5) // 1 / 1e3
         if story is None or book is None or not book.trusted or not believed:
-            likely = self._approximate.run(target, keys, now)
+            likely = self._approximate.leading_blocks(target, keys, now)
             if believed:  # between two replays the index is behind, not wrong
                 likely = max(likely, held.gpu)
-            expected = self._expected.run(target, keys, likely, now)
+            expected = self._expected.leading_blocks(target, keys, likely, now)
             tokens = likely * size
             overlap = Overlap(tokens, tokens, tokens, expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, promised, size, likely)
-        expected = self._expected.run(target, keys, held.gpu, now)
+        expected = self._expected.leading_blocks(target, keys, held.gpu, now)
         if not expected and not held.disk and book.joined_late and not story.turned_over:
             return OverlapEstimate(None, promised, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)

@@ -40,19 +40,19 @@ def outline(
     added. What it takes grows with the targets outside of the largest group.
     """
     parts: list[tuple[Overlap, int]] = []
-    nobody, waiting = index.everybody, set(unsure)
+    nobody, waiting = index.all_bits, set(unsure)
     for size in known.keys:
         keys = usable(known, size)
-        for bits, held in index.reach(keys):
+        for bits, held in index.match_all(keys):
             if held.gpu < len(keys):
-                waiting.update(expected.bringing(keys[held.gpu], now))
+                waiting.update(expected.targets_expecting(keys[held.gpu], now))
             if held.disk:
                 parts.append((_overlap(held, size), bits))
                 nobody &= ~bits
     parts.append((NO_OVERLAP, nobody))
     parts.sort(key=_count)
     rest, _ = parts.pop()
-    return OverlapGroups([OverlapGroup(overlap, index.named(bits)) for overlap, bits in parts], rest, waiting)
+    return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, waiting)
 
 
 def usable(known: TokenizedPrompt, size: int) -> Sequence[Key]:

@@ -52,7 +52,7 @@ class SavedTargetBlocks(NamedTuple):
 
 class SavedTarget(NamedTuple):
     target: TargetId
-    shelf: SavedTargetBlocks
+    blocks: SavedTargetBlocks
     cursor: StreamCursor
     stored_blocks: int
 
@@ -123,10 +123,10 @@ def save(shelf: TargetBlocks) -> SavedTargetBlocks:
     tables = [
         _table(number, tier, names, more)
         for number, group in shelf.groups.items()
-        for tier, names, more in zip(Tier, group.held, group.more, strict=True)
+        for tier, names, more in zip(Tier, group.keys, group.extra_copies, strict=True)
         if names
     ]
-    twins = [(int(tier), int(key), count) for (tier, key), count in shelf.twins.items()]
+    twins = [(int(tier), int(key), count) for (tier, key), count in shelf.duplicates.items()]
     runs = None if shelf.runs is None else list(shelf.runs)
     return SavedTargetBlocks(shelf.model, shelf.block_tokens, tables, runs, twins)
 
@@ -142,17 +142,17 @@ def _table(group: int, tier: Tier, names: Names, more: dict[Label, int]) -> Save
 def restore(shelf: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
     """Fills `shelf` (empty) as it was, and enters what it holds into `holders`."""
     shelf.block_tokens = saved.block_tokens
-    shelf.twins.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
+    shelf.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
     for table in saved.tables:
         tier, group = Tier(table.tier), shelf.group(table.group)
         hashes, keys = _numbers(table.hashes), cast("list[Key]", _numbers(table.keys))
-        names = group.held[tier]
+        names = group.keys[tier]
         names.update(zip(hashes, keys, strict=True))
         names.update(dict.fromkeys(_numbers(table.unnamed)))
-        group.more[tier].update(zip(_numbers(table.copied), _numbers(table.copies), strict=True))
-        shelf.blocks[tier] += len(holders.enter(tier, keys, shelf.bit))
+        group.extra_copies[tier].update(zip(_numbers(table.copied), _numbers(table.copies), strict=True))
+        shelf.blocks[tier] += len(holders.add(tier, keys, shelf.bit))
     for group in shelf.groups.values():
-        group.named = len({hash_ for names in group.held for hash_, key in names.items() if key is not None})
+        group.keyed = len({hash_ for names in group.keys for hash_, key in names.items() if key is not None})
     shelf.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
 
 

@@ -28,12 +28,12 @@ log = logging.getLogger("warmroute.feeds.snapshot")
 class SnapshotSource(Protocol):
     """Who knows what is to be saved."""
 
-    def saveable(self) -> Sequence[TargetId]: ...
+    def snapshot_targets(self) -> Sequence[TargetId]: ...
 
-    def saved(self, target: TargetId) -> SavedTarget | None:
+    def snapshot(self, target: TargetId) -> SavedTarget | None:
         """In one piece; None: nothing is known of it."""
 
-    def give_up(self) -> None:
+    def discard_restored(self) -> None:
         """Time is up for whoever was restored and has not joined."""
 
 
@@ -74,14 +74,14 @@ class Snapshots:
 
     async def _give_up(self) -> None:
         await asyncio.sleep(JOIN_WITHIN_S)
-        self._source.give_up()
+        self._source.discard_restored()
 
     async def save(self) -> None:
         """What cannot be written is said, and the file before stays."""
         async with self._saving:
             targets = []
-            for target in self._source.saveable():
-                if (saved := self._source.saved(target)) is not None:
+            for target in self._source.snapshot_targets():
+                if (saved := self._source.snapshot(target)) is not None:
                     targets.append(saved)
                 await asyncio.sleep(0)
             try:

@@ -49,7 +49,7 @@ class SpeculativeBlocks:
         # Who gets a key: the only target whose only request brings it, as with most; else how many bring it to each.
         self._bringing: dict[Key, TargetId | Counter[TargetId]] = {}
 
-    def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
+    def add(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
         """A request went to `target` that will bring it `keys`: those it does not hold yet."""
         self._end_due(now)
         expectation, bringing = SpeculativePrompt(target, keys), self._bringing
@@ -65,15 +65,15 @@ class SpeculativeBlocks:
             self._end(next(iter(self._live)))
         return expectation
 
-    def first_byte(self, expectation: SpeculativePrompt, now: float) -> None:
+    def on_first_byte(self, expectation: SpeculativePrompt, now: float) -> None:
         """Its prefill is done: the events are out, if any come."""
         self._due.append((now + self._ttl_s, expectation))
 
-    def failed(self, expectation: SpeculativePrompt) -> None:
+    def discard(self, expectation: SpeculativePrompt) -> None:
         """The request ended before its first byte."""
         self._end(expectation)
 
-    def stored(self, target: TargetId, keys: Sequence[Key]) -> None:
+    def confirm(self, target: TargetId, keys: Sequence[Key]) -> None:
         """The target's events told of `keys`: from now on only events speak of them."""
         if target in self._waiting:
             self._drop(keys, target, every=True)
@@ -84,7 +84,7 @@ class SpeculativeBlocks:
             for expectation in [live for live in self._live if live.target == target]:
                 self._end(expectation)
 
-    def bringing(self, key: Key, now: float) -> Collection[TargetId]:
+    def targets_expecting(self, key: Key, now: float) -> Collection[TargetId]:
         """Targets that a request on its way will bring `key`."""
         self._end_due(now)
         whom = self._bringing.get(key)
@@ -92,7 +92,7 @@ class SpeculativeBlocks:
             return ()
         return whom.keys() if isinstance(whom, Counter) else (whom,)
 
-    def run(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
+    def leading_blocks(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
         """Leading blocks of `keys` that `target` holds (`held_blocks`, from the index) or, right after, will hold."""
         self._end_due(now)
         if target not in self._waiting:
@@ -159,7 +159,7 @@ class ApproximateBlocks:
         self._twice: dict[TargetId, int] = {}  # how many keys are in both generations
         self._sent_at: dict[TargetId, float] = {}
 
-    def sent(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
+    def add(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
         """A prompt went to `target`; `keys` are all its blocks, from the first."""
         keys = keys[: self._generation_blocks]
         young = self._young.setdefault(target, {})
@@ -173,7 +173,7 @@ class ApproximateBlocks:
         self._sent_at[target] = now
         young.update(dict.fromkeys(keys, now))
 
-    def run(self, target: TargetId, keys: Sequence[Key], now: float) -> int:
+    def leading_blocks(self, target: TargetId, keys: Sequence[Key], now: float) -> int:
         """Leading blocks of `keys` that `target` probably holds."""
         young, old = self._young.get(target, {}), self._old.get(target, {})
         oldest = now - self._ttl_s
@@ -183,7 +183,7 @@ class ApproximateBlocks:
 
         return bisect_left(keys, True, key=missing)
 
-    def blocks(self, target: TargetId, now: float) -> int:
+    def count(self, target: TargetId, now: float) -> int:
         """How many blocks it probably holds, of whatever prompts: each once, and none when the last one sent is too
         old. Otherwise those that are too old are counted until their generation goes.
         """

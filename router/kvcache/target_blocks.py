@@ -34,27 +34,27 @@ Names = dict[Label, Key | None]
 class _Group:
     """One KV cache group."""
 
-    __slots__ = ("held", "more", "named")
+    __slots__ = ("extra_copies", "keyed", "keys")
 
     def __init__(self) -> None:
-        self.held: tuple[Names, ...] = ({}, {}, {})  # by tier
-        self.more: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
-        self.named = 0  # hashes with a key, each once, whatever tiers they are in
+        self.keys: tuple[Names, ...] = ({}, {}, {})  # by tier
+        self.extra_copies: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
+        self.keyed = 0  # hashes with a key, each once, whatever tiers they are in
 
     def cached(self, hash_: Label) -> bool:
-        gpu, cpu, disk = self.held
+        gpu, cpu, disk = self.keys
         return hash_ in gpu or hash_ in cpu or hash_ in disk
 
     def key(self, hash_: Label) -> Key | None:
-        gpu, cpu, disk = self.held
+        gpu, cpu, disk = self.keys
         key = gpu.get(hash_)
         if key is None and (cpu or disk):
             key = cpu.get(hash_)
             return disk.get(hash_) if key is None else key
         return key
 
-    def knows_none(self, hashes: Sequence[Label]) -> bool:
-        gpu, cpu, disk = self.held
+    def is_new(self, hashes: Sequence[Label]) -> bool:
+        gpu, cpu, disk = self.keys
         return gpu.keys().isdisjoint(hashes) and (
             not (cpu or disk) or (cpu.keys().isdisjoint(hashes) and disk.keys().isdisjoint(hashes))
         )
@@ -70,8 +70,20 @@ class _Chain(NamedTuple):
 class TargetBlocks:
     """One target's. `bit` is its place in `holders`; `orphan_blocks` bounds what waits for its parent."""
 
-    __slots__ = ("_holders", "_keyring", "_orphan_blocks", "_waiting", "bit", "block_tokens", "blocks", "groups",
-                 "model", "orphans", "runs", "twins")  # fmt: skip
+    __slots__ = (
+        "_holders",
+        "_keyring",
+        "_orphan_blocks",
+        "_waiting",
+        "bit",
+        "block_tokens",
+        "blocks",
+        "duplicates",
+        "groups",
+        "model",
+        "orphans",
+        "runs",
+    )  # fmt: skip
 
     def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
         self.model = model
@@ -82,7 +94,9 @@ class TargetBlocks:
         self.runs: ContiguousRuns | None = (
             ContiguousRuns()
         )  # None: it may hold a block without the one before it, or more than one copy
-        self.twins: dict[tuple[Tier, Key], int] = {}  # further hashes, of other groups, that mean a key held already
+        self.duplicates: dict[
+            tuple[Tier, Key], int
+        ] = {}  # further hashes, of other groups, that mean a key held already
         self.orphans = 0  # blocks that wait
         self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by the parent (of a group) they wait for
         self._holders = holders
@@ -90,14 +104,14 @@ class TargetBlocks:
         self._orphan_blocks = orphan_blocks
 
     @property
-    def whole(self) -> bool:
+    def contiguous(self) -> bool:
         """It holds nothing but chains without holes, on the GPU, in one group: its runs can be bisected."""
         return self.runs is not None
 
     @property
-    def named(self) -> int:
+    def keyed_blocks(self) -> int:
         """Blocks of known chains, whatever tiers they are in. Groups keep different layers: the fullest counts."""
-        return max((group.named for group in self.groups.values()), default=0)
+        return max((group.keyed for group in self.groups.values()), default=0)
 
     def group(self, number: int) -> _Group:
         if (group := self.groups.get(number)) is None:
@@ -108,7 +122,7 @@ class TargetBlocks:
 
     # Blocks come
 
-    def stored(self, event: BlocksStored) -> list[Key]:
+    def store(self, event: BlocksStored) -> list[Key]:
         """Returns the keys that entered the GPU tier by this."""
         tier = event.tier
         if tier is Tier.GPU or self.block_tokens is None:
@@ -122,7 +136,7 @@ class TargetBlocks:
         if (
             (parent is None or after is not None)
             and len(set(hashes)) == len(hashes)
-            and group.knows_none(hashes)
+            and group.is_new(hashes)
             and not (self._waiting and any((event.group, hash_) in self._waiting for hash_ in hashes))
         ):
             return self._straight(group, event, hashes, after)
@@ -134,23 +148,23 @@ class TargetBlocks:
         before = self._keyring.root(self.model, event.adapter, event.salt) if after is None else after
         keys = self._keyring.chain(before, event.token_ids, event.block_tokens, event.extras)
         tier = event.tier
-        group.held[tier].update(zip(hashes, keys, strict=True))
-        group.named += len(keys)
-        entered = self._holders.enter(tier, keys, self.bit)
+        group.keys[tier].update(zip(hashes, keys, strict=True))
+        group.keyed += len(keys)
+        entered = self._holders.add(tier, keys, self.bit)
         self.blocks[tier] += len(entered)
         if len(entered) != len(keys):
             self._note_twins(tier, keys, entered)
-        elif self.runs is not None and not self.runs.grew(after, keys):
+        elif self.runs is not None and not self.runs.append(after, keys):
             self.runs = None
         return entered if tier is Tier.GPU else []
 
     def _note_twins(self, tier: Tier, keys: list[Key], entered: list[Key]) -> None:
         self.runs = None
         for key in set(keys).difference(entered):
-            self.twins[tier, key] = self.twins.get((tier, key), 0) + 1
+            self.duplicates[tier, key] = self.duplicates.get((tier, key), 0) + 1
 
     def _careful(self, group: _Group, event: BlocksStored) -> list[Key]:
-        held, more = group.held[event.tier], group.more[event.tier]
+        held, more = group.keys[event.tier], group.extra_copies[event.tier]
         entered: list[Key] = []
         for hash_ in event.hashes:
             if hash_ in held:
@@ -174,8 +188,8 @@ class TargetBlocks:
             after = chain.after
             for hash_, key in zip(event.hashes[-len(chain.keys) :] if chain.keys else (), chain.keys, strict=True):
                 if group.key(hash_) is None and group.cached(hash_):  # else removed while it waited
-                    group.named += 1
-                    for tier, names in zip(Tier, group.held, strict=True):
+                    group.keyed += 1
+                    for tier, names in zip(Tier, group.keys, strict=True):
                         if hash_ in names:
                             names[hash_] = key
                             self._enter(tier, key, after, entered)
@@ -215,7 +229,7 @@ class TargetBlocks:
 
     def _enter(self, tier: Tier, key: Key, after: Key | None, entered: list[Key]) -> None:
         """`after` counts only while all is whole."""
-        if not self._holders.enter(tier, [key], self.bit):
+        if not self._holders.add(tier, [key], self.bit):
             self._note_twins(tier, [key], [])
             return
         self.blocks[tier] += 1
@@ -223,17 +237,17 @@ class TargetBlocks:
             entered.append(key)
         if self.runs is not None:
             hangs = after is None or self._holders.holds(Tier.GPU, after, self.bit)
-            if not (hangs and self.runs.grew(after, [key])):
+            if not (hangs and self.runs.append(after, [key])):
                 self.runs = None
 
     # Blocks go
 
-    def removed(self, event: BlocksRemoved) -> None:
+    def remove(self, event: BlocksRemoved) -> None:
         group = self.groups.get(event.group)
         if group is None:  # of a group that is not indexed
             return
         tier, whole = event.tier, self.runs is not None
-        take, more, twins = group.held[tier].pop, group.more[tier], self.twins
+        take, more, twins = group.keys[tier].pop, group.extra_copies[tier], self.duplicates
         keys: list[Key] = []
         for full in event.hashes:
             hash_ = full & SHORT
@@ -242,25 +256,25 @@ class TargetBlocks:
             if (key := take(hash_, None)) is None:
                 continue
             if whole or not group.cached(hash_):
-                group.named -= 1
+                group.keyed -= 1
             if not (twins and _one_less(twins, (tier, key))):
                 keys.append(key)
-        self._holders.exit(tier, keys, self.bit)
+        self._holders.remove(tier, keys, self.bit)
         self.blocks[tier] -= len(keys)
-        if self.runs is not None and not self.runs.shrank(keys):
+        if self.runs is not None and not self.runs.remove(keys):
             self.runs = None
 
-    def leftovers(self) -> Iterator[tuple[Tier, Names]]:
+    def tables(self) -> Iterator[tuple[Tier, Names]]:
         """All that it holds, by tier and group, for whoever takes its bit off the common tables."""
-        return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.held, strict=True))
+        return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.keys, strict=True))
 
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """An estimate of what its own tables take."""
-        own = getsizeof(self._waiting) + getsizeof(self.twins)
+        own = getsizeof(self._waiting) + getsizeof(self.duplicates)
         for group in self.groups.values():
-            own += sum(map(getsizeof, group.held)) + sum(map(getsizeof, group.more))
-            own += INT_BYTES * max(map(len, group.held))
-        return own + (self.runs.bytes() if self.runs is not None else 0)
+            own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
+            own += INT_BYTES * max(map(len, group.keys))
+        return own + (self.runs.memory_bytes() if self.runs is not None else 0)
 
 
 def _one_less(counts: dict[T, int], what: T) -> bool:

@@ -16,12 +16,19 @@ class TargetCacheState:
     """Until the target leaves, or joins anew."""
 
     __slots__ = (
-        "batches", "block_tokens", "book", "capacity_blocks", "malformed", "model", "skipped", "stored_blocks"
+        "batches",
+        "block_tokens",
+        "capacity_blocks",
+        "malformed",
+        "model",
+        "sequencer",
+        "skipped",
+        "stored_blocks"
     )  # fmt: skip
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.book: EventSequencer | None = None
+        self.sequencer: EventSequencer | None = None
         self.block_tokens: int | None = None
         self.capacity_blocks: int | None = None
         self.stored_blocks = 0  # on its GPU, since what is known of it began
@@ -34,9 +41,9 @@ class TargetCacheState:
         return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
 
     @property
-    def sure(self) -> bool:
+    def certain(self) -> bool:
         """What the index says of it is what there is to believe, and what it does not say, too."""
-        book = self.book
+        book = self.sequencer
         return book is not None and book.trusted and (not book.joined_late or self.turned_over)
 
     def count(self, batch: EventBatch) -> None:

@@ -14,13 +14,13 @@ from router.kvcache.events import Key
 class TokenizedPrompt(NamedTuple):
     ids: array[int]  # typecode "I"
     complete: bool  # False: only a leading part (media follows), so the prompt's length is unknown
-    how: Literal["given", "local", "remote"]  # who made the ids: the client, we, the engine
+    source: Literal["given", "local", "remote"]  # who made the ids: the client, we, the engine
     keys: dict[int, Sequence[Key]]  # by block size: one chained key per full block
     tokens_ms: float  # spent on rendering and tokenising
     keys_ms: float  # spent on hashing
-    spelled: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: nobody will want them
+    json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: nobody will want them
 
-    def every(self, tokens: int) -> tuple[Key, ...]:
+    def keys_every(self, tokens: int) -> tuple[Key, ...]:
         """The keys of the prefixes of `tokens`, 2 x `tokens`, ... length; none where no block size divides that."""
         size = min(self.keys, default=0)
         if not size or tokens % size:

@@ -40,7 +40,7 @@ class Chat(NamedTuple):
     add_generation_prompt: bool
     continue_final_message: bool
     add_special_tokens: bool
-    cut: bool
+    has_media: bool
     # from /v1/messages, where vLLM bends two things to the template: see prompt/tokenization/chat_template.py
     anthropic: bool = False
 
@@ -86,6 +86,6 @@ class Prompt(msgspec.Struct):
     remote_fields: dict[str, Any] = {}  # what POST /tokenize needs beside model, to give the same ids
     priority: int | None = None  # lower is more urgent, as in vLLM
     output_tokens: int | None = None  # the client's cap on its answer
-    shows_text: bool = False  # its answer is to quote the prompt as text
+    returns_prompt_text: bool = False  # its answer is to quote the prompt as text
     ttft_ms: float | None = None  # the objectives it asks for: time to first token, and per token after it
     tpot_ms: float | None = None

@@ -62,12 +62,12 @@ class UsageTail:
         while self._size - len(self._chunks[0]) >= TAIL_BYTES:
             self._size -= len(self._chunks.popleft())
 
-    def whole(self) -> bool:
+    def ended(self) -> bool:
         """Whether a stream has said its last word, whatever the connection does after it."""
         end = b"\n" + b"".join(list(self._chunks)[-2:])
         return any(mark in end for mark in _LAST_WORDS)
 
-    def usage(self) -> Usage | None:
+    def read_usage(self) -> Usage | None:
         """What the answer said; None if it said nothing, or ended before it could."""
         kept = b"".join(self._chunks)
         last = _whole_usage(kept) if kept.startswith(b"{") else _last_usage(kept)

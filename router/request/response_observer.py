@@ -51,7 +51,7 @@ class ResponseObserver:
         if result.end == "ok":
             tail = UsageTail(self._request.prompt.endpoint)
             tail.feed(result.body)
-            usage = tail.usage() or UNTOLD
+            usage = tail.read_usage() or UNTOLD
             params = read_handed(result.body)
             if params is not None and self._ticket.attempt.prefill is not None:
                 self.handed_over = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
@@ -104,7 +104,7 @@ class ResponseObserver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Count a client that disconnects after the last event of a stream, before its end, as answered: it got all."""
-        if kind is asyncio.CancelledError and self._tail is not None and self._tail.whole():
+        if kind is asyncio.CancelledError and self._tail is not None and self._tail.ended():
             self._ticket.end = "ok"
             self._read_usage()
 
@@ -112,6 +112,6 @@ class ResponseObserver:
         record, served = self._ticket.record, self._request.served
         if self._tail is None or served is None:
             return
-        if (usage := self._tail.usage()) is not None:
+        if (usage := self._tail.read_usage()) is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            self._tokenization.observed(served.base, self._request.tokens, usage.prompt_tokens)
+            self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)

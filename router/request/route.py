@@ -147,11 +147,11 @@ async def tokenize(prompt: Prompt, served: ServedModel | None, services: Service
         return UnknownIds("no_model")
     fleet = services.scheduler.fleet
     instances: list[str] = []
-    if services.tokenization.asks(served.base):
+    if services.tokenization.uses_remote(served.base):
         candidates = fleet.candidates(served.base, (), services.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
     sizes = services.scheduler.block_sizes(served.base)
-    return await services.tokenization.of(prompt, served.base, served.adapter, sizes, instances)
+    return await services.tokenization.tokenize(prompt, served.base, served.adapter, sizes, instances)
 
 
 async def query_pool(
@@ -168,7 +168,7 @@ async def query_pool(
     if served is None or not isinstance(tokens, TokenizedPrompt) or Needs.POOL not in needs:
         return None
     started_s = services.clock.now()
-    hit = await services.kv_store.held(tokens, services.scheduler.hash_inputs(prompt, served))
+    hit = await services.kv_store.lookup(tokens, services.scheduler.hash_inputs(prompt, served))
     stages.pool_ms = (services.clock.now() - started_s) * 1e3
     return hit
 
@@ -238,7 +238,7 @@ def open_record(
         model=prompt.model or "",
         stream=prompt.stream,
         client=call.client,
-        tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.how,
+        tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.source,
         prompt_tokens_counted=len(tokens.ids) if isinstance(tokens, TokenizedPrompt) and tokens.complete else None,
         stages=stages,
     )
@@ -248,7 +248,7 @@ def open_record(
     if isinstance(tokens, TokenizedPrompt):
         stages.tokens_ms, stages.keys_ms = tokens.tokens_ms, tokens.keys_ms
         if services.decision_log is not None:
-            record.blocks = tokens.every(LOG_BLOCK_TOKENS)
+            record.blocks = tokens.keys_every(LOG_BLOCK_TOKENS)
     call.recorded = True
     services.recent_records.add(record)
     services.metrics.on_request_start()

@@ -22,7 +22,7 @@ def with_token_ids(request: PreparedRequest, ticket: Ticket, services: Services)
     Leaving it compares the token count of the answer, if it has one, with the router's own.
     """
     served, tokens = request.served, request.tokens
-    if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.spelled:
+    if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.json_ids:
         return nullcontext(services.upstreams)
     shares = (ticket,) if ticket.prefill is None else (ticket, ticket.prefill)
     instances = [share.target.instance for share in shares]
@@ -56,26 +56,26 @@ class AttemptPassthrough:
 
     def __enter__(self) -> Upstream:
         ticket, offer = self._ticket, self._offer
-        if not offer.takers:
+        if not offer.instances:
             return self._upstreams
         answering = ticket.target.instance.id
-        ticket.attempt.token_id_passthrough = answering in offer.takers
+        ticket.attempt.token_id_passthrough = answering in offer.instances
         if ticket.prefill is not None:
-            ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in offer.takers
-        ids = offer.known.spelled
-        return TokenIdUpstreams(self._upstreams, self._plain, answering, ids, offer.takers, self._on_refusal)
+            ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in offer.instances
+        ids = offer.known.json_ids
+        return TokenIdUpstreams(self._upstreams, self._plain, answering, ids, offer.instances, self._on_refusal)
 
     def _on_refusal(self, instance: str, answer: bytes | None) -> None:
         if instance == self._ticket.target.instance.id:
             self._ticket.attempt.token_id_passthrough = False
         elif self._ticket.prefill is not None:
             self._ticket.prefill.leg.token_id_passthrough = False
-        self._passthrough.refused(instance, self._offer, answer)
+        self._passthrough.on_refused(instance, self._offer, answer)
 
     def __exit__(self, *_: object) -> None:
         ticket = self._ticket
         had_ids, prompt_tokens = ticket.attempt.token_id_passthrough, ticket.record.prompt_tokens
-        self._passthrough.observed(self._offer, ticket.target.instance.id, had_ids, prompt_tokens)
+        self._passthrough.on_answer(self._offer, ticket.target.instance.id, had_ids, prompt_tokens)
 
 
 def context_tokens(cards: Sequence[ModelCard], model: str) -> int | None:

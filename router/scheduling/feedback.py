@@ -22,9 +22,9 @@ def learn_from_answer(
     if cached_tokens is None:
         return
     belief, target = share.estimate, share.target
-    if belief is not None and belief.promised_tokens is not None and belief.block_tokens is not None:
-        own = _own(belief.promised_tokens, cached_tokens, pooled, shared_pool)
-        target.overlap_accuracy.observe(belief.promised_tokens, own, belief.block_tokens)
+    if belief is not None and belief.indexed_tokens is not None and belief.block_tokens is not None:
+        own = _own(belief.indexed_tokens, cached_tokens, pooled, shared_pool)
+        target.overlap_accuracy.observe(belief.indexed_tokens, own, belief.block_tokens)
     if ttft_ms is None or prompt_tokens is None:
         return
     overlap = belief.overlap if belief is not None else None

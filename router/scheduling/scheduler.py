@@ -118,7 +118,7 @@ class Scheduler:
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 if (size := self.view_builder.block_tokens(target)) and target.capacity_tokens is not None:
-                    self.indexer.holds_at_most(target.id, target.capacity_tokens // size)
+                    self.indexer.set_capacity(target.id, target.capacity_tokens // size)
 
     def _meet(self, target: Target, stream: EventEndpoint | None) -> None:
         self.indexer.join(
@@ -256,7 +256,7 @@ class Scheduler:
         if end in ENGINE_IN_DOUBT:
             self.peers.forget_engine_ids(instance)
         if half.sent_prompt is not None:
-            (self.indexer.began if end == "ok" else self.indexer.failed)(half.sent_prompt)
+            (self.indexer.on_first_byte if end == "ok" else self.indexer.on_failure)(half.sent_prompt)
         ttft_ms = duration_ms if end == "ok" else None  # its one token is its whole answer
         if end == "ok":
             learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
@@ -268,7 +268,7 @@ class Scheduler:
         ticket.ttft_ms = (self._clock.now() - ticket.sent_at) * 1e3
         ticket.booking.on_first_byte()
         if ticket.sent_prompt is not None and ticket.has_prefilled:
-            self.indexer.began(ticket.sent_prompt)
+            self.indexer.on_first_byte(ticket.sent_prompt)
 
     def settle(self, ticket: Ticket) -> None:
         """The request's time at this target is over, however it ended. Everything taken is given back, once."""
@@ -284,7 +284,7 @@ class Scheduler:
         attempt.end = ticket.end
         ticket.target.breaker.on_request_end(judge_end(ticket.end, ticket.status), now)
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
-            self.indexer.failed(ticket.sent_prompt)
+            self.indexer.on_failure(ticket.sent_prompt)
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
         if ticket.end == "ok" and attempt.prefill is None:  # what was handed over says nothing of the target itself
             # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
@@ -361,7 +361,7 @@ class Scheduler:
         """Books the chosen target for a prompt of `tokens`, and expects it to hold that soon."""
         target = self.fleet.target(TargetId(decision.target))
         assert target is not None, "candidates are of the fleet"
-        sent = self.indexer.sent(target.id, known, belief) if known is not None and belief is not None else None
+        sent = self.indexer.add_sent(target.id, known, belief) if known is not None and belief is not None else None
         return target, target.book(uncached, tokens), belief, sent
 
 
@@ -369,7 +369,7 @@ def _predicted(belief: OverlapEstimate | None) -> tuple[int | None, int | None]:
     """What the index promised of a target, and the same with what was just sent there."""
     if belief is None:
         return None, None
-    return belief.promised_tokens, None if belief.overlap is None else belief.overlap.expected_tokens
+    return belief.indexed_tokens, None if belief.overlap is None else belief.overlap.expected_tokens
 
 
 def _to_compute(tokens: int, belief: OverlapEstimate | None, pooled: PoolHit | None) -> int:

@@ -90,7 +90,7 @@ class ViewBuilder:
             return {NO_OVERLAP: all_but(len(lineup.targets), others)}
         if not self.block_sizes(model) <= known.keys.keys():
             return None
-        outline, slots = self._knowledge.outline(known), lineup.slots
+        outline, slots = self._knowledge.overlap_groups(known), lineup.slots
         unsure = [target for id in outline.unsure if (target := self._fleet.target(id)) is not None and id in slots]
         unsure = [target for target in {*unsure, *lineup.distrusted} if slots[target.id] not in others]
         beliefs = self.estimates(known, unsure)
@@ -122,7 +122,7 @@ class ViewBuilder:
         return self._fleet.block_sizes(model)
 
     def _resize(self) -> None:
-        for id in self._knowledge.newly_sized():
+        for id in self._knowledge.take_resized():
             if (target := self._fleet.target(id)) is not None:
                 self.block_tokens(target)
 
@@ -142,7 +142,7 @@ class ViewBuilder:
         self._resize()
         sizes = {target.id: target.block_tokens for target in candidates}
         distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
-        return self._knowledge.beliefs(known, sizes, distrusted)
+        return self._knowledge.estimate_overlaps(known, sizes, distrusted)
 
     def build(
         self,

@@ -88,7 +88,7 @@ class Conversations:
         core.apply_metrics(name, {0: Gauges(0, 0, 0.1, BLOCK, 400_000, None, None)}, self._clock.now())
         self._caches[f"{name}/0"] = cache = Cache(BLOCK)
         self._pace[f"{name}/0"] = self._dice.uniform(90.0, 110.0)
-        core.indexer.heard(TargetId(f"{name}/0"), cache.batch())
+        core.indexer.on_batch(TargetId(f"{name}/0"), cache.batch())
 
     def run(self, requests: int) -> None:
         for _ in range(requests):
@@ -117,7 +117,7 @@ class Conversations:
         core, target, record = self._core, ticket.target.id, ticket.record
         cached = ticket.attempt.predicted_tokens or 0
         cache = self._caches[target]
-        core.indexer.heard(target, cache.batch(cache.stored(ids, cached // BLOCK)))
+        core.indexer.on_batch(target, cache.batch(cache.stored(ids, cached // BLOCK)))
         ticket.status, ticket.end = 200, "ok"
         record.prompt_tokens, record.cached_tokens, record.output_tokens = len(ids), cached, 20
         new = len(ids) - cached

@@ -27,7 +27,7 @@ def router_counts(chat: Chat) -> int:
     options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
     source = read_prompt(PATH, "application/json", chat.body(), options).source
     assert isinstance(source, Source)
-    return len(local.ids(source))
+    return len(local.tokenize(source))
 
 
 def test_a_chat_counts_its_tokens_as_the_router_does_turn_by_turn(words: Words) -> None:

@@ -146,10 +146,10 @@ class Router(Doors):
         member = next(i for i in self.core.fleet if i.config.url == engine.url)
         for core in engine.server.cores.all:
             if core.publisher is not None:
-                stream = self.core.indexer.stream(f"{member.id}/{core.publisher.rank}")
-                if stream is None or stream.book is None or not stream.book.trusted:
+                stream = self.core.indexer.describe_stream(f"{member.id}/{core.publisher.rank}")
+                if stream is None or stream.sequencer is None or not stream.sequencer.trusted:
                     return False
-                if (stream.book.last_seq or 0) < core.publisher._sequence - 1:
+                if (stream.sequencer.last_seq or 0) < core.publisher._sequence - 1:
                     return False
         return True
 

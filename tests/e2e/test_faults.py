@@ -61,13 +61,13 @@ def breaker(router: Router, fake: FakeEngine) -> str:
 
 def book(router: Router, fake: FakeEngine) -> Any:
     """The sequence book of its stream."""
-    stream = router.core.indexer.stream(target(router, fake).id)
+    stream = router.core.indexer.describe_stream(target(router, fake).id)
     assert stream is not None
-    return stream.book
+    return stream.sequencer
 
 
 def blocks(router: Router, target_id: str) -> int:
-    stream = router.core.indexer.stream(target_id)  # type: ignore[arg-type]
+    stream = router.core.indexer.describe_stream(target_id)  # type: ignore[arg-type]
     return 0 if stream is None else sum(stream.stats.blocks)
 
 

@@ -22,7 +22,7 @@ def saved(file: Path) -> SavedIndex:
 
 def blocks(file: Path) -> int:
     """Blocks in the file, of all targets."""
-    return sum(len(table.keys) // 8 for target in saved(file).targets for table in target.shelf.tables)
+    return sum(len(table.keys) // 8 for target in saved(file).targets for table in target.blocks.tables)
 
 
 async def stream_of(doors: Doors, instance: str) -> Json:

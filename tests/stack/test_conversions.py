@@ -48,4 +48,4 @@ def _ours(local: LocalTokenizer, prompt: Prompt) -> list[int]:
     if isinstance(source, Ids):
         return list(source.ids)
     assert isinstance(source, Chat | Text), source
-    return list(local.ids(source))
+    return list(local.tokenize(source))

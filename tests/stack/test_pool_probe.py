@@ -113,7 +113,7 @@ class Scene:
         return client
 
     async def tokens(self, known: TokenizedPrompt) -> int | None:
-        hit = await self.pool.held(known, ORIGIN)
+        hit = await self.pool.lookup(known, ORIGIN)
         return None if hit is None else hit.tokens
 
     async def there(self, known: TokenizedPrompt) -> int:
@@ -149,8 +149,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         made.pool.start()
         await until("the master leads", lambda: made.pool.report().leader is not None)
         first = prompt(1, begins=999).ids[:BLOCK]
-        hashes = [CHAIN.label(digest) for digest in CHAIN.chain(None, first, BLOCK)]
-        made.pool.stored("tiny", BlocksStored(hashes, None, first, BLOCK, Tier.GPU, 0, None, None, None))
+        hashes = [CHAIN.event_hash(digest) for digest in CHAIN.chain(None, first, BLOCK)]
+        made.pool.on_stored("tiny", BlocksStored(hashes, None, first, BLOCK, Tier.GPU, 0, None, None, None))
         yield made
         await made.pool.close()
 
@@ -168,7 +168,7 @@ async def test_a_real_masters_answers_are_read(scene: Scene) -> None:
     owner = scene.client(64 << 20)
     keys = keys_of(known)
     assert owner.tell("put", [*keys[:3], keys[4]]) == [0] * 4
-    hit = await scene.pool.held(known, ORIGIN)
+    hit = await scene.pool.lookup(known, ORIGIN)
     assert hit is not None
     assert (hit.tokens, hit.memory_tokens) == (3 * BLOCK, 3 * BLOCK)
     assert scene.pool.report().unknown == {}

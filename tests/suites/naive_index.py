@@ -113,7 +113,7 @@ class NaiveIndex:
             if shelf.copies[tier, group, hash_]
         }
 
-    def whole(self, target: TargetId) -> bool:
+    def contiguous(self, target: TargetId) -> bool:
         """Is each block of known chains on the GPU preceded there by the one before it?"""
         shelf = self._shelves[target]
         held = {path for (group, hash_), path in shelf.paths.items() if shelf.copies[Tier.GPU, group, hash_]}

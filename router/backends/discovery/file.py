@@ -34,13 +34,13 @@ class FileDiscovery:
         told: list[schema.InstanceConfig] | None = None
         while True:
             # In a thread: parsing a long list takes long enough to be felt in somebody's first token.
-            await asyncio.to_thread(self.look)
+            await asyncio.to_thread(self.poll)
             if self.instances is not None and self.instances != told:
                 told = self.instances
                 yield list(told)
             await asyncio.sleep(self._poll_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Bring `instances` and `trouble` up to date."""
         content = self._content()
         if content == self._seen and self.trouble is None:

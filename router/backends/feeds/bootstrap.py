@@ -59,10 +59,10 @@ class BootstrapClient:
 
     async def _run(self) -> None:
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask everybody who is nameless and due."""
         now = self._clock.now()
         self._asked = {

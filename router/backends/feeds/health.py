@@ -103,10 +103,10 @@ class HealthProbe:
 
     async def _run(self) -> None:
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start every probe that is due."""
         now = self._clock.now()
         for instance, ward in self._wards.items():

@@ -48,17 +48,17 @@ REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT
 class EventHandler(Protocol):
     """Who listens. An int answer asks for a replay from that sequence number; replays of one target never overlap."""
 
-    def stream_connected(self, target: TargetId) -> int | None:
+    def on_connected(self, target: TargetId) -> int | None:
         """The first time, or again: the process behind may be another."""
 
-    def heard(self, target: TargetId, batch: EventBatch) -> int | None: ...
+    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None: ...
 
-    def replayed(self, target: TargetId, batch: EventBatch) -> None: ...
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> None: ...
 
-    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
+    def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
         """`complete`: with the engine's end marker, and in time."""
 
-    def malformed(self, target: TargetId, reason: str) -> None: ...
+    def on_malformed(self, target: TargetId, reason: str) -> None: ...
 
 
 class KvEventSubscriber:
@@ -74,9 +74,9 @@ class KvEventSubscriber:
         self._pumping: asyncio.Task[None] | None = None
         self._streams: dict[TargetId, _Stream] = {}
 
-    def follow(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
+    def subscribe(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
         """Starts to listen to `target` at `source`, in place of where it was listened to (`host_cpu`: see `decode`)."""
-        self.drop(target)
+        self.unsubscribe(target)
         if self._pumping is None:
             self._pumping = self._tasks.supervise("pump", self._pump.run)
         try:
@@ -86,17 +86,17 @@ class KvEventSubscriber:
             stream.connect()
         except zmq.ZMQError as trouble:
             log.error("%s: cannot listen at %s: %s", target, source.endpoint, trouble)
-            self._hearing.malformed(target, "endpoint")
-            self.drop(target)
+            self._hearing.on_malformed(target, "endpoint")
+            self.unsubscribe(target)
 
-    def drop(self, target: TargetId) -> None:
+    def unsubscribe(self, target: TargetId) -> None:
         """Listens to `target` no more; no harm if it did not."""
         if (stream := self._streams.pop(target, None)) is not None:
             stream.close()
 
     async def close(self) -> None:
         for target in list(self._streams):
-            self.drop(target)
+            self.unsubscribe(target)
         if self._pumping is not None:
             self._pumping.cancel()
             await asyncio.gather(self._pumping, return_exceptions=True)
@@ -143,23 +143,23 @@ class _Stream:
 
     def _take_monitored(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._start_replay(self._hearing.stream_connected(self._target))
+            self._start_replay(self._hearing.on_connected(self._target))
 
     def _take(self, frames: list[bytes]) -> None:
         batch = decode(frames, host_cpu=self._host_cpu)
         if isinstance(batch, MalformedMessage):
-            self._hearing.malformed(self._target, batch.reason)
+            self._hearing.on_malformed(self._target, batch.reason)
         else:
-            self._start_replay(self._hearing.heard(self._target, batch))
+            self._start_replay(self._hearing.on_batch(self._target, batch))
 
     def _take_replayed(self, frames: list[bytes]) -> None:
         batch = decode_replay(frames, host_cpu=self._host_cpu)
         if isinstance(batch, ReplayEnd):
             self._end_replay(True)
         elif isinstance(batch, MalformedMessage):
-            self._hearing.malformed(self._target, batch.reason)
+            self._hearing.on_malformed(self._target, batch.reason)
         else:
-            self._hearing.replayed(self._target, batch)
+            self._hearing.on_replayed(self._target, batch)
 
     def _start_replay(self, start_seq: int | None) -> None:
         if start_seq is None or self._sub.closed:  # in answering, the hearing may have dropped us
@@ -176,7 +176,7 @@ class _Stream:
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        self._start_replay(self._hearing.replay_ended(self._target, complete))
+        self._start_replay(self._hearing.on_replay_end(self._target, complete))
 
 
 class _Replay:

@@ -77,10 +77,10 @@ class MetricsPoller:
 
     async def _run(self) -> None:
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(self._config.busy_interval_s / LOOKS_PER_INTERVAL)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start every poll that is due. Never two at once of one instance."""
         now = self._clock.now()
         for instance, watched in self._watched.items():

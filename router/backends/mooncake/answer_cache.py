@@ -27,7 +27,7 @@ class BlockPresence(IntEnum):
 
 
 class CachedAnswers(NamedTuple):
-    words: bytearray  # a `BlockPresence` per block
+    presence: bytearray  # a `BlockPresence` per block
     oldest: float | None  # when the oldest of them was said; None: nothing is known
 
 
@@ -47,7 +47,7 @@ class AnswerCache:
     def __len__(self) -> int:
         return len(self._said)
 
-    def learn(self, words: Iterable[tuple[int, BlockPresence]], at: float) -> None:
+    def record(self, words: Iterable[tuple[int, BlockPresence]], at: float) -> None:
         """Words by label, true at `at`: when the question went out, not when its answer came."""
         for label, word in words:
             before = self._said.get(label)
@@ -57,7 +57,7 @@ class AnswerCache:
         while len(self._said) > self._limit:
             self._said.popitem(last=False)
 
-    def recall(self, labels: Sequence[int], now: float) -> CachedAnswers:
+    def lookup(self, labels: Sequence[int], now: float) -> CachedAnswers:
         self._forget(now - self._ttl_s)
         if not self._said:
             return CachedAnswers(bytearray(len(labels)), None)

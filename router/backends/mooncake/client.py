@@ -108,7 +108,7 @@ class MooncakeStore:
 
     # what requests ask
 
-    async def held(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """`Pool.held`. The deadline is for the pool's answer. Hashing what is new of a prompt comes before it, in
         slices, at 0.1 to 0.6 us per token, which is little beside what making the tokens took.
         """
@@ -151,35 +151,35 @@ class MooncakeStore:
             return found
         if not found.blocks and model.calibration.state == "waiting":
             return "uncalibrated"
-        age_s = max(0.0, self._clock.now() - found.said_at)
+        age_s = max(0.0, self._clock.now() - found.known_at)
         return PoolHit(found.blocks * block_tokens, age_s, found.in_memory * block_tokens)
 
     async def _hashed(
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
         """What is new in it slice by slice: each finds the one before remembered."""
-        remembered = self._digests.remembered(chain, keys, origin.adapter)
+        remembered = self._digests.count_cached(chain, keys, origin.adapter)
         blocks = max(1, SLICE_TOKENS // block_tokens)
         for end in range(remembered + blocks, len(keys), blocks):
-            self._digests.of(chain, keys[:end], ids, block_tokens, origin.adapter, origin.salt)
+            self._digests.digests(chain, keys[:end], ids, block_tokens, origin.adapter, origin.salt)
             await asyncio.sleep(0)
-        return self._digests.of(chain, keys, ids, block_tokens, origin.adapter, origin.salt)
+        return self._digests.digests(chain, keys, ids, block_tokens, origin.adapter, origin.salt)
 
     # what engines say
 
-    def stored(self, model: str, event: BlocksStored) -> None:
+    def on_stored(self, model: str, event: BlocksStored) -> None:
         """`Witness.stored`."""
         its = self._model(model)
-        its.calibration.witness(event)
+        its.calibration.observe(event)
         self._tell(its)
         if event.adapter is None and not any(event.extras or ()):
             self._saved(its, event, event.salt, certain=False)
 
-    def pooled(self, model: str, event: BlocksPooled) -> None:
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
         """`Witness.pooled`. Such a block is whole in the pool, unless KV cache groups are saved one by one."""
         its = self._model(model)
         if its.settings.groups == 1:
-            its.answers.learn(((int(label), BlockPresence.MEMORY) for label in event.hashes), self._clock.now())
+            its.answers.record(((int(label), BlockPresence.MEMORY) for label in event.hashes), self._clock.now())
         if event.parent is None:
             self._saved(its, event, None, certain=True)
 
@@ -191,11 +191,11 @@ class MooncakeStore:
     def _check(self, model: _Model) -> None:
         """See whether the keys of the last first block are in the pool, when it is time for that."""
         chain, names, root = model.calibration.chain, model.names, model.root
-        if chain is None or names is None or root is None or not names.check.due(certain=root.certain):
+        if chain is None or names is None or root is None or not names.check.is_due(certain=root.certain):
             return
         (first,) = chain.chain(None, root.token_ids, len(root.token_ids), salt=root.salt)
-        if chain.label(first) == root.label:
-            names.check.saved(first, certain=root.certain)
+        if chain.event_hash(first) == root.label:
+            names.check.on_saved(first, certain=root.certain)
 
     # for people
 
@@ -206,7 +206,7 @@ class MooncakeStore:
             self._held,
             self._nothing,
             dict(self._unknown),
-            self._asking.asked,
+            self._asking.totals,
             len(self._digests),
             [self._report(model) for model in self._models.values()],
         )
@@ -236,7 +236,7 @@ class MooncakeStore:
     def _names(self, model: _Model, path: str | None) -> _Names | None:
         """Made anew when the engines tell another path."""
         if model.names is None or model.names.path != path:
-            form = KeyForm.of(model.settings, path)
+            form = KeyForm.from_config(model.settings, path)
             if form is None:
                 return None
             search = PrefixLookup(

@@ -45,12 +45,12 @@ class DigestCache:
         """Blocks remembered; one that is in both generations counts twice."""
         return self._young_blocks + self._old_blocks
 
-    def remembered(self, chain: EngineChain, keys: Sequence[Key], adapter: Adapter | None = None) -> int:
+    def count_cached(self, chain: EngineChain, keys: Sequence[Key], adapter: Adapter | None = None) -> int:
         """How many of the leading blocks in `keys` will not have to be hashed."""
         flavour = (chain, adapter)
         return max(_depth(generation.get(flavour, {}), keys) for generation in (self._young, self._old))
 
-    def of(
+    def digests(
         self,
         chain: EngineChain,
         keys: Sequence[Key],

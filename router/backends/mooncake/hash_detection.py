@@ -40,7 +40,7 @@ class HashDetection:
         self._before = ""  # how they hashed before they disagreed
         self._doubts = 0  # events that must still agree
         self.state: State = "waiting"
-        self.chain = EngineChain.of(
+        self.chain = EngineChain.from_config(
             "sha256" if config.hash_algo == "auto" else config.hash_algo, config.hash_seed, config.extra_keys != "bare"
         )
         self.trouble: str | None = None
@@ -50,7 +50,7 @@ class HashDetection:
                 "from random bytes: start the engines with PYTHONHASHSEED=0, and set it to '0'"
             )
 
-    def witness(self, event: BlocksStored) -> None:
+    def observe(self, event: BlocksStored) -> None:
         """An engine of this model stored blocks from token 0 on, with any adapter or salt. A few us in the long run."""
         if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
             return  # the event does not tell all that was hashed: an adapter's path, media
@@ -142,13 +142,13 @@ def _candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
     for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
         for algo in algos:
             for tagged in (True, False):
-                if (chain := EngineChain.of(algo, seed, tagged)) is not None:
+                if (chain := EngineChain.from_config(algo, seed, tagged)) is not None:
                     yield chain
 
 
 def _fits(chain: EngineChain, event: BlocksStored) -> bool:
     first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
-    return [chain.label(digest) for digest in first] == event.hashes[:1]
+    return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
 
 
 def _seeded(chain: EngineChain) -> str:

@@ -45,13 +45,13 @@ class KeyCheck:
         self.state: State = "unchecked"
         self.trouble: str | None = None
 
-    def due(self, *, certain: bool) -> bool:
+    def is_due(self, *, certain: bool) -> bool:
         """A block to look for would be welcome; one that is surely there also in the place of one that may be."""
         return (self._look is None or (certain and self._waiting)) and self._clock.now() >= self._due_at
 
-    def saved(self, digest: Digest, *, certain: bool) -> None:
+    def on_saved(self, digest: Digest, *, certain: bool) -> None:
         """An engine has this block, and saved it (`certain`) or will have soon, if it saves at all."""
-        if not self.due(certain=certain):
+        if not self.is_due(certain=certain):
             return
         if self._look is not None:
             self._look.cancel()
@@ -68,7 +68,7 @@ class KeyCheck:
         if self._waiting:
             await asyncio.sleep(SAVED_WITHIN_S)
             self._waiting = False
-        words = await self._asking.blocks(self._form, [digest])
+        words = await self._asking.query_blocks(self._form, [digest])
         if isinstance(words, list):
             await self._judge(digest, words[0] != BlockPresence.ABSENT)
 
@@ -79,7 +79,7 @@ class KeyCheck:
             if self._clock.now() < self._listing_due_at:
                 return
             self._listing_due_at = self._clock.now() + LIST_EVERY_S
-            listing = await self._asking.all_keys()
+            listing = await self._asking.list_keys()
             trouble = None if listing is None else explain(self._name, self._form, listing, digest)
             if trouble is None and not there:  # gone already, not saved yet, or never: nothing learned
                 self._listing_due_at = self._clock.now() + LIST_AGAIN_AFTER_S

@@ -72,7 +72,7 @@ class KeyForm:
         self._stems = tuple(map(str, self.parts))
 
     @classmethod
-    def of(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
+    def from_config(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
         """`path`: the model as the engines were started with it. None: neither it nor the config's `name` is known."""
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None

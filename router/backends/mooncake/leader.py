@@ -62,13 +62,13 @@ class MasterLeader:
     def start(self) -> None:
         self._tasks.supervise("leader", self._run)
 
-    def lost(self, instance: str) -> None:
+    def on_lost(self, instance: str) -> None:
         """`instance` was asked as the leader and is gone, silent, or not the leader."""
         if self.current == instance:
             self.current = None
             self._look_now.set()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask every master once."""
         self.masters = tuple(await asyncio.gather(*map(self._visit, self._names)))
         leading = [master.instance for master in self.masters if master.leads]
@@ -80,7 +80,7 @@ class MasterLeader:
 
     async def _run(self) -> None:
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(min(SHORTEST_PAUSE_S, self._interval_s))
             try:
                 async with asyncio.timeout(max(0.0, self._interval_s - SHORTEST_PAUSE_S)):

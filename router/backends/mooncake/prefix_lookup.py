@@ -27,7 +27,7 @@ class PoolPrefix(NamedTuple):
 
     blocks: int
     in_memory: int  # those before the first on disk
-    said_at: float  # the oldest word this rests on
+    known_at: float  # the oldest word this rests on
 
 
 class PrefixLookup:
@@ -48,16 +48,16 @@ class PrefixLookup:
         """`digests`: of a prompt's leading blocks. May be cancelled; what was asked is asked all the same."""
         now = self._clock.now()
         labels = labels_of(digests)
-        words, oldest = self._answers.recall(labels, now)
+        words, oldest = self._answers.lookup(labels, now)
         probe = ProbePlan(words, self._at_once)
-        while blocks := probe.ask():
+        while blocks := probe.next_blocks():
             for question in self._questions(blocks, labels, digests):
                 learned = await asyncio.shield(question)
                 if not isinstance(learned, dict):
                     return learned
                 for block in blocks:
                     if (word := learned.get(labels[block])) is not None:
-                        probe.learn(block, word)
+                        probe.record(block, word)
         return PoolPrefix(probe.held, probe.in_memory, now if oldest is None else oldest)
 
     def _questions(
@@ -74,12 +74,12 @@ class PrefixLookup:
     async def _question(self, labels: Sequence[int], digests: Sequence[Digest]) -> _Learned:
         asked_at = self._clock.now()
         try:
-            words = await self._asking.blocks(self._form, digests)
+            words = await self._asking.query_blocks(self._form, digests)
         finally:
             for label in labels:
                 del self._running[label]
         if not isinstance(words, list):
             return words
         learned = dict(zip(labels, words, strict=True))
-        self._answers.learn(learned.items(), asked_at)
+        self._answers.record(learned.items(), asked_at)
         return learned

@@ -29,28 +29,28 @@ LEAST_AT_ONCE = 3  # with fewer a gap would not shrink by a factor
 class ProbePlan:
     def __init__(self, words: bytearray, at_once: int) -> None:
         """`words`: what is known to begin with, a `BlockPresence` per block of the prompt. It is filled in."""
-        self.words = words
+        self.presence = words
         self._at_once = max(LEAST_AT_ONCE, at_once)
 
     @property
     def held(self) -> int:
         """Leading blocks that are there, as far as is known: all before the first that is not."""
-        absent = self.words.find(BlockPresence.ABSENT)
-        return len(self.words) if absent < 0 else absent
+        absent = self.presence.find(BlockPresence.ABSENT)
+        return len(self.presence) if absent < 0 else absent
 
     @property
     def in_memory(self) -> int:
         """Those of `held` before the first that is known to lie on disk."""
-        on_disk = self.words.find(BlockPresence.DISK, 0, self.held)
+        on_disk = self.presence.find(BlockPresence.DISK, 0, self.held)
         return self.held if on_disk < 0 else on_disk
 
-    def ask(self) -> Sequence[int]:
+    def next_blocks(self) -> Sequence[int]:
         """The unknown blocks to ask for now; none: `held` is the answer."""
         bound = self.held
-        unknown = self.words.count(BlockPresence.UNKNOWN, 0, bound)
+        unknown = self.presence.count(BlockPresence.UNKNOWN, 0, bound)
         if unknown <= self._at_once:
             return self._unknown(bound)
-        low = len(self.words[:bound].rstrip(bytes((BlockPresence.UNKNOWN,))))
+        low = len(self.presence[:bound].rstrip(bytes((BlockPresence.UNKNOWN,))))
         gap = range(low, bound)
         if not gap:
             return []
@@ -58,11 +58,11 @@ class ProbePlan:
             return _spread(gap, self._at_once)
         return [*_spread(self._unknown(low), self._at_once - len(gap)), *gap]
 
-    def learn(self, block: int, word: BlockPresence) -> None:
-        self.words[block] = word
+    def record(self, block: int, word: BlockPresence) -> None:
+        self.presence[block] = word
 
     def _unknown(self, until: int) -> list[int]:
-        return [block for block, word in enumerate(self.words[:until]) if not word]  # UNKNOWN is 0
+        return [block for block, word in enumerate(self.presence[:until]) if not word]  # UNKNOWN is 0
 
 
 def _spread(blocks: Sequence[int], count: int) -> list[int]:

@@ -66,21 +66,21 @@ class StoreClient:
         self._leader = leader
         self._fetch = fetch
         self._clock = clock
-        self.asked = StoreQuery(0, 0, 0, 0.0)
+        self.totals = StoreQuery(0, 0, 0, 0.0)
 
-    async def blocks(self, form: KeyForm, digests: Sequence[Digest]) -> list[BlockPresence] | Trouble:
+    async def query_blocks(self, form: KeyForm, digests: Sequence[Digest]) -> list[BlockPresence] | Trouble:
         """A word for each. A block is there only with all of its keys."""
         keys = [form.keys(digest) for digest in digests]
-        self.asked = self.asked._replace(
-            questions=self.asked.questions + 1, keys=self.asked.keys + len(keys) * form.keys_per_block
+        self.totals = self.totals._replace(
+            questions=self.totals.questions + 1, keys=self.totals.keys + len(keys) * form.keys_per_block
         )
         path = "/batch_query_keys?keys=" + quote(",".join(chain.from_iterable(keys)), safe=",@:")
         started_at = self._clock.now()
         answer = await self._get(path, ANSWER_WITHIN_S)
         if not isinstance(answer, HttpAnswer):
             return answer
-        self.asked = self.asked._replace(
-            answers=self.asked.answers + 1, answer_s=self.asked.answer_s + self._clock.now() - started_at
+        self.totals = self.totals._replace(
+            answers=self.totals.answers + 1, answer_s=self.totals.answer_s + self._clock.now() - started_at
         )
         try:
             data = _decode(answer.body).data
@@ -88,7 +88,7 @@ class StoreClient:
         except (msgspec.DecodeError, KeyError, _NoWord):
             return "error"
 
-    async def all_keys(self) -> list[str] | None:
+    async def list_keys(self) -> list[str] | None:
         """Everything in the pool. None: too much, or no answer. For rare use: it is a lot of work over there."""
         metrics = await self._get("/metrics", ANSWER_WITHIN_S)
         count = KEY_COUNT.search(metrics.body) if isinstance(metrics, HttpAnswer) else None
@@ -106,7 +106,7 @@ class StoreClient:
             return answer
         if answer is not None and answer.status != 503:
             return "error"
-        self._leader.lost(leader)
+        self._leader.on_lost(leader)
         return "silent" if answer is None else "standby"
 
 

@@ -40,9 +40,9 @@ class ModelReport(NamedTuple):
 class PoolReport(NamedTuple):
     leader: str | None
     masters: tuple[MasterState, ...]
-    held: int  # requests answered with a number above 0
-    nothing: int  # with 0
+    hits: int  # requests answered with a number above 0
+    misses: int  # with 0
     unknown: dict[Unknown, int]  # with None, by `Unknown`
-    asked: StoreQuery
+    queries: StoreQuery
     remembered_digests: int
     models: list[ModelReport]

@@ -44,15 +44,15 @@ class PassthroughOffer(NamedTuple):
     """A prompt that could go with ids, and which of its engines get them."""
 
     model: str
-    kind: Kind
+    shape: Kind
     known: TokenizedPrompt
-    takers: frozenset[str]
+    instances: frozenset[str]
 
 
 class PassthroughReport(NamedTuple):
-    takers: Mapping[str, InstanceSupport]  # by instance
-    handed: Mapping[str, int]  # attempts with ids, by base model
-    unhanded: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
+    instances: Mapping[str, InstanceSupport]  # by instance
+    sent: Mapping[str, int]  # attempts with ids, by base model
+    not_sent: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
 
 
 class TokenIdPassthrough:
@@ -68,9 +68,9 @@ class TokenIdPassthrough:
 
     # instances
 
-    def joined(self, instance: str, model: str) -> None:
+    def on_joined(self, instance: str, model: str) -> None:
         if self._on:
-            self._takers.joined(instance, model)
+            self._takers.on_joined(instance, model)
 
     def forget(self, instance: str) -> None:
         self._takers.forget(instance)
@@ -89,17 +89,22 @@ class TokenIdPassthrough:
         source = prompt.source
         if not self._on or prompt.endpoint is not Endpoint.CHAT or not isinstance(source, Chat):
             return None
-        if not isinstance(known, TokenizedPrompt) or known.how != "local" or not known.complete or not known.spelled:
+        if (
+            not isinstance(known, TokenizedPrompt)
+            or known.source != "local"
+            or not known.complete
+            or not known.json_ids
+        ):
             return None
         kind = kind_of(source, adapter)
-        proven = [engine for engine in engines if self._takers.takes(engine.instance)]
+        proven = [engine for engine in engines if self._takers.accepts(engine.instance)]
         fitting = frozenset(engine.instance for engine in proven if fits(known, engine.context_tokens))
         reason: Reason
         if not self._believed(model):
             reason = "distrusted"
         elif not fitting:
             reason = "length" if proven else "unproven"
-        elif prompt.shows_text:
+        elif prompt.returns_prompt_text:
             reason = "prompt_text"
         elif self._is_check(model, kind):
             reason = "check"
@@ -120,15 +125,15 @@ class TokenIdPassthrough:
 
     # what became of them
 
-    def refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
+    def on_refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
         """A prompt with ids was answered 400 (`answer`: its body, where that could be read) and is sent once more,
         without. It may be the client's own fault, which then comes again.
         """
         self._unhanded["refused"] += 1
         if answer is not None and refuses_ids(answer):
-            self._takers.fell_out(instance, offer.model, "it refused the ids of a prompt")
+            self._takers.mark_failed(instance, offer.model, "it refused the ids of a prompt")
 
-    def observed(self, offer: PassthroughOffer, instance: str, handed: bool, prompt_tokens: int | None) -> None:
+    def on_answer(self, offer: PassthroughOffer, instance: str, handed: bool, prompt_tokens: int | None) -> None:
         """The count in the answer of `instance`, which got the ids or (`handed` False) made its own."""
         if prompt_tokens is None:
             return
@@ -137,9 +142,9 @@ class TokenIdPassthrough:
         if prompt_tokens != ours:
             kinds.clear()
             if handed:
-                self._takers.fell_out(instance, offer.model, f"given {ours} ids, it counted {prompt_tokens}")
-        elif not handed and offer.kind not in kinds:
-            kinds[offer.kind] = 0
+                self._takers.mark_failed(instance, offer.model, f"given {ours} ids, it counted {prompt_tokens}")
+        elif not handed and offer.shape not in kinds:
+            kinds[offer.shape] = 0
             if len(kinds) > KINDS_KEPT:
                 del kinds[next(iter(kinds))]
 

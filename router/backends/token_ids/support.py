@@ -43,20 +43,20 @@ class TokenIdSupport:
         self._tasks = tasks
         self._known: dict[str, InstanceSupport] = {}
 
-    def joined(self, instance: str, model: str) -> None:
+    def on_joined(self, instance: str, model: str) -> None:
         """It serves `model` from now on, perhaps as another process than before: nothing is known of it."""
         self._ask(instance, model, InstanceSupport(False, "it was not tried yet"), 0.0)
 
-    def fell_out(self, instance: str, model: str, why: str) -> None:
+    def mark_failed(self, instance: str, model: str, why: str) -> None:
         """It was taken for one that takes ids, and did not: it gets none until it is seen to again."""
-        if self.takes(instance):
+        if self.accepts(instance):
             log.warning("instance %s gets no token ids until it is tried again: %s", instance, why)
             self._ask(instance, model, InstanceSupport(False, why), AGAIN_AFTER_S)
 
     def forget(self, instance: str) -> None:
         self._known.pop(instance, None)
 
-    def takes(self, instance: str) -> bool:
+    def accepts(self, instance: str) -> bool:
         taker = self._known.get(instance)
         return taker is not None and taker.takes
 
@@ -68,8 +68,8 @@ class TokenIdSupport:
         if (local := self._local(model)) is None:
             return
         self._known[instance] = meanwhile
-        ids = local.ids(Text(TRIAL_IDS, add_special_tokens=False))
-        if 0 < len(ids) < len(local.ids(Text(TRIAL_TEXT, add_special_tokens=False))):
+        ids = local.tokenize(Text(TRIAL_IDS, add_special_tokens=False))
+        if 0 < len(ids) < len(local.tokenize(Text(TRIAL_TEXT, add_special_tokens=False))):
             self._tasks.spawn("try handing", self._try(instance, model, list(ids), meanwhile, after_s))
         else:
             self._known[instance] = InstanceSupport(

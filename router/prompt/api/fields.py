@@ -70,7 +70,7 @@ class FieldReader(Generic[F]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             raise not_json(wrong) from None
 
-    def forbidden(self, fields: F) -> bool:
+    def has_forbidden(self, fields: F) -> bool:
         """Whether the body that `fields` were read from may hold something to strip."""
         for attribute in self._watched:
             if getattr(fields, attribute) is not UNSET:

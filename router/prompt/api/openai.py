@@ -146,7 +146,7 @@ def chat_reading(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=add_special_tokens,
-        cut=has_media(messages),
+        has_media=has_media(messages),
         anthropic=anthropic,
     )
     remote = {

@@ -84,7 +84,7 @@ def read_prompt(
         return _read_other(path, content_type, body, options, said.session)
     reader = options.readers[path]
     fields = reader.read(body)
-    if reader.forbidden(fields):
+    if reader.has_forbidden(fields):
         body = open_body(body, options.strip_fields).raw
         fields = reader.read(body)
     if not fields.model:
@@ -109,7 +109,7 @@ def read_prompt(
         remote_fields=reading.remote_fields,
         priority=None if fields.priority is UNSET else whole(fields.priority),
         output_tokens=_cap(shape.endpoint, fields),
-        shows_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
+        returns_prompt_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
         ttft_ms=None if said.ttft is None else objective_ms(said.ttft),
         tpot_ms=None if said.tpot is None else objective_ms(said.tpot),
     )

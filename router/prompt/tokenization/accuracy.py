@@ -23,21 +23,21 @@ class TokenizerAccuracy:
     must_agree: int = 0  # prompts that must still agree after a wrong count
 
     @property
-    def local(self) -> bool:
+    def trusted(self) -> bool:
         return not self.refuted and self.must_agree == 0
 
-    def proved(self, instance: str) -> None:
+    def record_agreement(self, instance: str) -> None:
         self.proofs += 1
         self.refuted.pop(instance, None)
 
-    def differs(self, instance: str, probe: str) -> None:
+    def record_mismatch(self, instance: str, probe: str) -> None:
         self.mismatches += 1
         self.refuted[instance] = probe
 
-    def miscounted(self) -> None:
+    def record_miscount(self) -> None:
         self.mismatches += 1
         self.must_agree = AGREEING
 
-    def compared(self, same: bool) -> None:
+    def record_comparison(self, same: bool) -> None:
         """A prompt was tokenised both here and by the engine, after a wrong count."""
         self.must_agree = max(0, self.must_agree - 1) if same else AGREEING

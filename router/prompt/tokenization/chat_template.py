@@ -69,9 +69,9 @@ class ChatTemplate:
 
     def render(self, chat: Chat, variables: dict[str, Any]) -> str:
         """The prompt; for a cut chat, only what stands before the first media part. Raises Unrenderable."""
-        return "".join(self.chunks(chat, variables))
+        return "".join(self.render_chunks(chat, variables))
 
-    def chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
+    def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
         """The prompt as the template prints it, bit by bit. Whoever wants bytes makes them of each: in one long text a
         single emoji makes every character four bytes wide, which costs 1 ms for 340 KB.
 
@@ -86,10 +86,10 @@ class ChatTemplate:
         if not self._knows_developer:
             messages = _without_developer(messages)
         tools = values.pop("tools", chat.tools)
-        if chat.continue_final_message and not chat.cut:
+        if chat.continue_final_message and not chat.has_media:
             return [self._continued(messages, tools, values, chat.add_generation_prompt)]
         said = self._say(messages, tools, values, chat.add_generation_prompt)
-        return [_before_cut("".join(said))] if chat.cut else said
+        return [_before_cut("".join(said))] if chat.has_media else said
 
     def _say(
         self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool

@@ -52,7 +52,7 @@ class _Task(NamedTuple):
     def root(self) -> bytes:
         """All that decides about ids and keys but the text. `repr` says different things differently, and no NUL."""
         source = self.source
-        cut = isinstance(source, Chat) and source.cut
+        cut = isinstance(source, Chat) and source.has_media
         return repr((*self.chain[:3], source.add_special_tokens, cut, self.spell)).encode() + b"\0"
 
 
@@ -79,10 +79,10 @@ class IncrementalTokenizer:
         self._memo = memo
         self._threads = threads
         self._clock = clock
-        self.remembered: Counter[str] = Counter()  # prompt tokens found, by model
-        self.tokenised: Counter[str] = Counter()  # and those that were not
+        self.cached_tokens: Counter[str] = Counter()  # prompt tokens found, by model
+        self.encoded_tokens: Counter[str] = Counter()  # and those that were not
 
-    async def of(
+    async def tokenize(
         self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, body_bytes: int, *, remember: bool = True
     ) -> TokenizedPrompt | UnknownIds:
         spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
@@ -95,7 +95,7 @@ class IncrementalTokenizer:
         line = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
         for piece in (piece_of(read.parts.head, spell=spell), *found):
             line.add(piece)
-        new = read.parts.pieces[len(found) :]
+        new = read.parts.segments[len(found) :]
         work = partial(self._made, task, line, new, read.parts.tail)
         keep = partial(self._keep, task, read.names, found) if remember else _leave
         made = await self._run(work, task, sum(map(len, new)) > self._settings.inline_chars, keep)
@@ -116,8 +116,8 @@ class IncrementalTokenizer:
             text = task.local.text(task.source)
         except UnrenderableChat:
             return UnknownIds("template_refused")
-        parts = task.local.parts(text, task.source)
-        return _Read(parts, self._memo.names(task.root, parts.pieces))
+        parts = task.local.segment(text, task.source)
+        return _Read(parts, self._memo.name_segments(task.root, parts.segments))
 
     def _made(self, task: _Task, line: Prefix, new: list[bytes], tail: list[int]) -> _Made:
         """`new`: what follows on `line`, and is nobody else's yet. Piece by piece, since only while it tokenises does
@@ -125,23 +125,23 @@ class IncrementalTokenizer:
         """
         pieces, keys_s = [], 0.0
         for text in new:
-            pieces.append(piece_of(task.local.piece_ids(text, task.source), spell=task.spell))
+            pieces.append(piece_of(task.local.encode_segment(text, task.source), spell=task.spell))
             made_s = self._clock.now()
             line.add(pieces[-1])
             keys_s += self._clock.now() - made_s
         line.add(piece_of(tail, spell=task.spell))
         known = TokenizedPrompt(
             ids=line.ids,
-            complete=not (isinstance(task.source, Chat) and task.source.cut),
-            how="local",
+            complete=not (isinstance(task.source, Chat) and task.source.has_media),
+            source="local",
             keys=line.keys,
             tokens_ms=(self._clock.now() - task.begun_s - keys_s) * 1000,
             keys_ms=keys_s * 1000,
-            spelled=tuple(line.spelled),
+            json_ids=tuple(line.json_ids),
         )
         return _Made(known, pieces)
 
     def _keep(self, task: _Task, names: list[Name], found: list[CachedSegment], made: _Made) -> None:
-        self._memo.remember(names, [*found, *made.new])
-        self.remembered[task.chain.model] += sum(len(piece.ids) for piece in found)
-        self.tokenised[task.chain.model] += sum(len(piece.ids) for piece in made.new)
+        self._memo.store(names, [*found, *made.new])
+        self.cached_tokens[task.chain.model] += sum(len(piece.ids) for piece in found)
+        self.encoded_tokens[task.chain.model] += sum(len(piece.ids) for piece in made.new)

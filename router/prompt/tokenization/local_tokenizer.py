@@ -41,7 +41,7 @@ class SegmentedPrompt(NamedTuple):
     """A prompt taken apart: its ids are `head`, then those of each piece, then `tail`."""
 
     head: list[int]
-    pieces: list[bytes]
+    segments: list[bytes]
     tail: list[int]
 
 
@@ -64,31 +64,33 @@ class LocalTokenizer:
         self._templates = templates
         self._variables = variables
         self._pieces: Segmenter | None = None
-        self.whole_because = self._try_cutting(least_bytes)  # why prompts are not cut; None: they are
+        self.whole_prompt_reason = self._try_cutting(least_bytes)  # why prompts are not cut; None: they are
 
-    def ids(self, source: Chat | Text) -> array[int]:
+    def tokenize(self, source: Chat | Text) -> array[int]:
         """The prompt's token ids; of a cut chat, the ids that surely come first. Raises Unrenderable."""
         return self._whole(self.text(source).decode(), source)
 
     def text(self, source: Chat | Text) -> bytes:
         """The prompt as UTF-8, a chat through its template. Raises Unrenderable."""
-        chunks = [source.text] if isinstance(source, Text) else self._template(source).chunks(source, self._variables)
+        chunks = (
+            [source.text] if isinstance(source, Text) else self._template(source).render_chunks(source, self._variables)
+        )
         try:
             return b"".join([chunk.encode() for chunk in chunks])
         except UnicodeEncodeError:
             raise UnrenderableChat("half of a surrogate pair") from None  # JSON can carry one, UTF-8 cannot
 
-    def parts(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
+    def segment(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
         """The pieces of a prompt's `text`; the last ids of a cut chat's text are not there, as in `ids`."""
         if self._pieces is None:
             return SegmentedPrompt([], [text], [])
-        pieces = self._pieces.of(text)
+        pieces = self._pieces.split(text)
         if not source.add_special_tokens:
             return SegmentedPrompt([], pieces, [])
-        ended = not (isinstance(source, Chat) and source.cut)
+        ended = not (isinstance(source, Chat) and source.has_media)
         return SegmentedPrompt(self._pieces.head, pieces, self._pieces.tail if ended else [])
 
-    def piece_ids(self, piece: bytes, source: Chat | Text) -> list[int]:
+    def encode_segment(self, piece: bytes, source: Chat | Text) -> list[int]:
         """The ids of one of the pieces in `parts`."""
         text = piece.decode()
         return self._encode(text, False) if self._pieces is not None else self._whole(text, source).tolist()
@@ -105,7 +107,7 @@ class LocalTokenizer:
 
     def _whole(self, text: str, source: Chat | Text) -> array[int]:
         ids = array("I", self._encode(text, source.add_special_tokens))
-        return self._without_end(ids, text, source) if isinstance(source, Chat) and source.cut else ids
+        return self._without_end(ids, text, source) if isinstance(source, Chat) and source.has_media else ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -165,8 +167,8 @@ def load(
         raise ConfigError(f"{where}: chat template: {broken}") from None
     special = _special_tokens(_settings(folder / "special_tokens_map.json", where) | config)
     local = LocalTokenizer(tokenizer, templates, special | source.template_kwargs, least_bytes)
-    if local.whole_because is not None:
-        log.warning("%s: prompts are tokenised as a whole on every turn: %s", where, local.whole_because)
+    if local.whole_prompt_reason is not None:
+        log.warning("%s: prompts are tokenised as a whole on every turn: %s", where, local.whole_prompt_reason)
     return local
 
 

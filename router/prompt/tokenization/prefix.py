@@ -19,7 +19,7 @@ class Prefix:
     def __init__(self, keyring: Keyring, root: Key, block_sizes: Iterable[int]) -> None:
         """`root`: what the first block follows."""
         self.ids = array("I")
-        self.spelled: list[bytes] = []
+        self.json_ids: list[bytes] = []
         self._keyring = keyring
         self._root = root
         self._keys: dict[int, array[int]] = {size: array("Q") for size in block_sizes}
@@ -30,8 +30,8 @@ class Prefix:
 
     def add(self, piece: CachedSegment) -> None:
         self.ids.extend(piece.ids)
-        if piece.spelled:
-            self.spelled.append(piece.spelled)
+        if piece.json_ids:
+            self.json_ids.append(piece.json_ids)
         for size, keys in self._keys.items():
             if (known := piece.keys.get(size)) is None:
                 known = piece.keys[size] = self._chained(size)

@@ -37,14 +37,14 @@ class CachedSegment:
     """A piece of a prompt, known by all that is in front of it."""
 
     ids: array[int] = field(default_factory=lambda: array("I"))  # typecode "I"
-    spelled: bytes = b""  # the same as JSON numbers with commas between them, where somebody may want them so
+    json_ids: bytes = b""  # the same as JSON numbers with commas between them, where somebody may want them so
     keys: dict[int, array[int]] = field(default_factory=dict)  # by block size: of the blocks that end in this piece
 
     @property
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """An estimate of the memory it takes in the memo."""
         keys = sum(KEYS_BYTES + 8 * len(keys) for keys in self.keys.values())
-        return PIECE_BYTES + 4 * len(self.ids) + len(self.spelled) + keys
+        return PIECE_BYTES + 4 * len(self.ids) + len(self.json_ids) + keys
 
 
 def piece_of(ids: list[int], *, spell: bool) -> CachedSegment:
@@ -65,13 +65,13 @@ class PrefixCache:
         self._budget = budget
         self._secret = secret
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
-        budget.forgets_by(self._forget_oldest)
+        budget.set_evictor(self._forget_oldest)
 
     def __len__(self) -> int:
         """Pieces remembered."""
         return len(self._kept)
 
-    def names(self, root: bytes, pieces: Sequence[bytes]) -> list[Name]:
+    def name_segments(self, root: bytes, pieces: Sequence[bytes]) -> list[Name]:
         """The name of each piece behind all before it. No root may be the beginning of another one."""
         text = blake2b(root, digest_size=16, key=self._secret)
         names = []
@@ -89,13 +89,13 @@ class PrefixCache:
             found.append(kept.piece)
         return found
 
-    def remember(self, names: Sequence[Name], pieces: Sequence[CachedSegment]) -> None:
+    def store(self, names: Sequence[Name], pieces: Sequence[CachedSegment]) -> None:
         """All of a prompt, found and new: it was used now."""
         for name, piece in zip(reversed(names), reversed(pieces), strict=True):
             self._put(name, piece)
 
     def _put(self, name: Name, piece: CachedSegment) -> None:
-        size = piece.bytes
+        size = piece.memory_bytes
         if (kept := self._kept.get(name)) is None:
             self._kept[name] = _Kept(piece, size)
             self._budget.take(size)

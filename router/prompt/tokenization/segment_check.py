@@ -29,10 +29,10 @@ FRAGMENTS = (
 
 def difference(encode: Encode, pieces: Segmenter, added: Sequence[str]) -> str | None:
     """A text whose pieces do not give the ids of the whole, or None. `added`: all added tokens, for texts with them."""
-    everywhere = pieces._replace(least_bytes=1)
-    for text in _texts(pieces.cut.decode(), added):
+    everywhere = pieces._replace(min_bytes=1)
+    for text in _texts(pieces.delimiter.decode(), added):
         bare: list[int] = []
-        for piece in everywhere.of(text.encode()):
+        for piece in everywhere.split(text.encode()):
             bare += encode(piece.decode(), False)
         if encode(text, False) != bare or encode(text, True) != pieces.head + bare + pieces.tail:
             return text

@@ -23,18 +23,18 @@ LEAST_BYTES = 1024  # shorter ones cost more to look up and to keep than to toke
 class Segmenter(NamedTuple):
     """How one tokenizer's prompts are taken apart."""
 
-    cut: bytes  # the token that each piece but the first begins with, in UTF-8
+    delimiter: bytes  # the token that each piece but the first begins with, in UTF-8
     head: list[int]  # what the tokenizer puts in front of a whole prompt, where special tokens are asked for
     tail: list[int]  # and behind it
-    least_bytes: int = LEAST_BYTES  # of each piece but the last
+    min_bytes: int = LEAST_BYTES  # of each piece but the last
 
-    def of(self, text: bytes) -> list[bytes]:
+    def split(self, text: bytes) -> list[bytes]:
         """The pieces of `text` (UTF-8), which together are `text`: at least one, all but the last not very short.
 
         Where the first pieces end does not depend on what comes behind them.
         """
         pieces, start = [], 0
-        while (end := text.find(self.cut, start + self.least_bytes)) >= 0:
+        while (end := text.find(self.delimiter, start + self.min_bytes)) >= 0:
             pieces.append(text[start:end])
             start = end
         return [*pieces, text[start:]]

@@ -63,12 +63,12 @@ class RemoteTokenizer(Protocol):
     there are none.
     """
 
-    async def ids(
+    async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
     ) -> array[int] | RemoteFailure:
         """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, taken in turn."""
 
-    async def ask(
+    async def tokenize_at(
         self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
     ) -> array[int] | RemoteFailure:
         """Return the ids from this instance, however many questions are in flight."""
@@ -98,16 +98,16 @@ class Tokenization:
         memo = PrefixCache(self.memory, secrets.token_bytes(64))
         self._remembering = IncrementalTokenizer(settings, keyring, memo, self._threads, clock)
 
-    def local(self, model: str) -> LocalTokenizer | None:
+    def local_tokenizer(self, model: str) -> LocalTokenizer | None:
         """The tokenizer that is here for a base model, believed or not."""
         return self._locals.get(model)
 
-    def asks(self, model: str) -> bool:
+    def uses_remote(self, model: str) -> bool:
         """Whether `of` asks an engine now: there is no tokenizer here, or it is not believed."""
         trust = self._trust.get(model)
-        return trust is None or not trust.local
+        return trust is None or not trust.trusted
 
-    async def of(
+    async def tokenize(
         self,
         prompt: Prompt,
         model: str,
@@ -129,22 +129,22 @@ class Tokenization:
         if isinstance(source, Ids):
             begun_s = self._clock.now()
             return await self._chained(source.ids, "given", chain, begun_s)
-        if self.asks(model):
+        if self.uses_remote(model):
             return await self._asked(prompt, source, chain, instances)
-        return await self._remembering.of(self._locals[model], source, chain, len(prompt.body), remember=remember)
+        return await self._remembering.tokenize(self._locals[model], source, chain, len(prompt.body), remember=remember)
 
-    def observed(self, model: str, known: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
+    def check_count(self, model: str, known: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
         """Holds an answer's `prompt_tokens` against our count; False (and no belief any more) if they differ."""
         if (
             not isinstance(known, TokenizedPrompt)
             or prompt_tokens is None
             or not known.complete
-            or known.how != "local"
+            or known.source != "local"
         ):
             return True
         if len(known.ids) == prompt_tokens:
             return True
-        self._trust[model].miscounted()
+        self._trust[model].record_miscount()
         log.warning(
             "tokens of %s: we counted %d prompt tokens, the engine %d; asking the engine's tokenizer from now on",
             model,
@@ -153,7 +153,7 @@ class Tokenization:
         )
         return False
 
-    async def prove(self, instance: str, model: str) -> bool | None:
+    async def verify(self, instance: str, model: str) -> bool | None:
         """Compares our ids with those of `instance` on every probe. None: nothing to prove, or no answer."""
         local = self._locals.get(model)
         if local is None:
@@ -162,15 +162,15 @@ class Tokenization:
         options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
         for name, path, body in bodies(model):
             prompt = read_prompt(path, "application/json", body, options)
-            theirs = await self._remote.ask(instance, prompt.remote_fields, model, PROOF_TIMEOUT_S)
+            theirs = await self._remote.tokenize_at(instance, prompt.remote_fields, model, PROOF_TIMEOUT_S)
             if theirs == "tokenizer_silent":
                 log.warning("tokens of %s: %s did not answer probe %r: nothing proved", model, instance, name)
                 return None
             if theirs != _ids_or_refusal(local, prompt):
-                trust.differs(instance, name)
+                trust.record_mismatch(instance, name)
                 log.warning("tokens of %s: probe %r differs at %s; asking engines from now on", model, name, instance)
                 return False
-        trust.proved(instance)
+        trust.record_agreement(instance)
         return True
 
     def forget(self, instance: str) -> None:
@@ -181,15 +181,15 @@ class Tokenization:
     def report(self) -> dict[str, TokenizationReport]:
         return {
             model: TokenizationReport(
-                source="local" if trust.local else "remote",
+                source="local" if trust.trusted else "remote",
                 proofs=trust.proofs,
                 mismatches=trust.mismatches,
                 refuted=dict(trust.refuted),
                 must_agree=trust.must_agree,
-                incremental=self._locals[model].whole_because is None,
-                whole_because=self._locals[model].whole_because,
-                remembered_tokens=self._remembering.remembered[model],
-                tokenised_tokens=self._remembering.tokenised[model],
+                incremental=self._locals[model].whole_prompt_reason is None,
+                whole_because=self._locals[model].whole_prompt_reason,
+                remembered_tokens=self._remembering.cached_tokens[model],
+                tokenised_tokens=self._remembering.encoded_tokens[model],
             )
             for model, trust in self._trust.items()
         }
@@ -200,11 +200,11 @@ class Tokenization:
     async def _asked(
         self, prompt: Prompt, source: Chat | Text, chain: KeyInputs, instances: Sequence[str]
     ) -> TokenizedPrompt | UnknownIds:
-        if isinstance(source, Chat) and source.cut:
+        if isinstance(source, Chat) and source.has_media:
             return UnknownIds("media")  # the engine would load it all, and its placeholders say nothing
         begun_s = self._clock.now()
         budget_s = self._settings.budget_ms / 1000
-        ids = await self._remote.ids(prompt.remote_fields, prompt.model or chain.model, instances, budget_s)
+        ids = await self._remote.tokenize(prompt.remote_fields, prompt.model or chain.model, instances, budget_s)
         if isinstance(ids, str):
             return UnknownIds(ids)
         self._compare(chain.model, prompt, ids)
@@ -214,7 +214,7 @@ class Tokenization:
         """After a wrong count: short prompts are tokenised here as well, until enough of them agree."""
         trust = self._trust.get(model)
         if trust is not None and trust.must_agree and len(prompt.body) <= self._settings.inline_chars:
-            trust.compared(_ids_or_refusal(self._locals[model], prompt) == theirs)
+            trust.record_comparison(_ids_or_refusal(self._locals[model], prompt) == theirs)
 
     async def _chained(
         self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float
@@ -234,7 +234,7 @@ class Tokenization:
         return TokenizedPrompt(
             ids=line.ids,
             complete=True,
-            how=how,
+            source=how,
             keys=line.keys,
             tokens_ms=(made_s - begun_s) * 1000,
             keys_ms=(self._clock.now() - made_s) * 1000,
@@ -246,6 +246,6 @@ def _ids_or_refusal(local: LocalTokenizer, prompt: Prompt) -> array[int] | str:
     if not isinstance(prompt.source, Chat | Text):
         return "unreadable"
     try:
-        return local.ids(prompt.source)
+        return local.tokenize(prompt.source)
     except UnrenderableChat:
         return "tokenizer_refused"

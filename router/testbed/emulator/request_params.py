@@ -126,7 +126,7 @@ class RequestParamsReader:
                 raise BadRequest(f"the emulated engine cannot read this prompt: {reason}")
 
     def _chat_ids(self, chat: Chat) -> list[int]:
-        if chat.cut:
+        if chat.has_media:
             raise BadRequest(f"{self._options.model} is not a multimodal model", param="messages")
         try:
             text = self._template.render(chat, self._variables)

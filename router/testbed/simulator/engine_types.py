@@ -81,7 +81,7 @@ class BlockSave(NamedTuple):
 
     def pooled(self, new: Container[Digest]) -> list[BlocksPooled]:
         """What the saving engine announces: one event for each of these blocks that really entered the pool."""
-        label, size = EngineChain.label, self.block_tokens
+        label, size = EngineChain.event_hash, self.block_tokens
         return [
             BlocksPooled(
                 hashes=[label(digest)],

@@ -106,16 +106,16 @@ class SimulatedRouter:
 
     def connected(self, number: int) -> int | None:
         """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
-        return self.core.indexer.stream_connected(self._ids[number])
+        return self.core.indexer.on_connected(self._ids[number])
 
     def heard(self, number: int, batch: EventBatch) -> int | None:
-        return self.core.indexer.heard(self._ids[number], batch)
+        return self.core.indexer.on_batch(self._ids[number], batch)
 
     def replayed(self, number: int, batches: Sequence[EventBatch]) -> int | None:
         """The answer to a question for a replay, all of it."""
         for batch in batches:
-            self.core.indexer.replayed(self._ids[number], batch)
-        return self.core.indexer.replay_ended(self._ids[number], True)
+            self.core.indexer.on_replayed(self._ids[number], batch)
+        return self.core.indexer.on_replay_end(self._ids[number], True)
 
     def in_flight(self, number: int) -> int:
         """Requests that this router has there."""

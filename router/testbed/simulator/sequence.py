@@ -63,7 +63,7 @@ class Sequence:
             parent = self.digests[-1] if known else None
             new = self._chain.chain(parent, self.tokens[known * size : full * size], size, adapter, request.salt)
             self.digests += new
-            self.labels += map(self._chain.label, new)
+            self.labels += map(self._chain.event_hash, new)
         return self.labels
 
     def speak(self) -> tuple[int, Finish | None]:

@@ -42,8 +42,8 @@ class Engine:
 async def test_the_question_and_the_ids() -> None:
     engine = Engine(HttpAnswer(200, TOKENIZED))
     remote = EngineTokenizer(engine)
-    ids = await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
-    await remote.ids({"prompt": "x"}, "m", ["a", "b"], 1.0)
+    ids = await remote.tokenize({"prompt": "x"}, "m", ["a", "b"], 1.0)
+    await remote.tokenize({"prompt": "x"}, "m", ["a", "b"], 1.0)
     assert ids == array("I", [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201])
     assert [asked[1:] for asked in engine.asked] == [("POST", "/tokenize", {"model": "m", "prompt": "x"})] * 2
     assert {asked[0] for asked in engine.asked} == {"a", "b"}
@@ -60,29 +60,29 @@ async def test_the_question_and_the_ids() -> None:
     ],
 )
 async def test_trouble(answer: HttpAnswer | None, trouble: str) -> None:
-    assert await EngineTokenizer(Engine(answer)).ids({}, "m", ["a"], 1.0) == trouble
+    assert await EngineTokenizer(Engine(answer)).tokenize({}, "m", ["a"], 1.0) == trouble
 
 
 async def test_nobody_to_ask() -> None:
     engine = Engine(None)
-    assert await EngineTokenizer(engine).ids({}, "m", [], 1.0) == "tokenizer_silent"
+    assert await EngineTokenizer(engine).tokenize({}, "m", [], 1.0) == "tokenizer_silent"
     assert engine.asked == []
 
 
 async def test_an_engine_that_hangs_is_silent() -> None:
     engine = Engine(HttpAnswer(200, TOKENIZED))
     engine.open.clear()
-    assert await EngineTokenizer(engine).ids({}, "m", ["a"], 0.01) == "tokenizer_silent"
+    assert await EngineTokenizer(engine).tokenize({}, "m", ["a"], 0.01) == "tokenizer_silent"
 
 
 async def test_questions_are_bounded_and_waiting_for_a_turn_as_well() -> None:
     engine = Engine(HttpAnswer(200, TOKENIZED))
     engine.open.clear()
     remote = EngineTokenizer(engine)
-    first = [asyncio.ensure_future(remote.ids({}, "m", ["a"], 60.0)) for _ in range(IN_FLIGHT)]
+    first = [asyncio.ensure_future(remote.tokenize({}, "m", ["a"], 60.0)) for _ in range(IN_FLIGHT)]
     await engine.full.wait()
-    assert await remote.ids({}, "m", ["a"], 0.01) == "tokenizer_busy"
+    assert await remote.tokenize({}, "m", ["a"], 0.01) == "tokenizer_busy"
     assert engine.most_waiting == IN_FLIGHT
     engine.open.set()
     assert all(isinstance(ids, array) for ids in await asyncio.gather(*first))
-    assert isinstance(await remote.ids({}, "m", ["a"], 1.0), array)
+    assert isinstance(await remote.tokenize({}, "m", ["a"], 1.0), array)

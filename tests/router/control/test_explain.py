@@ -112,7 +112,7 @@ class House:
             self.core.add_instance(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])
             cache = Cache()
             stored = [cache.stored(IDS)] if name == "b" else []
-            self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch(*stored))
+            self.core.indexer.on_batch(TargetId(f"{name}/0"), cache.batch(*stored))
             self.core.apply_metrics(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
 
     async def fetch(

@@ -117,13 +117,13 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
     assert house.ids == ["b"]
     assert sorted(house.health._wards) == sorted(house.polls._watched) == ["b"]
     assert house.followed() == []
-    assert house.core.indexer.stream(TargetId("a/0")) is None
+    assert house.core.indexer.describe_stream(TargetId("a/0")) is None
     assert await house.why_unanswered("a") == "the instance was removed"
 
 
 async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
     house.members.listed("config", [instance("a")])
-    house.tokens._trust["warm-tiny"].differs("a", "a probe")
+    house.tokens._trust["warm-tiny"].record_mismatch("a", "a probe")
     assert house.tokens.report()["warm-tiny"].source == "remote"
     house.members.listed("config", [])
     assert house.tokens.report()["warm-tiny"].source == "local"
@@ -131,11 +131,11 @@ async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> 
 
 async def test_whether_it_takes_ids_is_asked_when_it_tells_of_itself_and_forgotten_when_it_goes(house: House) -> None:
     house.members.listed("config", [instance("a")])
-    assert house.handing.report().takers == {}
+    assert house.handing.report().instances == {}
     house.members.joined("a", [CARD], [])
-    assert house.handing.report().takers["a"] == (False, "it was not tried yet")
+    assert house.handing.report().instances["a"] == (False, "it was not tried yet")
     house.members.listed("config", [])
-    assert house.handing.report().takers == {}
+    assert house.handing.report().instances == {}
 
 
 async def test_who_stays_is_left_alone(house: House) -> None:
@@ -283,5 +283,5 @@ async def test_events_go_straight_to_what_is_known(house: House) -> None:
     house.members.listed("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
     cache = Cache(16)
-    assert house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
+    assert house.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
     assert house.core.block_sizes("warm-tiny") == {16}

@@ -61,11 +61,11 @@ class House:
             self.core.apply_metrics(name, {0: Gauges(3, 2, 0.25, 4, 400, None, None)}, self.clock.now())
         self.cache = Cache()
         self.cache.wall_s = 4998.0
-        self.core.indexer.heard(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
+        self.core.indexer.on_batch(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
         self.ring = RecentRecords(10)
         health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
-        takers = TokenIdSupport(self.tokens.local, self.silent, Tasks("test"))
+        takers = TokenIdSupport(self.tokens.local_tokenizer, self.silent, Tasks("test"))
         self.takers = takers._known
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
         self.pool = NoKvStore()
@@ -164,14 +164,14 @@ def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trust
     assert promises["missed"] == 8
     assert "unknown to the index" in promises["alarm"]
     house.cache.seq += 1
-    house.core.indexer.heard(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
+    house.core.indexer.on_batch(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
     assert house.report.instances()[0]["targets"][0]["promises"]["alarm"] is None
 
 
 def test_a_list_that_cannot_be_read_shows(house: House, tmp_path: Path) -> None:
     assert house.report.discovery() == {"config": None, "file": None}
     missing = house.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0)
-    missing.look()
+    missing.poll()
     told = house.report.discovery()
     assert told["config"] is None
     assert "fleet.yaml" in (told["file"] or "")
@@ -227,6 +227,6 @@ def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> N
 def test_orphans_are_told(house: House) -> None:
     orphan = BlocksStored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
     house.cache.seq += 1
-    house.core.indexer.heard(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
+    house.core.indexer.on_batch(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
     assert house.report.snapshot().targets[0].orphans == 1
     assert house.report.instances()[0]["targets"][0]["stream"]["orphans"] == 1

@@ -33,24 +33,24 @@ class House:
         """What is believed, by somebody who remembers nothing of what was believed before."""
         return OverlapEstimator(*self._parts, self.knowledge._stories)
 
-    def stored(self, model: str, event: BlocksStored) -> None:
+    def on_stored(self, model: str, event: BlocksStored) -> None:
         self.witnessed.append((model, event))
 
-    def pooled(self, model: str, event: BlocksPooled) -> None:
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
         self.witnessed.append((model, event))
 
     def join(self, target: TargetId, *, stream: bool = True, replayable: bool = False) -> Cache:
         self.knowledge.join(target, "m", stream=stream, replayable=replayable)
         cache = Cache()
         if stream and not replayable:
-            self.knowledge.heard(target, cache.batch())  # the first batch that it ever made: nothing was missed
+            self.knowledge.on_batch(target, cache.batch())  # the first batch that it ever made: nothing was missed
         return cache
 
     def belief(
         self, target: TargetId, prompt: TokenizedPrompt = PROMPT, size: int = 4, *, believed: bool = True
     ) -> OverlapEstimate:
         distrusted = frozenset() if believed else frozenset([target])
-        return self.knowledge.beliefs(prompt, {target: size}, distrusted)[target]
+        return self.knowledge.estimate_overlaps(prompt, {target: size}, distrusted)[target]
 
     def overlap(self, target: TargetId, prompt: TokenizedPrompt = PROMPT, **asked: Any) -> Overlap:
         overlap = self.belief(target, prompt, **asked).overlap
@@ -58,16 +58,16 @@ class House:
         return overlap
 
     def send(self, target: TargetId, prompt: TokenizedPrompt = PROMPT, **asked: Any) -> SentPrompt:
-        return self.knowledge.sent(target, prompt, self.belief(target, prompt, **asked))
+        return self.knowledge.add_sent(target, prompt, self.belief(target, prompt, **asked))
 
 
 def late(house: House, capacity_blocks: int | None = 6) -> Cache:
     cache = house.join(A, stream=False)
     house.knowledge.join(A, "m", stream=True, replayable=False)
     cache.seq = 41
-    house.knowledge.heard(A, cache.batch())
+    house.knowledge.on_batch(A, cache.batch())
     if capacity_blocks is not None:
-        house.knowledge.holds_at_most(A, capacity_blocks)
+        house.knowledge.set_capacity(A, capacity_blocks)
     return cache
 
 

@@ -35,52 +35,52 @@ class Asked(list[Key]):
 @pytest.fixture
 def holders() -> BlockHolders:
     made = BlockHolders()
-    made.enter(Tier.GPU, PROMPT[:3], ONE)
-    made.enter(Tier.GPU, PROMPT[:6], TWO)
+    made.add(Tier.GPU, PROMPT[:3], ONE)
+    made.add(Tier.GPU, PROMPT[:6], TWO)
     return made
 
 
 def test_entering_tells_what_is_new_and_counts_it(holders: BlockHolders) -> None:
-    assert holders.enter(Tier.GPU, PROMPT[:5], ONE) == PROMPT[3:5]
-    assert holders.enter(Tier.GPU, PROMPT[6:], FOUR) == PROMPT[6:]
+    assert holders.add(Tier.GPU, PROMPT[:5], ONE) == PROMPT[3:5]
+    assert holders.add(Tier.GPU, PROMPT[6:], FOUR) == PROMPT[6:]
     assert holders.blocks == [3 + 6 + 2 + 2, 0, 0]
 
 
 def test_who_leaves_takes_only_its_own(holders: BlockHolders) -> None:
-    holders.exit(Tier.GPU, PROMPT[2:3], ONE)
-    assert holders.bisected(PROMPT, ONE | TWO) == {ONE: 2, TWO: 6}
-    assert holders.bisected(PROMPT[:2], ONE | TWO) == {ONE | TWO: 2}
-    holders.exit(Tier.GPU, PROMPT[:6], TWO)
+    holders.remove(Tier.GPU, PROMPT[2:3], ONE)
+    assert holders.bisect(PROMPT, ONE | TWO) == {ONE: 2, TWO: 6}
+    assert holders.bisect(PROMPT[:2], ONE | TWO) == {ONE | TWO: 2}
+    holders.remove(Tier.GPU, PROMPT[:6], TWO)
     assert holders.tables[Tier.GPU] == {PROMPT[0]: ONE, PROMPT[1]: ONE}
     assert holders.blocks == [2, 0, 0]
 
 
 def test_the_only_holder_is_named_by_its_own_bit_object(holders: BlockHolders) -> None:
     bit = 1 << 70
-    holders.enter(Tier.GPU, PROMPT[6:], bit)
+    holders.add(Tier.GPU, PROMPT[6:], bit)
     assert all(holders.tables[Tier.GPU][key] is bit for key in PROMPT[6:])
 
 
 def test_bisecting_asks_few_blocks_and_walking_asks_all(holders: BlockHolders) -> None:
     asked = Asked(PROMPT)
-    assert holders.bisected(asked, TWO) == {TWO: 6}
+    assert holders.bisect(asked, TWO) == {TWO: 6}
     assert len(asked.looked_at) <= 4, "log2(8) + 1"
     assert not asked.walked
-    assert holders.walked(Tier.GPU, asked, TWO) == {TWO: 6}
+    assert holders.walk(Tier.GPU, asked, TWO) == {TWO: 6}
     assert asked.walked
 
 
 def test_a_walk_ends_at_the_first_hole_and_slower_tiers_fill_it(holders: BlockHolders) -> None:
-    holders.exit(Tier.GPU, PROMPT[1:2], ONE)
-    holders.enter(Tier.CPU, PROMPT[1:2], ONE)
-    holders.enter(Tier.DISK, PROMPT[3:4], ONE)
-    runs = [holders.walked(tier, PROMPT, ONE | TWO) for tier in Tier]
+    holders.remove(Tier.GPU, PROMPT[1:2], ONE)
+    holders.add(Tier.CPU, PROMPT[1:2], ONE)
+    holders.add(Tier.DISK, PROMPT[3:4], ONE)
+    runs = [holders.walk(tier, PROMPT, ONE | TWO) for tier in Tier]
     assert runs == [{ONE: 1, TWO: 6}, {ONE: 3, TWO: 6}, {ONE: 4, TWO: 6}]
 
 
 def test_of_nothing_and_for_nobody_there_is_no_run(holders: BlockHolders) -> None:
     for keys, bits in (([], ONE), (PROMPT, 0), (PROMPT, FOUR)):
-        assert holders.bisected(keys, bits) == holders.walked(Tier.GPU, keys, bits) == {}
+        assert holders.bisect(keys, bits) == holders.walk(Tier.GPU, keys, bits) == {}
 
 
 def test_the_single_bits() -> None:
@@ -91,10 +91,10 @@ def test_the_single_bits() -> None:
 def test_where_all_is_whole_both_ways_agree(depths: list[int], length: int) -> None:
     holders, prompt = BlockHolders(), [Key(number) for number in range(500, 540)]
     for number, depth in enumerate(depths):
-        holders.enter(Tier.GPU, prompt[:depth], 1 << number)
+        holders.add(Tier.GPU, prompt[:depth], 1 << number)
     everybody = (1 << len(depths)) - 1
     expected = {1 << n: min(depth, length) for n, depth in enumerate(depths) if min(depth, length)}
-    bisected = holders.bisected(prompt[:length], everybody)
+    bisected = holders.bisect(prompt[:length], everybody)
     assert {bit: blocks for bits, blocks in bisected.items() for bit in single(bits)} == expected
     assert len(bisected) == len(set(expected.values())), "who goes equally far goes together"
-    assert holders.walked(Tier.GPU, prompt[:length], everybody) == bisected
+    assert holders.walk(Tier.GPU, prompt[:length], everybody) == bisected

@@ -77,7 +77,7 @@ def test_vectors(algo: HashAlgo, seed: str, root: str, first: str, second: str, 
     chain = EngineChain(algo, seed)
     assert chain.root.hex() == root
     assert [digest.hex() for digest in chain.chain(None, IDS, 16)] == [first, second]
-    assert chain.label(bytes.fromhex(first)) == label
+    assert chain.event_hash(bytes.fromhex(first)) == label
 
 
 SALTED = [
@@ -99,10 +99,12 @@ def test_a_salt_counts_on_the_first_block_and_through_the_chain(algo: HashAlgo, 
 
 
 def test_without_a_seed_each_algorithm_does_as_vllm() -> None:
-    assert EngineChain.of("sha256") == EngineChain("sha256", DEFAULT_SEED)
-    assert EngineChain.of("sha256_cbor", "0", False) == EngineChain("sha256_cbor", "0", False)
-    assert EngineChain.of("xxhash") is EngineChain.of("xxhash_cbor") is None  # random in every process
-    assert EngineChain.of("xxhash", "0") == EngineChain("xxhash", "0")
+    assert EngineChain.from_config("sha256") == EngineChain("sha256", DEFAULT_SEED)
+    assert EngineChain.from_config("sha256_cbor", "0", False) == EngineChain("sha256_cbor", "0", False)
+    assert (
+        EngineChain.from_config("xxhash") is EngineChain.from_config("xxhash_cbor") is None
+    )  # random in every process
+    assert EngineChain.from_config("xxhash", "0") == EngineChain("xxhash", "0")
 
 
 def test_chains_are_equal_by_what_they_compute() -> None:
@@ -189,7 +191,7 @@ def test_every_recorded_block_has_the_hash_we_compute(run: str, algo: HashAlgo, 
         parent = None if event["parent_block_hash"] is None else digests[event["parent_block_hash"]]
         ours = chain.chain(parent, array("I", event["token_ids"]), event["block_size"], adapter, salt)
         told = event["block_hashes"]
-        assert [d if run != "t1" else chain.label(d) for d in ours] == told
+        assert [d if run != "t1" else chain.event_hash(d) for d in ours] == told
         digests |= zip(told, ours, strict=True)
         seen += len(ours)
     assert seen == blocks

@@ -43,11 +43,11 @@ class Reader:
                     self.asked = start_seq
 
     def connect(self) -> None:
-        self.take(self.book.connected(0.0))
+        self.take(self.book.on_connected(0.0))
 
     def live(self, *batches: EventBatch) -> None:
         for one in batches:
-            self.take(self.book.live(one, 0.0, 1000.0))
+            self.take(self.book.on_live(one, 0.0, 1000.0))
 
     def replay(self, *batches: EventBatch, complete: bool = True) -> None:
         """The engine's buffer holds `batches`; the replay that was asked for runs to its end."""
@@ -55,8 +55,8 @@ class Reader:
         start, self.asked = self.asked, None
         for one in batches:
             if one.seq >= start:
-                self.take(self.book.replayed(one, 0.0))
-        self.take(self.book.replay_ended(complete, 0.0))
+                self.take(self.book.on_replayed(one, 0.0))
+        self.take(self.book.on_replay_end(complete, 0.0))
 
     def knows(self, *batches: EventBatch) -> bool:
         return self.known == [event for one in batches for event in one.events]
@@ -356,7 +356,7 @@ def resumed(count: int, replayable: bool = True) -> Reader:
     before = following(count)
     assert before.book.cursor is not None
     reader = Reader(replayable)
-    reader.book = EventSequencer.resumed(replayable, before.book.cursor)
+    reader.book = EventSequencer.resume(replayable, before.book.cursor)
     reader.known = before.known
     assert not reader.book.trusted
     return reader
@@ -428,8 +428,8 @@ def test_what_waits_for_a_replay_is_bounded() -> None:
 
 def test_a_replay_nobody_waits_for_is_ignored() -> None:
     reader = following(3)
-    assert reader.book.replayed(batch(3), 0.0) == []
-    assert reader.book.replay_ended(True, 0.0) == []
+    assert reader.book.on_replayed(batch(3), 0.0) == []
+    assert reader.book.on_replay_end(True, 0.0) == []
     assert reader.knows(*process(3))
 
 
@@ -437,7 +437,7 @@ def test_ages_and_lag() -> None:
     book = EventSequencer(replayable=False)
     assert book.last_heard_s is None
     assert book.lag_s is None
-    book.live(EventBatch(0, 70.0, 0, [], {}), now=5.0, wall=70.25)
+    book.on_live(EventBatch(0, 70.0, 0, [], {}), now=5.0, wall=70.25)
     assert book.last_heard_s == 5.0
     assert book.lag_s == 0.25
 

@@ -322,7 +322,7 @@ class Stories(RuleBasedStateMachine):
         entered = self.index.apply(who, event)
         self.naive.apply(who, event)
         assert sorted(entered) == sorted(self.naive.keys(who, Tier.GPU) - before)
-        if not self.naive.whole(who):
+        if not self.naive.contiguous(who):
             self.holed.add(who)
 
     def store(self, told: Told) -> None:
@@ -383,14 +383,14 @@ class Stories(RuleBasedStateMachine):
     @precondition(lambda self: not any(self.index.stats(target).orphans for target in (A, B, C, D)))
     @rule()
     def restart_the_router(self) -> None:
-        shelves = {target: self.index.saved(target) for target in (A, B, C, D)}
+        shelves = {target: self.index.snapshot(target) for target in (A, B, C, D)}
         self.index = BlockIndex(RING)
         for target, shelf in shelves.items():
             assert shelf is not None
             self.index.restore(target, shelf)
         for target, shelf in shelves.items():
             assert shelf is not None
-            assert self.index.wake(target, shelf.model)
+            assert self.index.join_restored(target, shelf.model)
 
     @precondition(lambda self: len(self.told) > 8)
     @rule(who=targets, how=st.sampled_from(["clear", "forget", "join m", "join other"]))
@@ -411,13 +411,17 @@ class Stories(RuleBasedStateMachine):
             for path in ([1, 1, 1, 1, 1], [1, 2, 1, 2, 1], [2, 1, 1, 2, 2], [2, 2, 2, 2, 1]):
                 wanted = keys(path, salt)
                 assert self.index.match(wanted, asked) == self.naive.match(wanted, asked)
-                reach = [(who, held) for bits, held in self.index.reach(wanted) for who in self.index.named(bits)]
+                reach = [
+                    (who, held) for bits, held in self.index.match_all(wanted) for who in self.index.targets_of(bits)
+                ]
                 assert sorted(reach) == sorted(
                     (who, self.naive.match(wanted, asked).get(who, HeldBlocks(0, 0, 0))) for who in asked
                 )
         for target in asked:
-            assert not (self.index.stats(target).whole and target in self.holed)
-        assert self.index.stats(D).whole == (D not in self.holed), "bisected as long as that is right, and not longer"
+            assert not (self.index.stats(target).contiguous and target in self.holed)
+        assert self.index.stats(D).contiguous == (D not in self.holed), (
+            "bisected as long as that is right, and not longer"
+        )
         for target in asked:
             assert self.index.stats(target).blocks == tuple(len(self.naive.keys(target, tier)) for tier in Tier)
             assert self.index.held_blocks(target) == self.naive.held_blocks(target)

@@ -33,7 +33,7 @@ def test_a_trusted_stream_tells_all_that_a_target_holds(house: House) -> None:
     cache = house.join(A)
     assert house.knowledge.held_tokens(A, None, True) == 0, "nothing, and that is known"
     stored = cache.stored(IDS[:12]), cache.stored(IDS[:8], tier=Tier.CPU), cache.stored([7] * 8)
-    house.knowledge.heard(A, cache.batch(*stored))
+    house.knowledge.on_batch(A, cache.batch(*stored))
     assert house.knowledge.held_tokens(A, 4, True) == 4 * (3 + 2), "each block once, of whatever prompt"
     assert house.knowledge.held_tokens(A, None, True) is None
     house.send(A, prompt_of([9] * 40))
@@ -43,9 +43,9 @@ def test_a_trusted_stream_tells_all_that_a_target_holds(house: House) -> None:
 def test_joined_late_no_block_is_unknown_and_some_are_known(house: House) -> None:
     cache = late(house, capacity_blocks=6)
     assert house.knowledge.held_tokens(A, 4, True) is None
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     assert house.knowledge.held_tokens(A, 4, True) == 16
-    house.knowledge.heard(A, cache.batch(cache.stored([9] * 8), cache.removed([9] * 8), cache.removed(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored([9] * 8), cache.removed([9] * 8), cache.removed(IDS)))
     assert house.knowledge.held_tokens(A, 4, True) == 0, "all it can hold was announced since, and has left"
 
 
@@ -53,25 +53,25 @@ def test_without_a_stream_to_believe_it_holds_what_was_sent_there(house: House) 
     house.join(B, stream=False)
     assert house.knowledge.held_tokens(B, 4, True) == 0
     assert house.knowledge.held_tokens(B, None, True) is None
-    house.knowledge.began(house.send(B))
-    house.knowledge.began(house.send(B, prompt_of([*IDS[:8], *[7] * 9])))
+    house.knowledge.on_first_byte(house.send(B))
+    house.knowledge.on_first_byte(house.send(B, prompt_of([*IDS[:8], *[7] * 9])))
     assert house.knowledge.held_tokens(B, 4, True) == 4 * (4 + 2), "the first two blocks are shared"
     house.clock.advance(APPROXIMATE_TTL_S)
     assert house.knowledge.held_tokens(B, 4, True) == 0
 
     cache = house.join(A)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     assert house.knowledge.held_tokens(A, 4, False) == 0, "its promises broke"
     assert house.knowledge.held_tokens(TargetId("never/0"), 4, True) is None
 
 
 def test_between_two_replays_what_was_held_still_counts(house: House) -> None:
     cache = house.join(A, replayable=True)
-    house.knowledge.stream_connected(A)
-    house.knowledge.replay_ended(A, True)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS[:8])))
+    house.knowledge.on_connected(A)
+    house.knowledge.on_replay_end(A, True)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
     cache.batch()  # lost on the way
-    assert house.knowledge.heard(A, cache.batch()) is not None
+    assert house.knowledge.on_batch(A, cache.batch()) is not None
     assert house.knowledge.held_tokens(A, 4, True) == 8
     assert house.knowledge.held_tokens(A, 4, False) == 0
 
@@ -81,39 +81,39 @@ def test_between_two_replays_what_was_held_still_counts(house: House) -> None:
 
 def test_forgetting_takes_everything_with_it(house: House) -> None:
     cache = house.join(A)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS[:8])))
-    house.knowledge.began(house.send(A, prompt_of([7] * 9), believed=False))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
+    house.knowledge.on_first_byte(house.send(A, prompt_of([7] * 9), believed=False))
     house.send(A)
     cache.seq += 1
-    house.knowledge.heard(A, cache.batch())  # a gap, and no replay to close it
+    house.knowledge.on_batch(A, cache.batch())  # a gap, and no replay to close it
     assert house.belief(A) == OverlapEstimate(None, 0, 4, 0)
     assert tokens(house.overlap(A, prompt_of([7] * 9), believed=False)) == (0, 0, 0, 0)
 
 
 def test_forgetting_begins_the_turnover_again(house: House) -> None:
     cache = late(house, capacity_blocks=4)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     cache.seq += 1
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS[:4])))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:4])))
     assert house.belief(A, prompt_of([7] * 9)).overlap is None
 
 
 def test_a_restarted_engine_holds_nothing_and_that_is_known(house: House) -> None:
     cache = house.join(A)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     cache.restart()
-    house.knowledge.heard(A, cache.batch())
+    house.knowledge.on_batch(A, cache.batch())
     assert house.overlap(A) == Overlap(0, 0, 0, 0, "events", 0.0)
-    told = house.knowledge.stream(A)
+    told = house.knowledge.describe_stream(A)
     assert told is not None
-    assert told.book is not None
-    assert told.book.restarts == 1
+    assert told.sequencer is not None
+    assert told.sequencer.restarts == 1
 
 
 def test_a_cleared_cache_holds_nothing_by_any_account(house: House) -> None:
     cache = house.join(A)
-    house.knowledge.began(house.send(A, believed=False))
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS), cache.cleared()))
+    house.knowledge.on_first_byte(house.send(A, believed=False))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS), cache.cleared()))
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
     assert tokens(house.overlap(A, believed=False)) == (0, 0, 0, 0)
 
@@ -121,11 +121,11 @@ def test_a_cleared_cache_holds_nothing_by_any_account(house: House) -> None:
 def test_joining_again_and_leaving_forget(house: House) -> None:
     cache = house.join(A)
     house.send(A)
-    house.knowledge.heard(A, cache.batch(cache.stored([7] * 8)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored([7] * 8)))
     house.join(A)
     assert tokens(house.overlap(A, prompt_of([7] * 9))) == (0, 0, 0, 0)
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
-    house.knowledge.began(house.send(A, believed=False))
+    house.knowledge.on_first_byte(house.send(A, believed=False))
     house.knowledge.leave(A)
     house.join(A, stream=False)
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
@@ -135,7 +135,7 @@ def after_a_restart(house: House, *targets: TargetId) -> House:
     """Another router with what this one would have saved."""
     fresh = House()
     for target in targets:
-        saved = house.knowledge.saved(target)
+        saved = house.knowledge.snapshot(target)
         assert saved is not None
         fresh.knowledge.restore(saved)
     return fresh
@@ -143,15 +143,15 @@ def after_a_restart(house: House, *targets: TargetId) -> House:
 
 def test_after_a_restart_what_was_held_is_likely_until_the_stream_confirms_it(house: House) -> None:
     last = house.join(A).batch()._replace(events=[Cache().stored(IDS)])
-    house.knowledge.heard(A, last)
+    house.knowledge.on_batch(A, last)
     for same_process in (True, False):
         fresh = after_a_restart(house, A)
         fresh.knowledge.join(A, "m", stream=True, replayable=True)
         assert fresh.overlap(A) == Overlap(16, 16, 16, 16, "approximate", None)
         assert fresh.knowledge.block_tokens(A) == 4
-        assert fresh.knowledge.stream_connected(A) == last.seq, "the last batch shows who answers"
-        fresh.knowledge.replayed(A, last if same_process else last._replace(wall_s=77.0, events=[]))
-        asks = fresh.knowledge.replay_ended(A, True)
+        assert fresh.knowledge.on_connected(A) == last.seq, "the last batch shows who answers"
+        fresh.knowledge.on_replayed(A, last if same_process else last._replace(wall_s=77.0, events=[]))
+        asks = fresh.knowledge.on_replay_end(A, True)
         assert asks == (None if same_process else 0)
         held = 16 if same_process else 0
         assert tokens(fresh.overlap(A)) == (held, held, held, held)
@@ -159,21 +159,21 @@ def test_after_a_restart_what_was_held_is_likely_until_the_stream_confirms_it(ho
 
 def test_what_turned_over_before_a_restart_has_turned_over(house: House) -> None:
     cache = late(house, capacity_blocks=4)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     fresh = after_a_restart(house, A)
     fresh.knowledge.join(A, "m", stream=True, replayable=True)
-    fresh.knowledge.holds_at_most(A, 4)
-    told = fresh.knowledge.stream(A)
+    fresh.knowledge.set_capacity(A, 4)
+    told = fresh.knowledge.describe_stream(A)
     assert told is not None
     assert told.turned_over
-    assert told.book is not None
-    assert told.book.joined_late
+    assert told.sequencer is not None
+    assert told.sequencer.joined_late
 
 
 @pytest.mark.parametrize(("model", "stream"), [("another", True), ("m", False)])
 def test_a_target_that_changed_over_a_restart_begins_anew(house: House, model: str, stream: bool) -> None:
     cache = house.join(A)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     fresh = after_a_restart(house, A)
     fresh.knowledge.join(A, model, stream=stream, replayable=True)
     assert fresh.knowledge.block_tokens(A) is None
@@ -183,15 +183,15 @@ def test_a_target_that_changed_over_a_restart_begins_anew(house: House, model: s
 
 def test_who_has_not_come_back_is_saved_again_until_given_up(house: House) -> None:
     cache = house.join(A)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
     house.join(B, stream=False)
-    assert house.knowledge.saveable() == [A]
-    assert house.knowledge.saved(B) is house.knowledge.saved(TargetId("never/0")) is None
+    assert house.knowledge.snapshot_targets() == [A]
+    assert house.knowledge.snapshot(B) is house.knowledge.snapshot(TargetId("never/0")) is None
     fresh = after_a_restart(house, A)
-    assert fresh.knowledge.saveable() == [A]
-    assert fresh.knowledge.saved(A) == house.knowledge.saved(A)
-    fresh.knowledge.give_up()
-    assert fresh.knowledge.saveable() == []
+    assert fresh.knowledge.snapshot_targets() == [A]
+    assert fresh.knowledge.snapshot(A) == house.knowledge.snapshot(A)
+    fresh.knowledge.discard_restored()
+    assert fresh.knowledge.snapshot_targets() == []
     fresh.knowledge.join(A, "m", stream=True, replayable=True)
     assert fresh.knowledge.block_tokens(A) is None
 
@@ -200,8 +200,8 @@ def test_a_request_may_end_after_its_target_left(house: House) -> None:
     house.join(A)
     first, second = house.send(A), house.send(A)
     house.knowledge.leave(A)
-    house.knowledge.began(first)
-    house.knowledge.failed(second)
+    house.knowledge.on_first_byte(first)
+    house.knowledge.on_failure(second)
     house.join(A)
     assert tokens(house.overlap(A)) == (0, 0, 0, 0)
 
@@ -210,31 +210,31 @@ def test_what_comes_for_a_target_that_left_is_ignored(house: House) -> None:
     cache = house.join(A)
     house.knowledge.leave(A)
     knowledge = house.knowledge
-    assert knowledge.heard(A, cache.batch(cache.stored(IDS))) is None
-    knowledge.replayed(A, cache.batch())
-    knowledge.malformed(A, "odd")
-    knowledge.holds_at_most(A, 5)
-    assert knowledge.stream_connected(A) is None
-    assert knowledge.replay_ended(A, complete=True) is None
-    assert knowledge.stream(A) is None
+    assert knowledge.on_batch(A, cache.batch(cache.stored(IDS))) is None
+    knowledge.on_replayed(A, cache.batch())
+    knowledge.on_malformed(A, "odd")
+    knowledge.set_capacity(A, 5)
+    assert knowledge.on_connected(A) is None
+    assert knowledge.on_replay_end(A, complete=True) is None
+    assert knowledge.describe_stream(A) is None
     assert knowledge.block_tokens(A) is None
 
 
 def test_what_people_may_know_of_a_stream(house: House) -> None:
     cache = house.join(A)
     house.join(B, stream=False)
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS), skipped={"group": 2}))
-    house.knowledge.heard(A, cache.batch(cache.stored(IDS, tier=Tier.CPU), skipped={"group": 1, "medium": 1}))
-    house.knowledge.malformed(A, "not msgpack")
-    told = house.knowledge.stream(A)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS), skipped={"group": 2}))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS, tier=Tier.CPU), skipped={"group": 1, "medium": 1}))
+    house.knowledge.on_malformed(A, "not msgpack")
+    told = house.knowledge.describe_stream(A)
     assert told is not None
-    assert told.book is not None
+    assert told.sequencer is not None
     assert (told.batches, told.malformed, dict(told.skipped)) == (3, 1, {"group": 3, "medium": 1})
     assert told.stats.blocks == (4, 4, 0)
-    assert told.book.events == 2
-    silent = house.knowledge.stream(B)
+    assert told.sequencer.events == 2
+    silent = house.knowledge.describe_stream(B)
     assert silent is not None
-    assert silent.book is None
+    assert silent.sequencer is None
 
 
 # whatever happens
@@ -255,17 +255,17 @@ STEPS = st.lists(
 def take(house: House, cache: Cache, step: tuple[Any, ...], open_: list[SentPrompt]) -> None:
     match step:
         case ("stored", length, tier):
-            house.knowledge.heard(A, cache.batch(*([cache.stored(IDS[:length], tier=tier)] if length >= 4 else [])))
+            house.knowledge.on_batch(A, cache.batch(*([cache.stored(IDS[:length], tier=tier)] if length >= 4 else [])))
         case ("removed", length, tier):
-            house.knowledge.heard(A, cache.batch(cache.removed(IDS[:length], tier=tier)))
+            house.knowledge.on_batch(A, cache.batch(cache.removed(IDS[:length], tier=tier)))
         case ("sent", length, believed):
             open_.append(house.send(A, prompt_of(IDS[:length]), believed=believed))
         case ("began",) if open_:
-            house.knowledge.began(open_.pop(0))
+            house.knowledge.on_first_byte(open_.pop(0))
         case ("failed",) if open_:
-            house.knowledge.failed(open_.pop(0))
+            house.knowledge.on_failure(open_.pop(0))
         case ("cleared",):
-            house.knowledge.heard(A, cache.batch(cache.cleared()))
+            house.knowledge.on_batch(A, cache.batch(cache.cleared()))
         case ("gap",):
             cache.seq += 1
         case ("restart",):
@@ -273,7 +273,7 @@ def take(house: House, cache: Cache, step: tuple[Any, ...], open_: list[SentProm
         case ("wait",):
             house.clock.advance(TTL_S / 2)
         case ("connected",):
-            house.knowledge.stream_connected(A)
+            house.knowledge.on_connected(A)
 
 
 def check(belief: OverlapEstimate, length: int) -> None:
@@ -284,7 +284,7 @@ def check(belief: OverlapEstimate, length: int) -> None:
         assert {count % 4 for count in (gpu, cpu, disk, expected)} == {0}
         assert belief.held_blocks * 4 == gpu
         if overlap.source == "events":
-            assert belief.promised_tokens == disk
+            assert belief.indexed_tokens == disk
         else:
             assert gpu == disk
 
@@ -300,7 +300,7 @@ def test_whatever_happens_beliefs_are_what_the_contract_says(steps: Sequence[tup
         for believed in (True, False):
             check(house.belief(A, prompt, believed=believed), length)
     for number, sent in enumerate(open_):
-        (house.knowledge.began if number % 2 else house.knowledge.failed)(sent)
+        (house.knowledge.on_first_byte if number % 2 else house.knowledge.on_failure)(sent)
     house.clock.advance(TTL_S)
     for believed in (True, False):
         overlap = house.belief(A, prompt, believed=believed).overlap
@@ -312,7 +312,7 @@ def test_the_pool_sees_the_roots_and_what_was_put_into_it(house: House) -> None:
     root, rest = cache.stored(IDS[:8]), cache.stored(IDS, start=2)
     on_host = cache.stored(IDS[:8], tier=Tier.CPU)
     pooled = BlocksPooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
-    house.knowledge.heard(A, cache.batch(root, rest, on_host, pooled))
+    house.knowledge.on_batch(A, cache.batch(root, rest, on_host, pooled))
     assert house.witnessed == [("m", root), ("m", pooled)]
     assert house.overlap(A).gpu_tokens == 16, "what went into the pool is not held twice"
 
@@ -325,5 +325,5 @@ def test_nobody_need_witness() -> None:
     knowledge.join(A, "m", stream=True, replayable=False)
     cache = Cache()
     pooled = BlocksPooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
-    knowledge.heard(A, cache.batch(cache.stored(IDS), pooled))
-    assert tokens(knowledge.beliefs(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)
+    knowledge.on_batch(A, cache.batch(cache.stored(IDS), pooled))
+    assert tokens(knowledge.estimate_overlaps(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)

@@ -15,7 +15,7 @@ def test_whoever_needs_room_what_can_be_forgotten_goes() -> None:
         budget.give(pieces.pop())
         return True
 
-    budget.forgets_by(forget_oldest)
+    budget.set_evictor(forget_oldest)
     for size in pieces[:]:
         budget.take(size)
     assert (budget.held_bytes, budget.evicted) == (90, 0)

@@ -39,7 +39,7 @@ def a_busy_index() -> BlockIndex:
 
 
 def target(index: BlockIndex, name: TargetId) -> SavedTarget:
-    shelf = index.saved(name)
+    shelf = index.snapshot(name)
     assert shelf is not None
     return SavedTarget(name, shelf, StreamCursor(7, 1e9 + 0.25, True), 12)
 
@@ -63,23 +63,23 @@ def test_what_was_saved_comes_back_as_it_was() -> None:
     ]
     index, before = BlockIndex(RING), a_busy_index()
     for one in saved.targets:
-        index.restore(one.target, one.shelf)
-        assert index.wake(one.target, "m")
+        index.restore(one.target, one.blocks)
+        assert index.join_restored(one.target, "m")
     for name in (A, B):
         assert index.match(prompt(1, 2, 3, 4), [name]) == before.match(prompt(1, 2, 3, 4), [name])
         assert index.stats(name).blocks == before.stats(name).blocks
         assert index.held_blocks(name) == before.held_blocks(name) == 3
         assert index.block_tokens(name) == 1
-        assert index.saved(name) == before.saved(name)
-    assert [index.stats(name).whole for name in (A, B)] == [False, True]
+        assert index.snapshot(name) == before.snapshot(name)
+    assert [index.stats(name).contiguous for name in (A, B)] == [False, True]
 
 
 def test_copies_twins_and_names_go_on_being_counted() -> None:
     index = BlockIndex(RING)
     saved = from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
-    index.restore(A, saved.targets[0].shelf)
-    index.wake(A, "m")
+    index.restore(A, saved.targets[0].blocks)
+    index.join_restored(A, "m")
     index.apply(A, BlocksRemoved([EngineHash(2)], Tier.GPU, 0))
     index.apply(A, BlocksRemoved([EngineHash(2)], Tier.GPU, 0))
     assert index.match(prompt(1, 2, 3), [A])[A].gpu == 3, "the other group still holds it"
@@ -90,12 +90,12 @@ def test_copies_twins_and_names_go_on_being_counted() -> None:
 def test_until_its_target_joins_nothing_of_it_is_seen() -> None:
     index, saved = BlockIndex(RING), from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
-    index.restore(B, saved.targets[1].shelf)
+    index.restore(B, saved.targets[1].blocks)
     assert index.match(prompt(1, 2), [B]) == {}
-    assert not index.wake(B, "another model")
-    assert not index.wake(A, "m")
+    assert not index.join_restored(B, "another model")
+    assert not index.join_restored(A, "m")
     index.leave(B)  # no harm: it has not joined
-    assert index.wake(B, "m")
+    assert index.join_restored(B, "m")
     assert index.match(prompt(1, 2), [B])[B].gpu == 2
 
 
@@ -103,10 +103,10 @@ def test_until_its_target_joins_nothing_of_it_is_seen() -> None:
 def test_what_nobody_takes_up_is_cleaned_away(how: str) -> None:
     index, saved = BlockIndex(RING), from_bytes(a_snapshot())
     assert isinstance(saved, SavedIndex)
-    index.restore(B, saved.targets[1].shelf)
-    index.join(B, "m") if how == "joins" else index.give_up(B)
+    index.restore(B, saved.targets[1].blocks)
+    index.join(B, "m") if how == "joins" else index.discard_restored(B)
     index.join(A, "m")
-    assert not index.wake(B, "m")
+    assert not index.join_restored(B, "m")
     for number in range(100, 103):
         index.apply(A, stored(number))
     assert len(index._holders.tables[Tier.GPU]) == 3

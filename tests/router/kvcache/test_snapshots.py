@@ -29,16 +29,16 @@ class Source:
         self.asked = 0
         self.given_up = asyncio.Event()
 
-    def saveable(self) -> list[TargetId]:
+    def snapshot_targets(self) -> list[TargetId]:
         return [TargetId("a/0"), TargetId("b/0")]
 
-    def saved(self, name: TargetId) -> SavedTarget | None:
+    def snapshot(self, name: TargetId) -> SavedTarget | None:
         if name == "b/0":
             return None
         self.asked += 1
         return target(name, self.asked)
 
-    def give_up(self) -> None:
+    def discard_restored(self) -> None:
         self.given_up.set()
 
 

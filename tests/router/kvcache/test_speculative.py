@@ -16,138 +16,138 @@ PROMPT = keys(1, 2, 3, 4)
 
 def test_what_was_sent_continues_what_is_held() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    assert expected.run(A, PROMPT, 1, now=0.0) == 1
-    expected.sent(A, keys(2, 3), now=0.0)
-    assert expected.run(A, PROMPT, 1, now=0.0) == 3
-    assert expected.run(A, PROMPT, 0, now=0.0) == 0  # block 1 is neither held nor expected
-    assert expected.run(A, PROMPT, 4, now=0.0) == 4
-    assert expected.run(B, PROMPT, 1, now=0.0) == 1
+    assert expected.leading_blocks(A, PROMPT, 1, now=0.0) == 1
+    expected.add(A, keys(2, 3), now=0.0)
+    assert expected.leading_blocks(A, PROMPT, 1, now=0.0) == 3
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 0  # block 1 is neither held nor expected
+    assert expected.leading_blocks(A, PROMPT, 4, now=0.0) == 4
+    assert expected.leading_blocks(B, PROMPT, 1, now=0.0) == 1
 
 
 def test_it_ends_when_events_speak_and_does_not_come_back_by_itself() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    first = expected.sent(A, PROMPT, now=0.0)
-    expected.stored(A, keys(1, 2))
-    assert expected.run(A, PROMPT, 0, now=0.0) == 0  # stored and evicted again: the index says 0
-    assert expected.run(A, PROMPT, 2, now=0.0) == 4
-    expected.first_byte(first, now=1.0)
-    assert expected.run(A, PROMPT, 2, now=1.0) == 4
+    first = expected.add(A, PROMPT, now=0.0)
+    expected.confirm(A, keys(1, 2))
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 0  # stored and evicted again: the index says 0
+    assert expected.leading_blocks(A, PROMPT, 2, now=0.0) == 4
+    expected.on_first_byte(first, now=1.0)
+    assert expected.leading_blocks(A, PROMPT, 2, now=1.0) == 4
 
 
 def test_it_lasts_while_the_request_waits_and_a_while_after_its_first_byte() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    sent = expected.sent(A, PROMPT, now=0.0)
-    assert expected.run(A, PROMPT, 0, now=60.0) == 4
-    expected.first_byte(sent, now=60.0)
-    assert expected.run(A, PROMPT, 0, now=64.9) == 4
-    assert expected.run(A, PROMPT, 0, now=65.0) == 0
+    sent = expected.add(A, PROMPT, now=0.0)
+    assert expected.leading_blocks(A, PROMPT, 0, now=60.0) == 4
+    expected.on_first_byte(sent, now=60.0)
+    assert expected.leading_blocks(A, PROMPT, 0, now=64.9) == 4
+    assert expected.leading_blocks(A, PROMPT, 0, now=65.0) == 0
     assert not expected._live
     assert not expected._bringing
 
 
 def test_a_failed_request_takes_back_only_its_own() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    first = expected.sent(A, PROMPT, now=0.0)
-    second = expected.sent(A, keys(1, 2), now=0.0)
-    expected.failed(first)
-    assert expected.run(A, PROMPT, 0, now=0.0) == 2
-    expected.failed(first)
-    assert expected.run(A, PROMPT, 0, now=0.0) == 2
-    expected.failed(second)
-    assert expected.run(A, PROMPT, 0, now=0.0) == 0
+    first = expected.add(A, PROMPT, now=0.0)
+    second = expected.add(A, keys(1, 2), now=0.0)
+    expected.discard(first)
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 2
+    expected.discard(first)
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 2
+    expected.discard(second)
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 0
 
 
 def test_forgetting_a_target_leaves_the_others() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
-    sent = expected.sent(A, PROMPT, now=0.0)
-    expected.sent(B, PROMPT, now=0.0)
+    sent = expected.add(A, PROMPT, now=0.0)
+    expected.add(B, PROMPT, now=0.0)
     expected.forget(A)
-    assert expected.run(A, PROMPT, 0, now=0.0) == 0
-    assert expected.run(B, PROMPT, 0, now=0.0) == 4
-    expected.failed(sent)
+    assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 0
+    assert expected.leading_blocks(B, PROMPT, 0, now=0.0) == 4
+    expected.discard(sent)
 
 
 def test_it_is_bounded_and_the_oldest_give_way() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0, max_blocks=6)
-    expected.sent(A, keys(1, 2, 3), now=0.0)
-    expected.sent(A, keys(1, 2, 4), now=0.0)
-    expected.sent(B, keys(7), now=0.0)
-    assert expected.run(A, keys(1, 2, 3), 0, now=0.0) == 2
-    assert expected.run(A, keys(1, 2, 4), 0, now=0.0) == 3
-    assert expected.run(B, keys(7), 0, now=0.0) == 1
+    expected.add(A, keys(1, 2, 3), now=0.0)
+    expected.add(A, keys(1, 2, 4), now=0.0)
+    expected.add(B, keys(7), now=0.0)
+    assert expected.leading_blocks(A, keys(1, 2, 3), 0, now=0.0) == 2
+    assert expected.leading_blocks(A, keys(1, 2, 4), 0, now=0.0) == 3
+    assert expected.leading_blocks(B, keys(7), 0, now=0.0) == 1
 
 
 def test_what_has_ended_keeps_no_keys_although_it_is_still_due() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0, max_blocks=6)
-    first = expected.sent(A, keys(1, 2, 3, 4), now=0.0)
-    expected.first_byte(first, now=0.0)
-    expected.sent(A, keys(5, 6, 7), now=0.0)
+    first = expected.add(A, keys(1, 2, 3, 4), now=0.0)
+    expected.on_first_byte(first, now=0.0)
+    expected.add(A, keys(5, 6, 7), now=0.0)
     assert not first.keys
-    assert expected.run(A, keys(5, 6, 7), 0, now=10.0) == 3
+    assert expected.leading_blocks(A, keys(5, 6, 7), 0, now=10.0) == 3
 
 
 def test_approximate_remembers_what_was_sent_until_it_is_old() -> None:
     approximate = ApproximateBlocks(max_blocks=100, ttl_s=10.0)
-    assert approximate.run(A, PROMPT, now=0.0) == 0
-    approximate.sent(A, PROMPT, now=0.0)
-    approximate.sent(A, keys(1, 2, 9), now=6.0)
-    assert approximate.run(A, PROMPT, now=9.9) == 4
-    assert approximate.run(A, PROMPT, now=10.0) == 2
-    assert approximate.run(A, keys(1, 2, 9, 10), now=10.0) == 3
-    assert approximate.run(A, PROMPT, now=16.0) == 0
-    assert approximate.run(A, keys(5, 6), now=6.0) == 0
-    assert approximate.run(B, PROMPT, now=1.0) == 0
+    assert approximate.leading_blocks(A, PROMPT, now=0.0) == 0
+    approximate.add(A, PROMPT, now=0.0)
+    approximate.add(A, keys(1, 2, 9), now=6.0)
+    assert approximate.leading_blocks(A, PROMPT, now=9.9) == 4
+    assert approximate.leading_blocks(A, PROMPT, now=10.0) == 2
+    assert approximate.leading_blocks(A, keys(1, 2, 9, 10), now=10.0) == 3
+    assert approximate.leading_blocks(A, PROMPT, now=16.0) == 0
+    assert approximate.leading_blocks(A, keys(5, 6), now=6.0) == 0
+    assert approximate.leading_blocks(B, PROMPT, now=1.0) == 0
     approximate.forget(A)
-    assert approximate.run(A, PROMPT, now=6.0) == 0
+    assert approximate.leading_blocks(A, PROMPT, now=6.0) == 0
 
 
 def test_approximate_is_bounded_and_keeps_what_is_used() -> None:
     approximate = ApproximateBlocks(max_blocks=40, ttl_s=1000.0)
     conversation = [Key(number) for number in range(10)]
     for turn in range(50):
-        approximate.sent(A, conversation, now=turn)
-        approximate.sent(A, keys(1000 + 3 * turn, 1001 + 3 * turn, 1002 + 3 * turn), now=turn)
+        approximate.add(A, conversation, now=turn)
+        approximate.add(A, keys(1000 + 3 * turn, 1001 + 3 * turn, 1002 + 3 * turn), now=turn)
         assert len(approximate._young[A]) + len(approximate._old.get(A, {})) <= 40
-        assert approximate.run(A, conversation, now=turn) == 10
-    assert approximate.run(A, keys(1000, 1001, 1002), now=50) == 0
+        assert approximate.leading_blocks(A, conversation, now=turn) == 10
+    assert approximate.leading_blocks(A, keys(1000, 1001, 1002), now=50) == 0
 
 
 def test_approximate_counts_a_growing_prompt_once() -> None:
     approximate = ApproximateBlocks(max_blocks=40, ttl_s=1000.0)
     other = [Key(1000 + number) for number in range(10)]
-    approximate.sent(A, other, now=0.0)
+    approximate.add(A, other, now=0.0)
     for length in range(1, 11):
-        approximate.sent(A, [Key(number) for number in range(length)], now=1.0)
-    assert approximate.run(A, other, now=1.0) == 10
+        approximate.add(A, [Key(number) for number in range(length)], now=1.0)
+    assert approximate.leading_blocks(A, other, now=1.0) == 10
     assert not approximate._old
 
 
 def test_approximate_takes_the_beginning_of_a_prompt_beyond_its_bound() -> None:
     approximate = ApproximateBlocks(max_blocks=8, ttl_s=10.0)
     long = [Key(number) for number in range(100)]
-    approximate.sent(A, long, now=0.0)
-    assert approximate.run(A, long, now=0.0) == 4
+    approximate.add(A, long, now=0.0)
+    assert approximate.leading_blocks(A, long, now=0.0) == 4
 
 
 def test_approximate_counts_each_block_once_until_the_last_prompt_is_old() -> None:
     approximate = ApproximateBlocks(max_blocks=16, ttl_s=10.0)
-    assert approximate.blocks(A, now=0.0) == 0
-    approximate.sent(A, keys(1, 2, 3, 4), now=0.0)
-    approximate.sent(A, keys(1, 2, 9), now=4.0)
-    assert approximate.blocks(A, now=4.0) == 5
-    approximate.sent(A, keys(1, 2, 3, 4, 5, 6, 7), now=5.0)  # 5 + 3 are 8, half of the bound: they still fit
-    assert approximate.blocks(A, now=5.0) == 8
-    approximate.sent(A, keys(1, 2, 3, 11), now=6.0)  # a new generation: 4 keys, of which the old one has 3
-    assert approximate.blocks(A, now=6.0) == 9
-    approximate.sent(A, keys(1, 2, 9), now=7.0)  # one more that both have
-    assert approximate.blocks(A, now=7.0) == 9
-    assert approximate.blocks(B, now=7.0) == 0
-    assert approximate.blocks(A, now=16.9) == 9
-    assert approximate.blocks(A, now=17.0) == 0
+    assert approximate.count(A, now=0.0) == 0
+    approximate.add(A, keys(1, 2, 3, 4), now=0.0)
+    approximate.add(A, keys(1, 2, 9), now=4.0)
+    assert approximate.count(A, now=4.0) == 5
+    approximate.add(A, keys(1, 2, 3, 4, 5, 6, 7), now=5.0)  # 5 + 3 are 8, half of the bound: they still fit
+    assert approximate.count(A, now=5.0) == 8
+    approximate.add(A, keys(1, 2, 3, 11), now=6.0)  # a new generation: 4 keys, of which the old one has 3
+    assert approximate.count(A, now=6.0) == 9
+    approximate.add(A, keys(1, 2, 9), now=7.0)  # one more that both have
+    assert approximate.count(A, now=7.0) == 9
+    assert approximate.count(B, now=7.0) == 0
+    assert approximate.count(A, now=16.9) == 9
+    assert approximate.count(A, now=17.0) == 0
     approximate.forget(A)
-    assert approximate.blocks(A, now=7.0) == 0
-    approximate.sent(A, keys(1), now=8.0)
-    assert approximate.blocks(A, now=8.0) == 1
+    assert approximate.count(A, now=7.0) == 0
+    approximate.add(A, keys(1), now=8.0)
+    assert approximate.count(A, now=8.0) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=60))
@@ -155,5 +155,5 @@ def test_approximate_counts_what_is_in_either_generation(prompts: list[tuple[int
     """Prompt families that share their first two blocks."""
     approximate = ApproximateBlocks(max_blocks=24, ttl_s=10.0)
     for family, length in prompts:
-        approximate.sent(A, [Key(i if i < 2 else 100 * family + i) for i in range(length)], now=0.0)
-        assert approximate.blocks(A, now=0.0) == len({*approximate._young[A], *approximate._old.get(A, {})})
+        approximate.add(A, [Key(i if i < 2 else 100 * family + i) for i in range(length)], now=0.0)
+        assert approximate.count(A, now=0.0) == len({*approximate._young[A], *approximate._old.get(A, {})})

@@ -42,21 +42,21 @@ def shelf() -> CountedShelf:
 
 
 def test_what_engines_mostly_send_takes_the_straight_path(shelf: CountedShelf) -> None:
-    assert shelf.stored(stored(0, 2)) == PROMPT[:3]
-    assert shelf.stored(stored(3, 5)) == PROMPT[3:6]
-    shelf.removed(removed(5, 4))
-    assert shelf.stored(stored(4, 7)) == PROMPT[4:]
+    assert shelf.store(stored(0, 2)) == PROMPT[:3]
+    assert shelf.store(stored(3, 5)) == PROMPT[3:6]
+    shelf.remove(removed(5, 4))
+    assert shelf.store(stored(4, 7)) == PROMPT[4:]
     assert shelf.straight == 3
-    assert shelf.whole
+    assert shelf.contiguous
 
 
 def test_what_is_held_or_waited_for_takes_the_careful_one(shelf: CountedShelf) -> None:
-    assert shelf.stored(stored(2, 3)) == [], "an orphan"
-    assert shelf.stored(stored(0, 1)) == PROMPT[:4]
-    assert shelf.stored(stored(3, 4)) == PROMPT[4:5]
+    assert shelf.store(stored(2, 3)) == [], "an orphan"
+    assert shelf.store(stored(0, 1)) == PROMPT[:4]
+    assert shelf.store(stored(3, 4)) == PROMPT[4:5]
     assert getattr(shelf, "straight", 0) == 0
-    assert shelf.whole
-    assert shelf.named == 5
+    assert shelf.contiguous
+    assert shelf.keyed_blocks == 5
 
 
 @pytest.mark.parametrize(
@@ -65,25 +65,25 @@ def test_what_is_held_or_waited_for_takes_the_careful_one(shelf: CountedShelf) -
 def test_other_tiers_other_groups_and_holes_end_wholeness(
     shelf: CountedShelf, event: BlocksStored | BlocksRemoved
 ) -> None:
-    shelf.stored(stored(0, 2))
-    assert shelf.whole
-    shelf.stored(event) if isinstance(event, BlocksStored) else shelf.removed(event)
-    assert not shelf.whole
+    shelf.store(stored(0, 2))
+    assert shelf.contiguous
+    shelf.store(event) if isinstance(event, BlocksStored) else shelf.remove(event)
+    assert not shelf.contiguous
 
 
 def test_a_hash_twice_in_one_event_is_two_copies(shelf: CountedShelf) -> None:
-    shelf.stored(stored(0, 0))
+    shelf.store(stored(0, 0))
     twice = stored(1, 1)
-    shelf.stored(twice._replace(hashes=twice.hashes * 2, token_ids=[1, 1]))
-    shelf.removed(removed(1))
-    assert shelf.named == 2
-    shelf.removed(removed(1, 1, 1))
-    assert shelf.named == 1
-    assert shelf.whole
+    shelf.store(twice._replace(hashes=twice.hashes * 2, token_ids=[1, 1]))
+    shelf.remove(removed(1))
+    assert shelf.keyed_blocks == 2
+    shelf.remove(removed(1, 1, 1))
+    assert shelf.keyed_blocks == 1
+    assert shelf.contiguous
 
 
 def test_hashes_are_known_by_sixty_bits(shelf: CountedShelf) -> None:
-    shelf.stored(stored(0, 2))
-    (names,) = [names for _, names in shelf.leftovers() if names]
+    shelf.store(stored(0, 2))
+    (names,) = [names for _, names in shelf.tables() if names]
     assert list(names) == [0, 1, 2]
     assert max(PROMPT) <= SHORT

@@ -63,7 +63,7 @@ def read(endpoint: Endpoint, *chunks: bytes) -> UsageTail:
     ],
 )
 def test_usage(endpoint: Endpoint, answer: bytes, usage: Usage | None) -> None:
-    assert read(endpoint, answer).usage() == usage
+    assert read(endpoint, answer).read_usage() == usage
 
 
 def test_anthropic_stream_takes_what_only_the_beginning_says() -> None:
@@ -73,15 +73,15 @@ def test_anthropic_stream_takes_what_only_the_beginning_says() -> None:
     start += b'"cache_read_input_tokens":32,"cache_creation_input_tokens":2}}}\n\n'
     delta = b'event: message_delta\ndata: {"delta":{},"usage":{"input_tokens":4,"output_tokens":9}}\n\n'
     noise = b'event: content_block_delta\ndata: {"delta":{"text":"' + b"x" * 100 + b'"}}\n\n'
-    assert read(Endpoint.MESSAGES, start, *[noise] * 1000, delta).usage() == Usage(38, 32, 9)
-    assert read(Endpoint.MESSAGES, start, noise).usage() == Usage(38, 32, 0)
+    assert read(Endpoint.MESSAGES, start, *[noise] * 1000, delta).read_usage() == Usage(38, 32, 9)
+    assert read(Endpoint.MESSAGES, start, noise).read_usage() == Usage(38, 32, 0)
 
 
 def test_responses_stream() -> None:
     created = b'event: response.created\ndata: {"response":{"id":"resp_1","usage":null},"type":"response.created"}\n\n'
     completed = b'event: response.completed\ndata: {"response":' + RESPONSE + b',"type":"response.completed"}\n\n'
     tail = read(Endpoint.RESPONSES, created, completed)
-    assert tail.usage() == Usage(11, 8, 4)
+    assert tail.read_usage() == Usage(11, 8, 4)
     assert tail.response_id() == "resp_1"
 
 
@@ -94,14 +94,14 @@ def test_response_id_is_only_for_responses() -> None:
 def test_the_tail_is_bounded() -> None:
     tail = read(Endpoint.CHAT, *[CHUNK] * 10_000, USAGE)
     assert sum(map(len, tail._chunks)) < TAIL_BYTES + len(CHUNK)
-    assert tail.usage() == Usage(40, 32, 3)
+    assert tail.read_usage() == Usage(40, 32, 3)
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_no_answer_breaks_it(chunks: list[bytes]) -> None:
     for endpoint in Endpoint:
         tail = read(endpoint, *chunks, b'"usage":{', *chunks)
-        assert tail.usage() is None or isinstance(tail.usage(), Usage)
+        assert tail.read_usage() is None or isinstance(tail.read_usage(), Usage)
 
 
 def hidden(*chunks: bytes) -> list[bytes]:
@@ -181,4 +181,4 @@ def test_a_stream_is_whole_with_its_last_word(chunks: list[bytes], whole: bool) 
     tail = UsageTail(Endpoint.CHAT)
     for chunk in chunks:
         tail.feed(chunk)
-    assert tail.whole() is whole
+    assert tail.ended() is whole

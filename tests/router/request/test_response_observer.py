@@ -46,7 +46,7 @@ class Scene:
         self.prefill_ends: list[Any] = []
         services: Any = SimpleNamespace(
             scheduler=SimpleNamespace(settle_prefill=lambda _, *result: self.prefill_ends.append(result)),
-            tokenization=SimpleNamespace(observed=lambda *_: True),
+            tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),
         )
         prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", UnknownIds("not_needed"), stream=True)

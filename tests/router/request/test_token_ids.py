@@ -36,10 +36,10 @@ class FakePassthrough:
         self.calls.append((model, adapter, list(engines)))
         return PassthroughOffer(model, (), known, self.takers)
 
-    def observed(self, offer: PassthroughOffer, *observation: Any) -> None:
+    def on_answer(self, offer: PassthroughOffer, *observation: Any) -> None:
         self.calls.append(observation)
 
-    def refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
+    def on_refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
         self.calls.append((instance, answer))
 
 
@@ -86,7 +86,7 @@ def test_the_record_says_which_engines_got_ids(pair: bool, takers: str, expected
 
 
 @pytest.mark.parametrize(
-    ("served", "tokens"), [(None, KNOWN), (SERVED, UnknownIds("media")), (SERVED, KNOWN._replace(spelled=()))]
+    ("served", "tokens"), [(None, KNOWN), (SERVED, UnknownIds("media")), (SERVED, KNOWN._replace(json_ids=()))]
 )
 def test_without_ids_nothing_is_offered(served: Any, tokens: Any) -> None:
     passthrough, ticket = FakePassthrough("d"), a_ticket()

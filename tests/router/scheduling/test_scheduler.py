@@ -70,7 +70,7 @@ class House:
         for rank in ranks:
             id_ = TargetId(f"{name}/{rank}")
             self.caches[id_] = cache = Cache()
-            self.core.indexer.heard(id_, cache.batch())
+            self.core.indexer.on_batch(id_, cache.batch())
 
     def target(self, id_: str) -> Target:
         found = self.core.fleet.target(TargetId(id_))
@@ -79,7 +79,7 @@ class House:
 
     def stored(self, id_: str, ids: Sequence[int] = IDS) -> None:
         cache = self.caches[id_]
-        self.core.indexer.heard(TargetId(id_), cache.batch(cache.stored(ids)))
+        self.core.indexer.on_batch(TargetId(id_), cache.batch(cache.stored(ids)))
 
     def record(self, model: str = "m", *, stream: bool = True) -> Record:
         now = self.clock.now()
@@ -125,7 +125,7 @@ class House:
     def expected(self, id_: str) -> int:
         """Tokens of the prompt that are expected or held there."""
         target = TargetId(id_)
-        overlap = self.core.indexer.beliefs(KNOWN, {target: 4}, frozenset())[target].overlap
+        overlap = self.core.indexer.estimate_overlaps(KNOWN, {target: 4}, frozenset())[target].overlap
         assert overlap is not None
         return overlap.expected_tokens
 
@@ -255,7 +255,7 @@ def test_the_length_of_a_prompt_with_media_is_unknown_but_its_beginning_is_not()
 def test_what_slower_tiers_hold_need_not_be_computed() -> None:
     house = House(count=1)
     cache = house.caches["a/0"]
-    house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS[:32], tier=Tier.CPU)))
+    house.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(IDS[:32], tier=Tier.CPU)))
     ticket = house.admit()
     assert (ticket.attempt.predicted_tokens, ticket.attempt.expected_tokens) == (32, 0)
     assert ticket.target.load_book.prefill_tokens == 8
@@ -428,7 +428,7 @@ def test_what_would_mistake_waiting_for_slowness_teaches_no_speed(why: str) -> N
     house = House(count=1)
     if why == "loaded from disk":
         cache = house.caches["a/0"]
-        house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS, tier=Tier.DISK)))
+        house.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(IDS, tier=Tier.DISK)))
     if why == "not alone":
         house.admit()
     ticket = house.admit(record=house.record(stream=why != "not a stream"))
@@ -519,8 +519,8 @@ def test_joined_answers_with_its_targets_and_a_stranger_has_none() -> None:
     house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(rank, f"tcp://x:{rank}", None, "") for rank in (0, 1)]
     assert [target.id for target in house.core.add_instance("x", [MODEL], sources)] == ["x/0", "x/1"]
-    streams = [house.core.indexer.stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
-    assert all(stream is not None and stream.book is not None for stream in streams)
+    streams = [house.core.indexer.describe_stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
+    assert all(stream is not None and stream.sequencer is not None for stream in streams)
 
 
 def test_a_replay_endpoint_makes_a_stream_replayable() -> None:
@@ -528,7 +528,8 @@ def test_a_replay_endpoint_makes_a_stream_replayable() -> None:
     house.core.fleet.join(schema.InstanceConfig(url="http://x:1", name="x"))
     sources = [EventEndpoint(0, "tcp://x:0", "tcp://x:9", ""), EventEndpoint(1, "tcp://x:1", None, "")]
     house.core.add_instance("x", [MODEL], sources)
-    books = [stream.book for rank in (0, 1) if (stream := house.core.indexer.stream(TargetId(f"x/{rank}")))]
+    streams = [house.core.indexer.describe_stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
+    books = [stream.sequencer for stream in streams if stream is not None]
     assert [book.replayable for book in books if book is not None] == [True, False]
 
 
@@ -538,7 +539,7 @@ def test_coming_back_with_fewer_ranks_forgets_the_others() -> None:
     house.stored("a/1")
     assert house.admit().target.id == "a/1"
     house.join("a", ranks=[0])
-    assert house.core.indexer.stream(TargetId("a/1")) is None
+    assert house.core.indexer.describe_stream(TargetId("a/1")) is None
     assert house.core.fleet.target(TargetId("a/1")) is None
     assert house.admit().target.id == "a/0"
 
@@ -556,7 +557,7 @@ def test_who_left_is_forgotten_and_what_it_still_had_can_end() -> None:
     ticket = house.admit()
     house.core.remove_instance("b")
     house.core.remove_instance("b")
-    assert house.core.indexer.stream(TargetId("b/0")) is None
+    assert house.core.indexer.describe_stream(TargetId("b/0")) is None
     house.answer(ticket, cached=36)
     assert ticket.target.load_book.requests == 0
     assert house.admit().target.id == "a/0"
@@ -572,9 +573,9 @@ def test_the_metrics_page_tells_block_size_and_capacity() -> None:
 def test_a_rank_that_only_the_page_made_known_joins_without_a_stream() -> None:
     house = House(count=1)
     house.core.apply_metrics("a", {0: page(), 1: page()}, house.clock.now())
-    stream = house.core.indexer.stream(TargetId("a/1"))
+    stream = house.core.indexer.describe_stream(TargetId("a/1"))
     assert stream is not None
-    assert stream.book is None
+    assert stream.sequencer is None
     house.answer(house.admit(only="a/1"))
     overlap = house.admit(only="a/1").attempt.decision.view.rows[0].overlap
     assert overlap is not None
@@ -594,11 +595,11 @@ def test_the_block_size_told_by_events_wins() -> None:
     assert house.core.block_sizes("m") == {16}
     cache = Cache()
     cache.seq = 6  # joined late: unknown until turned over
-    house.core.indexer.heard(TargetId("a/0"), cache.batch(cache.stored(IDS)))
+    house.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(IDS)))
     house.core.apply_metrics("a", {0: page(block_tokens=16, capacity_tokens=64)}, house.clock.now())
     assert house.target("a/0").block_tokens == 4
     assert house.core.block_sizes("m") == {4}
-    stream = house.core.indexer.stream(TargetId("a/0"))
+    stream = house.core.indexer.describe_stream(TargetId("a/0"))
     assert stream is not None
     assert not stream.turned_over, "10 blocks of 4 stored; 64 tokens are 16 of them, not 4"
 

@@ -56,7 +56,7 @@ class House:
         self.core.add_instance(name, [card], [EventEndpoint(0, f"tcp://{name}:5557", None, "")])
         self.core.apply_metrics(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
         self.caches[name] = cache = Cache()
-        self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch())
+        self.core.indexer.on_batch(TargetId(f"{name}/0"), cache.batch())
 
     def target(self, name: str) -> Target:
         found = self.core.fleet.target(TargetId(f"{name}/0"))
@@ -65,7 +65,7 @@ class House:
 
     def stored(self, name: str, ids: Sequence[int] = IDS) -> None:
         cache = self.caches[name]
-        self.core.indexer.heard(TargetId(f"{name}/0"), cache.batch(cache.stored(ids)))
+        self.core.indexer.on_batch(TargetId(f"{name}/0"), cache.batch(cache.stored(ids)))
 
     def record(self) -> Record:
         now, number = self.clock.now(), self.core.selector.next_number()
@@ -337,7 +337,7 @@ def test_both_ends_of_a_good_pair_are_expected_to_hold_the_prompt() -> None:
     half = ticket.prefill
     assert half is not None
     for target in (ticket.target, half.target):
-        overlap = house.core.indexer.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
+        overlap = house.core.indexer.estimate_overlaps(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
         assert overlap is not None
         assert overlap.expected_tokens == 36
     house.end(ticket)
@@ -347,7 +347,7 @@ def test_both_ends_of_a_good_pair_are_expected_to_hold_the_prompt() -> None:
     house.end(failed, "prefill")
     assert failed.prefill is not None
     for target in (failed.target, failed.prefill.target):
-        overlap = house.core.indexer.beliefs(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
+        overlap = house.core.indexer.estimate_overlaps(KNOWN, {target.id: 4}, frozenset())[target.id].overlap
         assert overlap is not None
         assert overlap.expected_tokens == 0
 

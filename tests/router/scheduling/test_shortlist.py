@@ -93,7 +93,7 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
     elif what == "send":
         ids = prompt_of(IDS[: 4 * one])
         belief = house.core.view_builder.estimates(ids, [there])[there.id]
-        house.core.indexer.sent(there.id, ids, belief)
+        house.core.indexer.add_sent(there.id, ids, belief)
     elif what == "show":
         there.observe_prefill(there.book(one, one), one, 0, float(other), house.clock.now())
     elif what == "memory":  # less than a prompt takes: it must wait for answers to end

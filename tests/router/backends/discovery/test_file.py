@@ -48,7 +48,7 @@ class Looking:
         assert self.look() == instances("a", "b")
 
     def look(self) -> list[InstanceConfig] | None:
-        self.discovery.look()
+        self.discovery.poll()
         return self.discovery.instances
 
 
@@ -119,6 +119,6 @@ async def test_a_comment_or_a_fault_mended_is_no_news(file: Looking) -> None:
         assert await next_of(lists) == instances("a", "b")
         for content in ("# a comment\n" + text(instances("a", "b")), "?:", text(instances("a", "b"))):
             file.path.write_text(content)
-            await asyncio.to_thread(discovery.look)
+            await asyncio.to_thread(discovery.poll)
         file.path.write_text(text(instances("c")))
         assert await next_of(lists) == instances("c")

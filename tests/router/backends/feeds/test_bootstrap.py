@@ -45,7 +45,7 @@ class Scene:
         return answer
 
     async def look(self) -> None:
-        self.feed.look()
+        self.feed.poll()
         for _ in range(4):
             await asyncio.sleep(0)
 

@@ -91,7 +91,7 @@ class Scene:
 
     async def run_for(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.05)):
-            self.health.look()
+            self.health.poll()
             await self.settle()
             self.clock.advance(0.05)
 

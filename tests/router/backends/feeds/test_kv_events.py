@@ -145,23 +145,23 @@ class Listener:
         self.known.setdefault(target, [])
         return self.books.setdefault(target, EventSequencer(replayable=True))
 
-    def stream_connected(self, target: TargetId) -> int | None:
+    def on_connected(self, target: TargetId) -> int | None:
         self.connects += 1
-        return self._take(target, self._book(target).connected(0.0))
+        return self._take(target, self._book(target).on_connected(0.0))
 
-    def heard(self, target: TargetId, batch: EventBatch) -> int | None:
+    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         if self.raise_once:
             self.raise_once = False
             raise RuntimeError("a bug in the listener")
-        return self._take(target, self._book(target).live(batch, 0.0, 0.0))
+        return self._take(target, self._book(target).on_live(batch, 0.0, 0.0))
 
-    def replayed(self, target: TargetId, batch: EventBatch) -> None:
-        self._take(target, self._book(target).replayed(batch, 0.0))
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
+        self._take(target, self._book(target).on_replayed(batch, 0.0))
 
-    def replay_ended(self, target: TargetId, complete: bool) -> int | None:
-        return self._take(target, self._book(target).replay_ended(complete, 0.0))
+    def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
+        return self._take(target, self._book(target).on_replay_end(complete, 0.0))
 
-    def malformed(self, target: TargetId, reason: str) -> None:
+    def on_malformed(self, target: TargetId, reason: str) -> None:
         self.reasons.append(reason)
 
     def caught_up(self, engine: Engine, target: TargetId = T) -> bool:
@@ -193,7 +193,7 @@ async def feed(listener: Listener, replay_timeout_s: float = 5.0) -> AsyncIterat
 async def following(engine: Engine) -> AsyncIterator[Listener]:
     listener = Listener()
     async with feed(listener) as events:
-        events.follow(T, engine.source)
+        events.subscribe(T, engine.source)
         await engine.subscribed()
         await until(lambda: listener.caught_up(engine))
         yield listener
@@ -274,7 +274,7 @@ async def test_an_engine_that_is_not_there_yet(engine: Engine) -> None:
     await engine.stop()
     listener = Listener()
     async with feed(listener) as events:
-        events.follow(T, source)
+        events.subscribe(T, source)
         await engine.restart()
         await engine.subscribed()
         await engine.publish(3)
@@ -287,7 +287,7 @@ async def test_without_an_answer_a_replay_times_out(engine: Engine, without: boo
     engine.make(3)
     listener = Listener()
     async with feed(listener, replay_timeout_s=0.05) as events:
-        events.follow(T, engine.source._replace(replay_endpoint=None) if without else engine.source)
+        events.subscribe(T, engine.source._replace(replay_endpoint=None) if without else engine.source)
         await engine.subscribed()
         await until(lambda: T in listener.books and listener.books[T].state == "lost")
         assert engine.asked == ([] if without else [0, 0])
@@ -300,9 +300,9 @@ async def test_without_an_answer_a_replay_times_out(engine: Engine, without: boo
 async def test_an_endpoint_that_is_none(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     async with feed(listener, replay_timeout_s=0.05) as events:
-        events.follow(T, EventEndpoint(0, "nonsense", None, ""))
+        events.subscribe(T, EventEndpoint(0, "nonsense", None, ""))
         assert listener.reasons == ["endpoint"]
-        events.follow(T, engine.source._replace(replay_endpoint="nonsense"))
+        events.subscribe(T, engine.source._replace(replay_endpoint="nonsense"))
         await engine.subscribed()
         await until(lambda: T in listener.books and listener.books[T].state == "lost")
     assert caplog.text.count("cannot listen at nonsense") == 1
@@ -312,7 +312,7 @@ async def test_an_endpoint_that_is_none(engine: Engine, caplog: pytest.LogCaptur
 async def test_only_the_topic_asked_for(engine: Engine) -> None:
     listener = Listener()
     async with feed(listener) as events:
-        events.follow(T, engine.source._replace(topic="kv@e"))
+        events.subscribe(T, engine.source._replace(topic="kv@e"))
         assert await asyncio.wait_for(engine.pub.recv(), 10.0) == b"\x01kv@e"
         await engine.pub.send_multipart([b"other", b"short", b""])
         await engine.publish(2)
@@ -335,7 +335,7 @@ async def test_a_long_replay_leaves_the_loop_its_turns(engine: Engine) -> None:
     tasks = Tasks("test")
     async with feed(listener) as events:
         tasks.spawn("count", count_per_turn())
-        events.follow(T, engine.source)
+        events.subscribe(T, engine.source)
         await until(lambda: listener.caught_up(engine))
         await tasks.close()
     assert 1 <= most <= zmq_reader.SLICE_MESSAGES
@@ -356,17 +356,17 @@ async def test_dropped_targets_are_silent_and_leave_nothing_open(engine: Engine)
     async with feed(listener) as events:
         targets = [TargetId(f"e/{rank}") for rank in range(20)]
         for target in targets:
-            events.follow(target, engine.source)
+            events.subscribe(target, engine.source)
         await until(lambda: all(listener.caught_up(engine, target) for target in targets))
         for target in targets:
-            events.follow(target, engine.source)  # anew, while everything runs
-        events.drop(targets[0])
-        events.drop(targets[0])
+            events.subscribe(target, engine.source)  # anew, while everything runs
+        events.unsubscribe(targets[0])
+        events.unsubscribe(targets[0])
         for target in targets[1:]:
-            events.drop(target)
+            events.unsubscribe(target)
         heard = dict(listener.known)
         await engine.publish(5)
-        events.follow(T, engine.source)
+        events.subscribe(T, engine.source)
         await until(lambda: len(listener.known[T]) == 8)
         assert all(listener.known[target] == heard[target] for target in targets[1:])
     await until(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
@@ -375,16 +375,16 @@ async def test_dropped_targets_are_silent_and_leave_nothing_open(engine: Engine)
 async def test_a_listener_may_drop_the_target_while_it_is_told(engine: Engine) -> None:
     listener = Listener()
     async with feed(listener) as events:
-        connected = listener.stream_connected
+        connected = listener.on_connected
 
         def drop(target: TargetId) -> int | None:
-            events.drop(target)
+            events.unsubscribe(target)
             return connected(target)
 
-        listener.stream_connected = drop  # type: ignore[method-assign]
-        events.follow(T, engine.source)
+        listener.on_connected = drop  # type: ignore[method-assign]
+        events.subscribe(T, engine.source)
         await until(lambda: listener.connects == 1)
-        listener.stream_connected = connected  # type: ignore[method-assign]
-        events.follow(T, engine.source)
+        listener.on_connected = connected  # type: ignore[method-assign]
+        events.subscribe(T, engine.source)
         await until(lambda: listener.connects == 2)
         assert engine.asked == [] or engine.asked == [0]

@@ -60,7 +60,7 @@ class Scene:
 
     async def run_for(self, seconds: float, step_s: float = 0.0625) -> None:
         for _ in range(round(seconds / step_s)):
-            self.poll.look()
+            self.poll.poll()
             await self.settle()
             self.clock.advance(step_s)
 
@@ -108,7 +108,7 @@ async def test_polls_of_many_are_spread(scene: Scene) -> None:
     most = 0
     for _ in range(16 * 30):
         before = scene.asked.total()
-        scene.poll.look()
+        scene.poll.poll()
         await scene.settle()
         scene.clock.advance(0.0625)
         most = max(most, scene.asked.total() - before)

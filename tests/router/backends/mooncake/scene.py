@@ -59,7 +59,7 @@ def digests(known: TokenizedPrompt) -> list[Digest]:
 def stored(known: TokenizedPrompt, blocks: int = 1, chain: EngineChain = CHAIN) -> BlocksStored:
     """The prompt's first blocks entered an engine's cache."""
     ids = known.ids[: blocks * BLOCK]
-    hashes = [chain.label(digest) for digest in chain.chain(None, ids, BLOCK)]
+    hashes = [chain.event_hash(digest) for digest in chain.chain(None, ids, BLOCK)]
     return BlocksStored(hashes, None, ids, BLOCK, Tier.GPU, 0, None, None, None)
 
 
@@ -100,7 +100,7 @@ class Scene:
             del self.master.keys[key]
 
     async def held(self, known: TokenizedPrompt, origin: HashInputs = ORIGIN) -> PoolHit | None:
-        return await self.pool.held(known, origin)
+        return await self.pool.lookup(known, origin)
 
     async def tokens(self, known: TokenizedPrompt) -> int | None:
         hit = await self.held(known)
@@ -140,5 +140,5 @@ async def scene(
         stack.push_async_callback(made.pool.close)
         await until("a master leads", lambda: made.leader is not None)
         if calibrated:
-            made.pool.stored(MODEL, stored(prompt(1, begins=99)))
+            made.pool.on_stored(MODEL, stored(prompt(1, begins=99)))
         yield made

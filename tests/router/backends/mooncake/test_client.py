@@ -19,13 +19,13 @@ async def test_leading_blocks_that_are_there_count_up_to_the_first_hole() -> Non
         assert hit is not None
         assert (hit.tokens, hit.memory_tokens) == (3 * BLOCK, 3 * BLOCK)
         assert 0 <= hit.age_s < 5
-        assert its.pool.report().held == 1
+        assert its.pool.report().hits == 1
 
 
 async def test_nothing_there_is_a_fact_once_the_hash_is_proved() -> None:
     async with scene() as its:
         assert (await its.tokens(prompt(10))) == 0
-        assert its.pool.report().nothing == 1
+        assert its.pool.report().misses == 1
 
 
 async def test_memory_and_disk_are_told_apart() -> None:
@@ -88,7 +88,7 @@ async def test_an_answer_after_the_deadline_is_unknown_now_and_known_to_the_next
         assert await its.tokens(known) is None
         assert time.monotonic() - started < 0.1
         assert its.unknown == {"late": 1}
-        await until("the late answer comes", lambda: its.pool.report().asked.answers == 1)
+        await until("the late answer comes", lambda: its.pool.report().queries.answers == 1)
         assert await its.tokens(known) == 5 * BLOCK
         assert len(its.master.queries) == 1
 
@@ -119,7 +119,7 @@ async def test_before_the_hash_is_proved_found_is_found_and_not_found_is_unknown
         assert await its.tokens(there) == 3 * BLOCK
         assert await its.tokens(elsewhere) is None
         assert its.unknown == {"uncalibrated": 1}
-        its.pool.stored(MODEL, stored(prompt(1, begins=99)))
+        its.pool.on_stored(MODEL, stored(prompt(1, begins=99)))
         assert await its.tokens(elsewhere) == 0
 
 
@@ -129,7 +129,7 @@ async def test_a_wrong_hash_is_refuted_and_told_in_one_line(caplog: pytest.LogCa
         its.put(known, range(3))
         with caplog.at_level(logging.WARNING, "warmroute.pool"):
             for begins in range(3):
-                its.pool.stored(MODEL, stored(prompt(1, begins=begins), chain=EngineChain("sha256")))
+                its.pool.on_stored(MODEL, stored(prompt(1, begins=begins), chain=EngineChain("sha256")))
         assert await its.tokens(known) is None
         assert its.unknown == {"uncalibrated": 1}
         assert [("hash_algo" in record.message, "\n" in record.message) for record in caplog.records] == [(True, False)]
@@ -167,6 +167,6 @@ async def test_adapters_and_salts_have_blocks_of_their_own() -> None:
 async def test_a_pooled_event_counts_as_the_pools_word() -> None:
     known = prompt(3)
     async with scene() as its:
-        its.pool.pooled(MODEL, pooled(known, 3))
+        its.pool.on_pooled(MODEL, pooled(known, 3))
         assert await its.tokens(known) == 3 * BLOCK
         assert its.master.queries == []

@@ -37,7 +37,7 @@ class Prompt:
         return chain.chain(None, self.ids, SIZE, self.adapter, self.salt)
 
     def of(self, digests: DigestCache, chain: EngineChain = CHAIN) -> list[Digest]:
-        return digests.of(chain, self.keys, self.ids, SIZE, self.adapter, self.salt)
+        return digests.digests(chain, self.keys, self.ids, SIZE, self.adapter, self.salt)
 
 
 prompts = st.builds(
@@ -109,11 +109,11 @@ def test_chains_and_adapter_paths_are_never_mixed() -> None:
 def test_how_much_need_not_be_hashed_is_told_in_advance() -> None:
     digests = remembering(100)
     first, second = Prompt([1, 2, 3, 4, 5, 6]), Prompt([1, 2, 3, 4, 0, 0, 0, 0])
-    assert digests.remembered(CHAIN, first.keys) == 0
+    assert digests.count_cached(CHAIN, first.keys) == 0
     first.of(digests)
-    assert digests.remembered(CHAIN, first.keys) == 3
-    assert digests.remembered(CHAIN, second.keys) == 2  # the blocks (1, 2) and (3, 4)
-    assert digests.remembered(OTHER, first.keys) == 0
+    assert digests.count_cached(CHAIN, first.keys) == 3
+    assert digests.count_cached(CHAIN, second.keys) == 2  # the blocks (1, 2) and (3, 4)
+    assert digests.count_cached(OTHER, first.keys) == 0
 
 
 def test_they_take_at_most_a_quarter_of_the_budget_whatever_their_own_limit() -> None:
@@ -142,7 +142,7 @@ def test_their_estimate_is_what_the_interpreter_takes() -> None:
     keys = [array("Q", prompt.keys) for prompt in prompts]
     tracemalloc.start()
     for prompt, its in zip(prompts, keys, strict=True):
-        digests.of(CHAIN, its, prompt.ids, SIZE)
+        digests.digests(CHAIN, its, prompt.ids, SIZE)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert taken == pytest.approx(budget.held_bytes, rel=0.25)

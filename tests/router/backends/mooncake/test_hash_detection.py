@@ -27,7 +27,7 @@ def stored(
     """Two blocks from token 0 on, as an engine that hashes so announces them."""
     ids = array("I", range(first, first + 2 * size))
     path = None if adapter is None else (adapter, "/adapters/" + adapter)
-    hashes = [chain.label(digest) for digest in chain.chain(None, ids, size, path, salt)]
+    hashes = [chain.event_hash(digest) for digest in chain.chain(None, ids, size, path, salt)]
     return BlocksStored(hashes, None, ids, size, Tier.GPU, 0, adapter, salt, extras)
 
 
@@ -38,7 +38,7 @@ def calibration(**config: object) -> HashDetection:
 def told(events: list[BlocksStored], **config: object) -> HashDetection:
     made = calibration(**config)
     for event in events:
-        made.witness(event)
+        made.observe(event)
     return made
 
 
@@ -56,7 +56,7 @@ def test_xxhash_without_a_seed_cannot_even_be_guessed() -> None:
         "pool.models.m.hash_seed: is needed with xxhash, by which each engine otherwise hashes from random bytes: "
         "start the engines with PYTHONHASHSEED=0, and set it to '0'"
     )
-    waiting.witness(stored(EngineChain("xxhash", "0")))  # they have one
+    waiting.observe(stored(EngineChain("xxhash", "0")))  # they have one
     assert (waiting.state, waiting.chain, waiting.trouble) == ("proved", EngineChain("xxhash", "0"), None)
 
 
@@ -64,16 +64,16 @@ def test_xxhash_without_a_seed_cannot_even_be_guessed() -> None:
 @pytest.mark.parametrize("seed", [None, "0", "5"])
 @pytest.mark.parametrize("tagged", [True, False])
 def test_auto_finds_how_the_engines_hash(algo: HashAlgo, seed: str | None, tagged: bool) -> None:
-    chain = EngineChain.of(algo, seed, tagged)
+    chain = EngineChain.from_config(algo, seed, tagged)
     if chain is None:
         return
     found = calibration(hash_seed="5" if seed == "5" else None)
-    found.witness(stored(chain))
+    found.observe(stored(chain))
     assert found.state == "proved"
     assert found.chain == EngineChain(algo, chain.seed)  # tagged, until a salted event tells
-    found.witness(stored(chain, salt="s"))
+    found.observe(stored(chain, salt="s"))
     assert (found.state, found.chain, found.trouble) == ("proved", chain, None)
-    found.witness(stored(chain, 2))
+    found.observe(stored(chain, 2))
     assert (found.state, found.chain) == ("proved", chain)
 
 
@@ -81,7 +81,7 @@ def test_events_that_do_not_tell_all_that_was_hashed_prove_nothing() -> None:
     chain = EngineChain("sha256")
     waiting = told([stored(chain, adapter="lora"), stored(chain, extras=(b"image", b""))])
     assert waiting.state == "waiting"
-    waiting.witness(stored(chain, extras=(b"", b"image")))
+    waiting.observe(stored(chain, extras=(b"", b"image")))
     assert waiting.state == "proved"
 
 
@@ -156,9 +156,9 @@ def test_a_contradiction_takes_the_proof_away_until_enough_agree() -> None:
         "--prefix-caching-hash-algo, PYTHONHASHSEED, --block-size and version"
     )
     for _ in range(AGREE - 1):
-        changed.witness(stored(new, 2))
+        changed.observe(stored(new, 2))
         assert changed.state == "refuted"
-    changed.witness(stored(new, 3))
+    changed.observe(stored(new, 3))
     assert (changed.state, changed.chain, changed.trouble) == ("proved", new, None)
 
 
@@ -167,9 +167,9 @@ def test_engines_that_go_on_to_disagree_prove_nothing() -> None:
     mixed = told([stored(chain, first) for first in range(1, 10) for chain in (a, b)])
     assert mixed.state == "refuted"
     for _ in range(AGREE):  # b is gone
-        mixed.witness(stored(a))
+        mixed.observe(stored(a))
         assert mixed.state == "refuted"
-    mixed.witness(stored(a))
+    mixed.observe(stored(a))
     assert (mixed.state, mixed.chain) == ("proved", a)
 
 
@@ -180,10 +180,10 @@ def test_engines_restarted_otherwise_than_configured() -> None:
     assert changed.trouble is not None
     assert changed.trouble.startswith("pool.models.m.hash_algo: sha256_cbor, but the engines hash by sha256: set it")
     for _ in range(2 * AGREE):
-        changed.witness(stored(wrong))
+        changed.observe(stored(wrong))
     assert changed.state == "refuted"
     for _ in range(AGREE + 1):
-        changed.witness(stored(right))
+        changed.observe(stored(right))
     assert (changed.state, changed.chain) == ("proved", right)
 
 
@@ -193,7 +193,7 @@ def test_other_block_sizes_and_unknown_seeds_contradict_too(other: dict[str, obj
     mixed = told([stored(chain), stored(**{"chain": chain, **other})])  # type: ignore[arg-type]
     assert mixed.state == "refuted"
     for _ in range(AGREE + 1):
-        mixed.witness(stored(chain))
+        mixed.observe(stored(chain))
     assert mixed.state == "proved"
 
 
@@ -228,8 +228,8 @@ def test_recorded_engines_prove_themselves(run: str, algo: HashAlgo, size: int) 
     """PYTHONHASHSEED was 0, a salted request is among them; the other run contradicts."""
     found = calibration(block_tokens=size)
     for event in recorded(run):
-        found.witness(event)
+        found.observe(event)
         assert (found.state, found.chain) in (("proved", EngineChain(algo, "0")), ("waiting", EngineChain("sha256")))
     assert found.state == "proved"
-    found.witness(next(recorded("t2" if run == "t1" else "t1")))
+    found.observe(next(recorded("t2" if run == "t1" else "t1")))
     assert found.state == "refuted"

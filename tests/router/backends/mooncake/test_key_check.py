@@ -17,7 +17,7 @@ async def test_a_wrong_prefix_is_found_on_the_first_saved_block(caplog: pytest.L
             its.master.keys[key.replace("mine@", "theirs@")] = {"memory"}
         with caplog.at_level(logging.WARNING, "warmroute.pool"):
             for _ in range(3):
-                its.pool.pooled(MODEL, pooled(known))
+                its.pool.on_pooled(MODEL, pooled(known))
             await until("it is told", lambda: bool(caplog.records))
         line = caplog.records[0].message
         assert "cache_prefix" in line
@@ -35,7 +35,7 @@ async def test_too_few_ranks_are_found_although_their_keys_are_there(caplog: pyt
         for key in its.keys(known, range(3)):
             its.master.keys[key] = its.master.keys[key.replace("tp_rank:0", "tp_rank:1")] = {"memory"}
         with caplog.at_level(logging.WARNING, "warmroute.pool"):
-            its.pool.pooled(MODEL, pooled(known))
+            its.pool.on_pooled(MODEL, pooled(known))
             await until("it is told", lambda: bool(caplog.records))
         assert "tensor_parallel" in caplog.records[0].message
 
@@ -45,7 +45,7 @@ async def test_right_keys_are_seen_to_be_right() -> None:
     async with scene() as its:
         its.put(known, range(3))
         await its.held(known)
-        its.pool.pooled(MODEL, pooled(known))
+        its.pool.on_pooled(MODEL, pooled(known))
         await until("checked", lambda: its.pool.report().models[0].keys == "right")
         assert its.pool.report().models[0].trouble is None
 
@@ -56,7 +56,7 @@ async def test_what_was_saved_before_the_first_prompt_is_checked_with_it(caplog:
     async with scene(model={"cache_prefix": "mine"}) as its:
         for key in its.keys(known, range(3)):
             its.master.keys[key.replace("mine@", "theirs@")] = {"memory"}
-        its.pool.pooled(MODEL, pooled(known))
+        its.pool.on_pooled(MODEL, pooled(known))
         with caplog.at_level(logging.WARNING, "warmroute.pool"):
             await its.held(prompt(3, begins=1))
             await until("it is told", lambda: bool(caplog.records))

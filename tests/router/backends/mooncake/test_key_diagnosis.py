@@ -14,7 +14,7 @@ def keys(digest: bytes = DIGEST, path: str = "/models/mid", **config: object) ->
 
 
 def form(path: str = "/models/mid", **config: object) -> KeyForm:
-    made = KeyForm.of(PoolModelConfig.model_validate(config), path)
+    made = KeyForm.from_config(PoolModelConfig.model_validate(config), path)
     assert made is not None
     return made
 

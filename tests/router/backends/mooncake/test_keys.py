@@ -14,7 +14,7 @@ SEEN = f"mid@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{DIGEST.hex()}"  # vLLM 0.32,
 
 
 def form(**config: object) -> KeyForm:
-    made = KeyForm.of(PoolModelConfig.model_validate(config), "/models/mid/")
+    made = KeyForm.from_config(PoolModelConfig.model_validate(config), "/models/mid/")
     assert made is not None
     return made
 
@@ -29,9 +29,9 @@ def test_a_key_as_it_was_seen() -> None:
     [("Qwen/Qwen3-8B", "Qwen3-8B"), ("mid", "mid"), ("/models/mid//", "mid"), ("", None), (None, None)],
 )
 def test_the_model_is_the_last_part_of_its_path(path: str | None, model: str | None) -> None:
-    made = KeyForm.of(PoolModelConfig(), path)
+    made = KeyForm.from_config(PoolModelConfig(), path)
     assert (made and made.model) == model
-    named = KeyForm.of(PoolModelConfig(name="other"), path)
+    named = KeyForm.from_config(PoolModelConfig(name="other"), path)
     assert named is not None
     assert named.keys(DIGEST)[0].startswith("other@tp_rank:0")
 

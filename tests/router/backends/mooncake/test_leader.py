@@ -49,14 +49,14 @@ def leader_of(masters: Masters, changes: list[str]) -> MasterLeader:
 )
 async def test_what_a_master_says_of_itself(answer: HttpAnswer | None, leads: bool, trouble: str | None) -> None:
     leader = leader_of(Masters(a=answer), [])
-    await leader.look()
+    await leader.poll()
     assert leader.current == ("a" if leads else None)
     assert leader.masters[0] == ("a", leads, trouble, 5.0)
 
 
 async def test_nonsense_does_not_lead() -> None:
     leader = leader_of(Masters(a=HttpAnswer(200, b"<html>")), [])
-    await leader.look()
+    await leader.poll()
     assert leader.current is None
     assert str(leader.masters[0].trouble).startswith("GET /health: ")
 
@@ -65,25 +65,25 @@ async def test_the_one_we_follow_is_followed_while_it_leads() -> None:
     changes: list[str] = []
     masters = Masters(a=HttpAnswer(200, STANDS_BY), b=HttpAnswer(200, LEADS))
     leader = leader_of(masters, changes)
-    await leader.look()
+    await leader.poll()
     assert (leader.current, len(changes)) == ("b", 1)
     masters.answers["a"] = HttpAnswer(200, LEADS)  # two claim it
-    await leader.look()
+    await leader.poll()
     assert (leader.current, len(changes)) == ("b", 1)
     masters.answers["b"] = None
-    await leader.look()
+    await leader.poll()
     assert (leader.current, len(changes)) == ("a", 2)
 
 
 async def test_a_lost_one_is_nobody_until_the_next_look() -> None:
     changes: list[str] = []
     leader = leader_of(Masters(a=HttpAnswer(200, LEADS)), changes)
-    await leader.look()
-    leader.lost("b")
+    await leader.poll()
+    leader.on_lost("b")
     assert leader.current == "a"
-    leader.lost("a")
+    leader.on_lost("a")
     assert leader.current is None
-    await leader.look()
+    await leader.poll()
     assert (leader.current, len(changes)) == ("a", 2)
 
 

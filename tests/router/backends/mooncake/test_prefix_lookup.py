@@ -66,9 +66,9 @@ async def test_a_request_that_goes_away_does_not_take_the_question_with_it() -> 
         its.put(known, range(5))
         its.faults(slow_ms=50)
         request = asyncio.ensure_future(its.held(known))
-        await until("it asks", lambda: its.pool.report().asked.questions == 1)
+        await until("it asks", lambda: its.pool.report().queries.questions == 1)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
         assert await its.tokens(known) == 5 * BLOCK
-        assert its.pool.report().asked.questions == 1
+        assert its.pool.report().queries.questions == 1

@@ -25,13 +25,13 @@ def searched(pool: Sequence[BlockPresence], at_once: int, known: Sequence[int] =
     words = bytearray(word if block in known else BlockPresence.UNKNOWN for block, word in enumerate(pool))
     probe = ProbePlan(words, at_once)
     sizes = []
-    while blocks := probe.ask():
+    while blocks := probe.next_blocks():
         assert len(set(blocks)) == len(blocks)
-        assert all(probe.words[block] == BlockPresence.UNKNOWN for block in blocks)
+        assert all(probe.presence[block] == BlockPresence.UNKNOWN for block in blocks)
         assert all(block < probe.held for block in blocks)
         sizes.append(len(blocks))
         for block in blocks:
-            probe.learn(block, pool[block])
+            probe.record(block, pool[block])
     return probe, sizes
 
 

@@ -47,7 +47,7 @@ class OneMaster:
 async def asking(master: OneMaster) -> tuple[StoreClient, MasterLeader]:
     master.answers["/health"] = HttpAnswer(200, b"OK")
     leader = MasterLeader(["a"], 1.0, master, Tasks("test"), ManualClock(), lambda: None)
-    await leader.look()
+    await leader.poll()
     return StoreClient(leader, master, ManualClock()), leader
 
 
@@ -69,8 +69,8 @@ def said(*answers: bytes) -> HttpAnswer:
 )
 async def test_what_is_said_of_a_key(answer: bytes, word: BlockPresence) -> None:
     asks, _ = await asking(OneMaster(batch_query_keys=said(FOUND, answer, NOT_FOUND)))
-    assert await asks.blocks(FORM, DIGESTS) == [BlockPresence.MEMORY, word, BlockPresence.ABSENT]
-    assert asks.asked[:3] == (1, 3, 1)
+    assert await asks.query_blocks(FORM, DIGESTS) == [BlockPresence.MEMORY, word, BlockPresence.ABSENT]
+    assert asks.totals[:3] == (1, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_what_is_said_of_a_key(answer: bytes, word: BlockPresence) -> None
 )
 async def test_no_answer_is_trouble_and_may_cost_the_lead(answer: HttpAnswer | None, trouble: str, leads: bool) -> None:
     asks, leader = await asking(OneMaster(batch_query_keys=answer))
-    assert await asks.blocks(FORM, DIGESTS) == trouble
+    assert await asks.query_blocks(FORM, DIGESTS) == trouble
     assert (leader.current is not None) == leads
 
 
@@ -97,8 +97,8 @@ async def test_a_small_pool_is_listed_and_a_big_one_is_not() -> None:
         "get_all_keys": HttpAnswer(200, b"a\nb c\n"),
     }
     asks, _ = await asking(OneMaster(**pages))
-    assert await asks.all_keys() == ["a", "b c", ""]
+    assert await asks.list_keys() == ["a", "b c", ""]
     master = OneMaster(**pages | {"metrics": HttpAnswer(200, b"master_key_count 50001\n")})
     asks, _ = await asking(master)
-    assert await asks.all_keys() is None
+    assert await asks.list_keys() is None
     assert "/get_all_keys" not in master.paths

@@ -32,10 +32,10 @@ class Takers:
         self.taking = set(instances)
         self.why: dict[str, str] = {}
 
-    def takes(self, instance: str) -> bool:
+    def accepts(self, instance: str) -> bool:
         return instance in self.taking
 
-    def fell_out(self, instance: str, model: str, why: str) -> None:
+    def mark_failed(self, instance: str, model: str, why: str) -> None:
         self.taking.discard(instance)
         self.why[instance] = why
 
@@ -56,17 +56,17 @@ class Scene:
 
     def handed(self, prompt: Prompt | None = None, known: Any = IDS, *engines: PassthroughTarget) -> list[str]:
         offer = self.offer(prompt, known, *engines)
-        return [] if offer is None else sorted(offer.takers)
+        return [] if offer is None else sorted(offer.instances)
 
     def counted(self, tokens: int | None, prompt: Prompt | None = None, *, handed: bool = False) -> None:
         """An answer to a prompt, as its engine counted it."""
         offer = self.offer(prompt)
         assert offer is not None
-        self.handing.observed(offer, "a", handed, tokens)
+        self.handing.on_answer(offer, "a", handed, tokens)
 
     @property
     def unhanded(self) -> dict[str, int]:
-        return dict(self.handing.report().unhanded)
+        return dict(self.handing.report().not_sent)
 
 
 def chat(path: str = "/v1/chat/completions", **fields: Any) -> Prompt:
@@ -89,7 +89,7 @@ def test_nothing_is_handed_before_an_engine_has_counted_the_same() -> None:
     assert scene.handed() == [], "an answer without usage says nothing"
     scene.counted(3)
     assert scene.handed() == ["a"]
-    assert scene.handing.report().handed == {"m": 1}
+    assert scene.handing.report().sent == {"m": 1}
     assert scene.unhanded == {"check": 4}
 
 
@@ -142,10 +142,10 @@ def test_an_engine_that_counts_otherwise_than_the_ids_it_got_does_not_take_them(
 def test_a_refusal_by_name_is_the_engine_s_and_any_other_the_client_s(scene: Scene) -> None:
     offer = scene.offer()
     assert offer is not None
-    scene.handing.refused("a", offer, b'{"error":{"param":"n"}}')
-    scene.handing.refused("a", offer, None)
+    scene.handing.on_refused("a", offer, b'{"error":{"param":"n"}}')
+    scene.handing.on_refused("a", offer, None)
     assert scene.handed() == ["a"]
-    scene.handing.refused("a", offer, b'{"error":{"param":"kv_transfer_params.prompt_token_ids"}}')
+    scene.handing.on_refused("a", offer, b'{"error":{"param":"kv_transfer_params.prompt_token_ids"}}')
     assert scene.handed() == []
     assert scene.unhanded["refused"] == 3
 
@@ -180,9 +180,9 @@ def test_what_quotes_the_prompt_is_rendered_by_the_engine(scene: Scene) -> None:
     [
         UnknownIds("media"),
         IDS._replace(complete=False),
-        IDS._replace(how="remote"),
-        IDS._replace(how="given"),
-        IDS._replace(spelled=()),
+        IDS._replace(source="remote"),
+        IDS._replace(source="given"),
+        IDS._replace(json_ids=()),
     ],
 )
 def test_without_ids_of_our_own_there_is_nothing_to_offer(scene: Scene, known: Any) -> None:
@@ -196,16 +196,16 @@ def test_other_endpoints_take_none(scene: Scene, path: str) -> None:
 
 def test_off_is_off() -> None:
     scene = Scene(on=False)
-    scene.handing.joined("a", "m")
+    scene.handing.on_joined("a", "m")
     assert scene.offer() is None
     assert scene.unhanded == {}
 
 
 def test_instances_are_told_of_only_while_it_is_on() -> None:
     told: list[str] = []
-    takers: Any = SimpleNamespace(joined=lambda *which: told.append(which), forget=lambda which: told.append(which))
+    takers: Any = SimpleNamespace(on_joined=lambda *which: told.append(which), forget=lambda which: told.append(which))
     handing = TokenIdPassthrough(takers, lambda model: True, on=True)
-    handing.joined("a", "m")
+    handing.on_joined("a", "m")
     handing.forget("a")
-    TokenIdPassthrough(takers, lambda model: True, on=False).joined("b", "m")
+    TokenIdPassthrough(takers, lambda model: True, on=False).on_joined("b", "m")
     assert told == [("a", "m"), "a"]

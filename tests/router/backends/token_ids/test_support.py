@@ -52,7 +52,7 @@ class Scene:
     async def known(self, why: str) -> bool:
         """Whether it takes ids, once this is known of it."""
         await eventually(lambda: why in self.takers.report()["a"].why)
-        return self.takers.takes("a")
+        return self.takers.accepts("a")
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ async def scene(local: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> Async
 
 async def test_the_count_of_the_ids_shows_that_they_were_taken(scene: Any, local: LocalTokenizer) -> None:
     here = scene(2)  # "Hi" is two tokens for the tokenizer of these tests, "H" and "i"
-    here.takers.joined("a", "m")
-    assert not here.takers.takes("a"), "it has not answered"
+    here.takers.on_joined("a", "m")
+    assert not here.takers.accepts("a"), "it has not answered"
     assert await here.known("it takes token ids")
     assert here.engine.ids == 2
     assert len(here.engine.asked) == 1
@@ -81,7 +81,7 @@ async def test_the_count_of_the_ids_shows_that_they_were_taken(scene: Any, local
 
 async def test_any_other_count_shows_that_they_were_not(scene: Any) -> None:
     here = scene(12)
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     assert not await here.known("it does not look at token ids")
     assert len(here.engine.asked) == 1
 
@@ -89,22 +89,22 @@ async def test_any_other_count_shows_that_they_were_not(scene: Any) -> None:
 @pytest.mark.parametrize("silence", [None, HttpAnswer(503, b""), HttpAnswer(500, b"")])
 async def test_who_does_not_answer_is_asked_a_few_times(scene: Any, silence: HttpAnswer | None) -> None:
     here = scene(silence, silence, 2)
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     assert await here.known("it takes token ids")
     assert len(here.engine.asked) == 3
     never = scene(silence)
-    never.takers.joined("a", "m")
+    never.takers.on_joined("a", "m")
     assert not await never.known("it did not answer")
     assert len(never.engine.asked) == len(TRIAL_PAUSES_S) == 4
 
 
 async def test_one_that_falls_out_is_asked_again(scene: Any) -> None:
     here = scene(2)
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     assert await here.known("it takes token ids")
     here.engine.held.clear()
-    here.takers.fell_out("a", "m", "it refused")
-    here.takers.fell_out("a", "m", "and once more")
+    here.takers.mark_failed("a", "m", "it refused")
+    here.takers.mark_failed("a", "m", "and once more")
     await eventually(lambda: len(here.engine.asked) == 2)
     assert not await here.known("it refused")
     here.engine.held.set()
@@ -115,9 +115,9 @@ async def test_one_that_falls_out_is_asked_again(scene: Any) -> None:
 async def test_what_an_earlier_process_says_does_not_count(scene: Any) -> None:
     here = scene(2, 12)
     here.engine.held.clear()
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     await eventually(lambda: here.engine.asked)
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     await eventually(lambda: len(here.engine.asked) == 2)
     here.engine.held.set()
     assert not await here.known("it does not look at token ids")
@@ -126,7 +126,7 @@ async def test_what_an_earlier_process_says_does_not_count(scene: Any) -> None:
 async def test_one_that_left_is_forgotten_even_if_it_answers(scene: Any) -> None:
     here = scene(2)
     here.engine.held.clear()
-    here.takers.joined("a", "m")
+    here.takers.on_joined("a", "m")
     await eventually(lambda: here.engine.asked)
     here.takers.forget("a")
     here.engine.held.set()
@@ -136,8 +136,8 @@ async def test_one_that_left_is_forgotten_even_if_it_answers(scene: Any) -> None
 
 async def test_without_a_tokenizer_here_nobody_is_asked(scene: Any) -> None:
     here = scene(2)
-    here.takers.joined("a", "m")
-    here.takers.joined("a", "another")
+    here.takers.on_joined("a", "m")
+    here.takers.on_joined("a", "another")
     assert here.takers.report() == {}
     await eventually(lambda: not here.tasks._running)
     assert here.engine.asked == []

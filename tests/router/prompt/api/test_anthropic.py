@@ -129,7 +129,7 @@ def test_images_cut(source: dict[str, str]) -> None:
     for content in ([image], [RESULT | {"content": [image]}]):
         chat = read({"role": "user", "content": content}).source
         assert isinstance(chat, Chat)
-        assert chat.cut
+        assert chat.has_media
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,10 @@ def test_objectives_are_positive_milliseconds_or_none() -> None:
 @pytest.mark.parametrize("name", ["priority", "max_tokens", "kv_transfer_params", "tools"])
 def test_a_forbidden_field_is_noticed_whether_it_is_read_or_not(name: str) -> None:
     reader = FieldReader(ChatFields, [name])
-    assert not reader.forbidden(reader.read(b'{"model":"m","messages":[]}'))
-    assert reader.forbidden(reader.read(b'{"model":"m","messages":[],"%s":null}' % name.encode()))
+    assert not reader.has_forbidden(reader.read(b'{"model":"m","messages":[]}'))
+    assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[],"%s":null}' % name.encode()))
 
 
 def test_where_a_read_field_cannot_be_watched_every_body_may_have_it() -> None:
     reader = FieldReader(ChatFields, ["user", "priority"])
-    assert reader.forbidden(reader.read(b'{"model":"m","messages":[]}'))
+    assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[]}'))

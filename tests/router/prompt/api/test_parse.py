@@ -118,7 +118,7 @@ def test_what_cannot_be_matched_is_unknown_and_says_why(path: str, fields: dict[
 )
 def test_whether_the_answer_quotes_the_prompt(fields: str, shows: bool) -> None:
     body = f'{{"model":"m","messages":[],{fields}}}'.encode()
-    assert read_prompt("/v1/chat/completions", None, body, ReadOptions()).shows_text is shows
+    assert read_prompt("/v1/chat/completions", None, body, ReadOptions()).returns_prompt_text is shows
 
 
 def test_nulls_are_as_good_as_missing() -> None:

@@ -6,27 +6,27 @@ from router.prompt.tokenization.accuracy import AGREEING, TokenizerAccuracy
 
 
 def test_believed_until_something_speaks_against_it() -> None:
-    assert TokenizerAccuracy().local
+    assert TokenizerAccuracy().trusted
 
 
 def test_a_differing_probe_is_cleared_by_the_same_instance_only() -> None:
     trust = TokenizerAccuracy()
-    trust.differs("a", "plain")
-    trust.proved("b")
-    assert (trust.local, trust.mismatches, trust.proofs) == (False, 1, 1)
-    trust.proved("a")
-    assert trust.local
+    trust.record_mismatch("a", "plain")
+    trust.record_agreement("b")
+    assert (trust.trusted, trust.mismatches, trust.proofs) == (False, 1, 1)
+    trust.record_agreement("a")
+    assert trust.trusted
 
 
 def test_a_wrong_count_needs_agreement_on_real_prompts() -> None:
     trust = TokenizerAccuracy()
-    trust.miscounted()
-    trust.proved("a")
+    trust.record_miscount()
+    trust.record_agreement("a")
     for _ in range(AGREEING - 1):
-        trust.compared(True)
-    assert not trust.local
-    trust.compared(False)
+        trust.record_comparison(True)
+    assert not trust.trusted
+    trust.record_comparison(False)
     for _ in range(AGREEING):
-        assert not trust.local
-        trust.compared(True)
-    assert trust.local
+        assert not trust.trusted
+        trust.record_comparison(True)
+    assert trust.trusted

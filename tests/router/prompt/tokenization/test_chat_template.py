@@ -69,7 +69,7 @@ def test_json_is_printed_as_python_prints_it(value: Any, indent: int | None, asc
 
 def test_bit_by_bit_is_the_same() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", lambda: 0.0)
-    chunks = template.chunks(chat([USER, USER]), {})
+    chunks = template.render_chunks(chat([USER, USER]), {})
     assert len(chunks) > 2
     assert "".join(chunks) == template.render(chat([USER, USER]), {}) == "user: hi\nuser: hi\n"
 
@@ -124,7 +124,7 @@ def test_before_media_only_what_is_sure(content: str, known: str) -> None:
     text = ChatTemplate("{% for m in messages %}{{ m.role }} " + content + " {% endfor %}", lambda: 0.0).render(
         asked, {}
     )
-    assert asked.cut
+    assert asked.has_media
     assert text == known
 
 

@@ -79,21 +79,21 @@ class Room:
 
     def ask(self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs) -> TokenizedPrompt:
         """Checked against the whole, from the beginning."""
-        known = run(self.remembering.of(local, source, chain, 0))
+        known = run(self.remembering.tokenize(local, source, chain, 0))
         assert isinstance(known, TokenizedPrompt)
-        whole = local.ids(source)
+        whole = local.tokenize(source)
         assert known.ids == whole
         root = RING.root(*chain[:3])
         assert known.keys == {size: array("Q", RING.chain(root, whole, size)) for size in chain.block_sizes}
         if isinstance(source, Chat):
-            assert json.loads(b"[" + b",".join(known.spelled) + b"]") == whole.tolist()
+            assert json.loads(b"[" + b",".join(known.json_ids) + b"]") == whole.tolist()
         else:
-            assert known.spelled == ()
+            assert known.json_ids == ()
         return known
 
     @property
     def found(self) -> int:
-        return self.remembering.remembered["m"]
+        return self.remembering.cached_tokens["m"]
 
 
 def chat(turns: list[Message], *, tools: list[Any] | None = None, special: bool = False, cut: bool = False) -> Chat:
@@ -142,10 +142,10 @@ def test_any_text(name: str, parts: list[str], special: bool) -> None:
 def test_a_next_turn_tokenises_only_what_is_new(name: str, room: Room) -> None:
     turns = [message(role, f"{role} says number {i}") for i in range(10) for role in ("user", "assistant")]
     room.ask(family(name), chat(turns[:19]), chain())
-    first, found = room.remembering.tokenised["m"], room.found
+    first, found = room.remembering.encoded_tokens["m"], room.found
     assert found == 0
     room.ask(family(name), chat([*turns, message("user", "more")]), chain())
-    assert room.remembering.tokenised["m"] - first < 0.25 * first
+    assert room.remembering.encoded_tokens["m"] - first < 0.25 * first
     assert room.found > 0.7 * first
 
 
@@ -156,39 +156,39 @@ def test_nothing_is_found_under_another_salt_adapter_or_model(room: Room, other:
     local, source = family("byte-level"), chat([message("user", "what is mine is mine")])
     room.ask(local, source, chain())
     room.ask(local, source, other)
-    assert sum(room.remembering.remembered.values()) == 0
+    assert sum(room.remembering.cached_tokens.values()) == 0
     room.ask(local, source, other)
-    assert sum(room.remembering.remembered.values()) > 0
+    assert sum(room.remembering.cached_tokens.values()) > 0
 
 
 def test_what_changes_ids_is_never_mixed_up(room: Room) -> None:
     """With and without special tokens, chat and text, cut and whole: other heads, tails and spellings."""
     local = family("word piece")
     source = chat([message("user", "one two"), message("user", "three")])
-    cut = source._replace(messages=[*source.messages, {"role": "user", "content": [{"type": "media"}]}], cut=True)
+    cut = source._replace(messages=[*source.messages, {"role": "user", "content": [{"type": "media"}]}], has_media=True)
     rendered = local.text(source).decode()
     for _ in range(2):
         for special in (True, False):
             room.ask(local, source._replace(add_special_tokens=special), chain())
             room.ask(local, Text(rendered, special), chain())
-            known = run(room.remembering.of(local, cut._replace(add_special_tokens=special), chain(), 0))
+            known = run(room.remembering.tokenize(local, cut._replace(add_special_tokens=special), chain(), 0))
             assert isinstance(known, TokenizedPrompt)
-            assert (known.ids, known.complete) == (local.ids(cut._replace(add_special_tokens=special)), False)
+            assert (known.ids, known.complete) == (local.tokenize(cut._replace(add_special_tokens=special)), False)
 
 
 def test_prompts_that_are_never_cut_are_remembered_as_a_whole(room: Room) -> None:
     """Of a template without a token to cut at; what the tokenizer puts around a whole prompt is in the one piece."""
     local = loaded(word_piece(), template="{% for m in messages %}{{ m.content }};{% endfor %}")
-    assert local.whole_because is not None
+    assert local.whole_prompt_reason is not None
     source = chat([message("user", "one two"), message("user", "three")], special=True)
-    cut = source._replace(messages=[{"role": "user", "content": [{"type": "media"}]}], cut=True)
+    cut = source._replace(messages=[{"role": "user", "content": [{"type": "media"}]}], has_media=True)
     rendered = Text(local.text(source).decode(), True)
     for _ in range(2):
         room.ask(local, source, chain())
-        room.ask(local, source._replace(cut=True, messages=[*source.messages, *cut.messages]), chain())
+        room.ask(local, source._replace(has_media=True, messages=[*source.messages, *cut.messages]), chain())
         room.ask(local, rendered, chain())
     before = Chat([message("user", "same ")], None, {}, True, False, True, False)
-    names = [_Task(local, one, chain(), True, 0.0).root for one in (before, before._replace(cut=True))]
+    names = [_Task(local, one, chain(), True, 0.0).root for one in (before, before._replace(has_media=True))]
     assert names[0] != names[1], "one text, with and without an end"
 
 
@@ -196,29 +196,29 @@ def test_a_block_size_that_appears_later_needs_no_tokenising(room: Room) -> None
     local, source = family("byte-level"), chat([message("user", "some words " * 20)])
     room.ask(local, source, chain(sizes=frozenset({16})))
     before = room.budget.held_bytes
-    made = room.remembering.tokenised["m"]
+    made = room.remembering.encoded_tokens["m"]
     known = room.ask(local, source, chain(sizes=frozenset({4, 16})))
-    assert room.remembering.tokenised["m"] == made
+    assert room.remembering.encoded_tokens["m"] == made
     assert room.budget.held_bytes >= before + 8 * len(known.keys[4])
     room.ask(local, source, chain(sizes=frozenset()))
 
 
 def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
     room = Room(token_id_passthrough="off")
-    known = run(room.remembering.of(family("byte-level"), chat([message("user", "x")]), chain(), 0))
+    known = run(room.remembering.tokenize(family("byte-level"), chat([message("user", "x")]), chain(), 0))
     assert isinstance(known, TokenizedPrompt)
-    assert known.spelled == ()
+    assert known.json_ids == ()
     room.threads.close()
 
 
 async def test_what_came_too_late_is_there_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     local, source = family("byte-level"), chat([message("user", "a long prompt " * 50)])
     room = Room(inline_chars=100, budget_ms=0.001)
-    assert await room.remembering.of(local, source, chain(), 0) == UnknownIds("tokens_late")
+    assert await room.remembering.tokenize(local, source, chain(), 0) == UnknownIds("tokens_late")
     await room.threads.run(lambda: None, 10.0)  # behind it in the only thread
-    known = await room.remembering.of(local, source, chain(), 0)
+    known = await room.remembering.tokenize(local, source, chain(), 0)
     assert isinstance(known, TokenizedPrompt)
-    assert known.ids == local.ids(source)
+    assert known.ids == local.tokenize(source)
     assert room.found == len(known.ids)
     room.threads.close()
 
@@ -235,7 +235,7 @@ async def test_very_large_bodies_are_rendered_in_a_thread_too(room: Room, monkey
     room.remembering._settings = Settings(budget_ms=60_000)
     for size in (RENDERED_ON_LOOP_BYTES, RENDERED_ON_LOOP_BYTES + 1):
         assert isinstance(
-            await room.remembering.of(local, chat([message("user", "x")]), chain(), size), TokenizedPrompt
+            await room.remembering.tokenize(local, chat([message("user", "x")]), chain(), size), TokenizedPrompt
         )
     assert where == [True, False]
 
@@ -276,7 +276,7 @@ class Conversations(RuleBasedStateMachine):
         if hasattr(self, "room"):
             kept = self.room.memo._kept.values()
             assert self.room.budget.held_bytes == sum(one.bytes for one in kept) <= self.room.budget.limit_bytes
-            assert all(one.bytes == one.piece.bytes for one in kept)
+            assert all(one.bytes == one.piece.memory_bytes for one in kept)
 
     def teardown(self) -> None:
         if hasattr(self, "room"):

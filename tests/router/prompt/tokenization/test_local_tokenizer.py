@@ -35,10 +35,10 @@ def folder(model_dir: Path, tmp_path: Path) -> Path:
 
 def test_special_tokens_are_added_where_asked(local: LocalTokenizer, model_dir: Path) -> None:
     plain = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    assert local.ids(Text("the fox", True)) == array("I", plain.encode("the fox").ids)
-    assert local.ids(Text("the fox", False)) == array("I", plain.encode("the fox", add_special_tokens=False).ids)
-    assert local.ids(Text("the fox", True))[0] == 0
-    assert plain.decode(list(local.ids(chat())), skip_special_tokens=False) == (
+    assert local.tokenize(Text("the fox", True)) == array("I", plain.encode("the fox").ids)
+    assert local.tokenize(Text("the fox", False)) == array("I", plain.encode("the fox", add_special_tokens=False).ids)
+    assert local.tokenize(Text("the fox", True))[0] == 0
+    assert plain.decode(list(local.tokenize(chat())), skip_special_tokens=False) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -48,21 +48,21 @@ def test_long_prompts_are_whole_whatever_the_file_says_of_truncation(folder: Pat
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert len(loaded(folder).ids(Text("fox " * 50, False))) >= 50
-    assert len(loaded(folder).ids(Text("fox", False))) < 10
+    assert len(loaded(folder).tokenize(Text("fox " * 50, False))) >= 50
+    assert len(loaded(folder).tokenize(Text("fox", False))) < 10
 
 
 def test_a_cut_chat_has_no_end_token(local: LocalTokenizer) -> None:
-    cut = chat("one two <media>", special=True)._replace(cut=True)
+    cut = chat("one two <media>", special=True)._replace(has_media=True)
     cut.messages[0]["content"].append({"type": "media"})
-    whole = local.ids(cut)
+    whole = local.tokenize(cut)
     assert whole[0] == 0
     assert 1 not in whole
 
 
 def test_half_a_surrogate_pair(local: LocalTokenizer) -> None:
     with pytest.raises(UnrenderableChat):
-        local.ids(Text("\ud800", False))
+        local.tokenize(Text("\ud800", False))
 
 
 def test_templates_by_name(folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_where_the_template_comes_from(folder: Path, tmp_path: Path) -> None:
 def test_without_a_template_texts_still_work(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     local = loaded(folder)
-    assert len(local.ids(Text("fox", False))) > 0
+    assert len(local.tokenize(Text("fox", False))) > 0
     with pytest.raises(UnrenderableChat):
         local.render(chat())
 

@@ -43,5 +43,5 @@ def test_a_piece_keeps_the_keys_of_blocks_that_end_in_it() -> None:
 
 def test_runs_of_spelled_ids() -> None:
     line = line_of([piece_of([], spell=True), piece_of([1, 23], spell=True), piece_of([4], spell=True)], set())
-    assert line.spelled == [b"1,23", b"4"]
-    assert line_of([piece_of([1, 23], spell=False)], set()).spelled == []
+    assert line.json_ids == [b"1,23", b"4"]
+    assert line_of([piece_of([1, 23], spell=False)], set()).json_ids == []

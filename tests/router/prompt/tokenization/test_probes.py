@@ -13,7 +13,7 @@ def test_every_probe_can_be_read_rendered_and_asked(local: LocalTokenizer) -> No
     for name, path, body in bodies("m"):
         prompt = read_prompt(path, None, body, ReadOptions())
         assert isinstance(prompt.source, Chat | Text)
-        assert len(local.ids(prompt.source)) > 5
+        assert len(local.tokenize(prompt.source)) > 5
         assert ("messages" in prompt.remote_fields) != ("prompt" in prompt.remote_fields)
         names.append(name)
     assert {"text", "plain", "multi-turn", "unicode", "content-parts", "system-and-tools", "tool-results"} == set(names)

@@ -28,7 +28,7 @@ def encode(tokenizer: Tokenizer) -> segment_check.Encode:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_can_be_cut(name: str) -> None:
-    assert family(name).whole_because is None
+    assert family(name).whole_prompt_reason is None
 
 
 @pytest.mark.parametrize("cut", ["e", " ", "the", "<|im_end"])
@@ -41,9 +41,9 @@ def test_cutting_behind_the_token_gets_found_out() -> None:
     """Metaspace `first` sees a beginning of the text wherever a piece begins with other than a special token."""
 
     class Behind(Segmenter):
-        def of(self, text: bytes) -> list[bytes]:
-            parts = text.split(self.cut)
-            return [*(part + self.cut for part in parts[:-1]), parts[-1]]
+        def split(self, text: bytes) -> list[bytes]:
+            parts = text.split(self.delimiter)
+            return [*(part + self.delimiter for part in parts[:-1]), parts[-1]]
 
         def _replace(self, **changes: object) -> Behind:  # type: ignore[override]
             return self
@@ -81,14 +81,14 @@ def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixt
     tokenizer.model = model
     with caplog.at_level(logging.WARNING):
         local = loaded(tokenizer)
-    assert local.whole_because is not None
+    assert local.whole_prompt_reason is not None
     assert "tokenizers.m: prompts are tokenised as a whole" in caplog.text
-    parts = local.parts(b"<|im_start|>a<|im_start|>b", Text("", False))
-    assert parts.pieces == [b"<|im_start|>a<|im_start|>b"]
+    parts = local.segment(b"<|im_start|>a<|im_start|>b", Text("", False))
+    assert parts.segments == [b"<|im_start|>a<|im_start|>b"]
 
 
 def test_a_vocabulary_without_a_token_to_cut_at_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert loaded(byte_level(), template="{{ messages[0].content }}").whole_because is not None
+        assert loaded(byte_level(), template="{{ messages[0].content }}").whole_prompt_reason is not None
     assert "no special token" in caplog.text
-    assert loaded(byte_level(), CHATML).whole_because is None
+    assert loaded(byte_level(), CHATML).whole_prompt_reason is None

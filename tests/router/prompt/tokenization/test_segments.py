@@ -52,7 +52,7 @@ def test_not_at_tokens_that_hang_on_what_is_beside_them(text: str) -> None:
 
 @given(texts, st.integers(1, 12))
 def test_pieces_are_the_text(text: str, least: int) -> None:
-    pieces = Segmenter(b"<a>", [], [], least).of(text.encode())
+    pieces = Segmenter(b"<a>", [], [], least).split(text.encode())
     assert b"".join(pieces) == text.encode()
     assert all(piece.startswith(b"<a>") for piece in pieces[1:])
     assert all(len(piece) >= least for piece in pieces[:-1])
@@ -63,12 +63,12 @@ def test_pieces_are_the_text(text: str, least: int) -> None:
 )
 def test_what_follows_moves_no_cut_but_the_last(text: str, more: str, least: int) -> None:
     cut = Segmenter(b"<a>", [], [], least)
-    before, after = cut.of(text.encode()), cut.of((text + "<a>" + more).encode())
+    before, after = cut.split(text.encode()), cut.split((text + "<a>" + more).encode())
     assert after[: len(before) - 1] == before[:-1]
 
 
 def test_short_pieces_are_kept_together() -> None:
-    assert Segmenter(b"<a>", [], [], 1).of(b"<a>1<a>2<a>3") == [b"<a>1", b"<a>2", b"<a>3"]
-    assert Segmenter(b"<a>", [], [], 5).of(b"<a>1<a>2<a>3") == [b"<a>1<a>2", b"<a>3"]
-    assert Segmenter(b"<a>", [], [], 9).of(b"") == [b""]
-    assert len(Segmenter(b"<a>", [], []).of(b"<a>" * 1_000_000)) < 3_000
+    assert Segmenter(b"<a>", [], [], 1).split(b"<a>1<a>2<a>3") == [b"<a>1", b"<a>2", b"<a>3"]
+    assert Segmenter(b"<a>", [], [], 5).split(b"<a>1<a>2<a>3") == [b"<a>1<a>2", b"<a>3"]
+    assert Segmenter(b"<a>", [], [], 9).split(b"") == [b""]
+    assert len(Segmenter(b"<a>", [], []).split(b"<a>" * 1_000_000)) < 3_000

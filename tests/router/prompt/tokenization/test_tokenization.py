@@ -48,7 +48,7 @@ class Engine:
         endpoint = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
         source = read_prompt(endpoint, None, body, ReadOptions()).source
         assert isinstance(source, Chat | Text)
-        ids = list(self.local.ids(source))
+        ids = list(self.local.tokenize(source))
         if self.differs_on is not None and self.differs_on in json.dumps(fields):
             ids.append(1)
         return HttpAnswer(200, json.dumps({"count": len(ids), "max_model_len": 1, "tokens": ids}).encode())
@@ -73,7 +73,7 @@ def prompt(fields: dict[str, Any] | None = None, path: str = "/v1/completions") 
 
 
 async def known(tokens: Tokenization, asked: Prompt, model: str = "m", adapter: str | None = None) -> TokenizedPrompt:
-    answer = await tokens.of(asked, model, adapter, {4, 16}, ["a"])
+    answer = await tokens.tokenize(asked, model, adapter, {4, 16}, ["a"])
     assert isinstance(answer, TokenizedPrompt)
     return answer
 
@@ -81,8 +81,8 @@ async def known(tokens: Tokenization, asked: Prompt, model: str = "m", adapter: 
 async def test_local_ids_and_keys(tokens: Tokenization, local: LocalTokenizer, engine: Engine) -> None:
     asked = prompt({"prompt": "the quick brown fox jumps " * 5, "cache_salt": "s"})
     answer = await known(tokens, asked, adapter="lora")
-    assert answer.ids == local.ids(Text("the quick brown fox jumps " * 5, True))
-    assert (answer.complete, answer.how, engine.asked) == (True, "local", [])
+    assert answer.ids == local.tokenize(Text("the quick brown fox jumps " * 5, True))
+    assert (answer.complete, answer.source, engine.asked) == (True, "local", [])
     root = KEYRING.root("m", "lora", "s")
     assert answer.keys == {size: array("Q", KEYRING.chain(root, answer.ids, size)) for size in (4, 16)}
     assert answer.tokens_ms >= 0 <= answer.keys_ms
@@ -90,7 +90,7 @@ async def test_local_ids_and_keys(tokens: Tokenization, local: LocalTokenizer, e
 
 async def test_given_ids_need_no_tokenizer(tokens: Tokenization) -> None:
     answer = await known(tokens, prompt({"prompt": [5, 6, 7, 8, 9]}), model="stranger")
-    assert (answer.ids, answer.how, answer.complete) == (array("I", [5, 6, 7, 8, 9]), "given", True)
+    assert (answer.ids, answer.source, answer.complete) == (array("I", [5, 6, 7, 8, 9]), "given", True)
     assert len(answer.keys[4]) == 1
 
 
@@ -98,17 +98,17 @@ async def test_a_model_without_a_tokenizer_here_asks(
     tokens: Tokenization, engine: Engine, local: LocalTokenizer
 ) -> None:
     answer = await known(tokens, prompt(), model="stranger")
-    assert (answer.how, answer.ids) == ("remote", local.ids(Text("the fox", True)))
+    assert (answer.source, answer.ids) == ("remote", local.tokenize(Text("the fox", True)))
     assert engine.asked == [{"model": "m", "prompt": "the fox", "add_special_tokens": True}]
     engine.silent = True
-    assert await tokens.of(prompt(), "stranger", None, {16}, ["a"]) == UnknownIds("tokenizer_silent")
+    assert await tokens.tokenize(prompt(), "stranger", None, {16}, ["a"]) == UnknownIds("tokenizer_silent")
 
 
 async def test_unknown_stays_unknown(tokens: Tokenization) -> None:
-    assert await tokens.of(prompt({"suffix": "x"}), "m", None, {16}, ["a"]) == UnknownIds("suffix")
+    assert await tokens.tokenize(prompt({"suffix": "x"}), "m", None, {16}, ["a"]) == UnknownIds("suffix")
     messages = [{"role": "user", "content": "\ud83d\ude00"}]
     continued = {"messages": messages, "continue_final_message": True}
-    assert await tokens.of(prompt(continued, "/v1/chat/completions"), "m", None, {16}, ["a"]) == UnknownIds(
+    assert await tokens.tokenize(prompt(continued, "/v1/chat/completions"), "m", None, {16}, ["a"]) == UnknownIds(
         "template_refused"
     )
 
@@ -116,16 +116,16 @@ async def test_unknown_stays_unknown(tokens: Tokenization) -> None:
 async def test_before_media(tokens: Tokenization) -> None:
     asked = prompt({"messages": MEDIA}, "/v1/chat/completions")
     assert (await known(tokens, asked)).complete is False
-    assert await tokens.of(asked, "stranger", None, {16}, ["a"]) == UnknownIds("media")
+    assert await tokens.tokenize(asked, "stranger", None, {16}, ["a"]) == UnknownIds("media")
 
 
 async def test_long_prompts_leave_the_loop(
     local: LocalTokenizer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: list[str] = []
-    made = local.piece_ids
+    made = local.encode_segment
     monkeypatch.setattr(
-        local, "piece_ids", lambda *piece: where.append(threading.current_thread().name) or made(*piece)
+        local, "encode_segment", lambda *piece: where.append(threading.current_thread().name) or made(*piece)
     )
     tokens = Tokenization(Settings(inline_chars=100), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
     await known(tokens, prompt())
@@ -139,29 +139,29 @@ async def test_the_budget_and_the_queue_are_bounded(
     local: LocalTokenizer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    made = local.piece_ids
-    monkeypatch.setattr(local, "piece_ids", lambda *piece: gate.wait(10) and made(*piece))
+    made = local.encode_segment
+    monkeypatch.setattr(local, "encode_segment", lambda *piece: gate.wait(10) and made(*piece))
     tokens = Tokenization(
         Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock()
     )
-    waiting = [tokens.of(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
+    waiting = [tokens.tokenize(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
     answers = await asyncio.gather(*waiting)
     assert sorted(answer.reason for answer in answers if isinstance(answer, UnknownIds)) == (
         ["tokens_busy"] + ["tokens_late"] * QUEUED_PER_THREAD
     )
     gate.set()
-    monkeypatch.setattr(local, "piece_ids", made)
+    monkeypatch.setattr(local, "encode_segment", made)
     patient = Tokenization(Settings(inline_chars=1), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
-    assert isinstance(await patient.of(prompt(), "m", None, {16}, []), TokenizedPrompt)
+    assert isinstance(await patient.tokenize(prompt(), "m", None, {16}, []), TokenizedPrompt)
     tokens.close()
     patient.close()
 
 
 async def test_a_good_proof(tokens: Tokenization, engine: Engine) -> None:
-    assert await tokens.prove("a", "m") is True
+    assert await tokens.verify("a", "m") is True
     assert len(engine.asked) == 7
     assert tokens.report()["m"].proofs == 1
-    assert await tokens.prove("a", "stranger") is None
+    assert await tokens.verify("a", "stranger") is None
 
 
 async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
@@ -169,26 +169,26 @@ async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
 ) -> None:
     engine.differs_on = "tool_call_id"
     with caplog.at_level(logging.WARNING):
-        assert await tokens.prove("a", "m") is False
+        assert await tokens.verify("a", "m") is False
     assert "'tool-results'" in caplog.text
     report = tokens.report()["m"]
     assert (report.source, report.mismatches, report.refuted) == ("remote", 1, {"a": "tool-results"})
-    assert (await known(tokens, prompt())).how == "remote"
+    assert (await known(tokens, prompt())).source == "remote"
     engine.differs_on = None
-    assert await tokens.prove("a", "m") is True
-    assert (await known(tokens, prompt())).how == "local"
+    assert await tokens.verify("a", "m") is True
+    assert (await known(tokens, prompt())).source == "local"
 
 
 async def test_what_an_instance_refuted_goes_with_it(tokens: Tokenization, engine: Engine) -> None:
     engine.differs_on = "the"
-    await tokens.prove("a", "m")
+    await tokens.verify("a", "m")
     tokens.forget("a")
     assert tokens.report()["m"].source == "local"
 
 
 async def test_a_silent_engine_proves_nothing(tokens: Tokenization, engine: Engine) -> None:
     engine.silent = True
-    assert await tokens.prove("a", "m") is None
+    assert await tokens.verify("a", "m") is None
     assert tokens.report()["m"] == ("local", 0, 0, {}, 0, True, None, 0, 0)
 
 
@@ -196,19 +196,19 @@ async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
     tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = await known(tokens, prompt())
-    assert tokens.observed("m", ours, len(ours.ids))
+    assert tokens.check_count("m", ours, len(ours.ids))
     with caplog.at_level(logging.WARNING):
-        assert not tokens.observed("m", ours, len(ours.ids) + 1)
+        assert not tokens.check_count("m", ours, len(ours.ids) + 1)
     assert "we counted" in caplog.text
-    assert await tokens.prove("a", "m") is True
+    assert await tokens.verify("a", "m") is True
     for _ in range(AGREEING):
-        assert (await known(tokens, prompt())).how == "remote"
-    assert (await known(tokens, prompt())).how == "local"
+        assert (await known(tokens, prompt())).source == "remote"
+    assert (await known(tokens, prompt())).source == "local"
 
 
 async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokenization, engine: Engine) -> None:
     ours = await known(tokens, prompt())
-    tokens.observed("m", ours, 1)
+    tokens.check_count("m", ours, 1)
     await known(tokens, prompt())
     assert tokens.report()["m"].must_agree == AGREEING - 1
     engine.differs_on = "fox"
@@ -222,9 +222,9 @@ async def test_counts_that_say_nothing(tokens: Tokenization) -> None:
     for answer, count in [
         (ours, None),
         (cut, 999),
-        (ours._replace(how="remote"), 999),
+        (ours._replace(source="remote"), 999),
         (UnknownIds("x"), 9),
         (None, 9),
     ]:
-        assert tokens.observed("m", answer, count)
+        assert tokens.check_count("m", answer, count)
     assert tokens.report()["m"].source == "local"
