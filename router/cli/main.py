@@ -118,7 +118,7 @@ def load(
     sizes = sizes if workload or preset else SMALL | sizes
     if not isinstance(PRESETS.get(source), AgentsWorkload):
         sizes |= {"rate": rate, "requests": requests}
-    chosen = load_workload(source, seed=seed, told=partial(err.print, markup=False), **sizes)
+    chosen = load_workload(source, seed=seed, on_unusable=partial(err.print, markup=False), **sizes)
     if chosen.is_closed:
         chosen = chosen if requests is None else limit_requests(chosen, requests)
         chosen = chosen if rate is None else pace_sessions(chosen, rate)

@@ -30,7 +30,7 @@ from router.testbed.bench.engine_counters import MasterCounts, fetch_counters
 from router.testbed.bench.environment import Environment, environment_factory
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.loadgen.conversations import VOCABULARY
-from router.testbed.sweep.profiles import load
+from router.testbed.sweep.lookup import load_profile
 from router.testbed.workloads import Span, make_token_ids
 
 ROOT = Path(__file__).parents[2]
@@ -206,7 +206,7 @@ def main() -> None:
         asyncio.run(run(given.folder))
     samples = msgspec.json.decode((given.folder / SAMPLES).read_bytes(), type=Samples)
     print(f"{len(samples.prefills)} prompts, {len(samples.decodes)} batches, {len(samples.loads)} loads")
-    for name, value in fit(samples, load("cpu-tiny").batched_tokens)._asdict().items():
+    for name, value in fit(samples, load_profile("cpu-tiny").batched_tokens)._asdict().items():
         print(f"{name:22}{value:10.4g}")
 
 

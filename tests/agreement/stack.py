@@ -35,7 +35,7 @@ from router.testbed.bench.environment import environment_factory
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep.profiles import load
+from router.testbed.sweep.lookup import load_profile
 from router.testbed.workloads import CODEX, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ async def real(workload: Workload, chosen: Sequence[BenchArm], folder: Path, clo
 
 def simulated(workload: Workload, arm: BenchArm, policies: Mapping[str, PolicyConfig]) -> list[Shares]:
     """One for each of the SPEEDS."""
-    profile = load("cpu-tiny")
+    profile = load_profile("cpu-tiny")
     blocks = KV_BYTES // int(profile.kv_bytes_per_token) // BLOCK_TOKENS - 1  # vLLM keeps one to itself
     store = StoreScenario(int(POOL_BYTES / profile.kv_bytes_per_token), POOL_LINK) if arm.pool else None
     runs = []

@@ -1,1 +1,1 @@
-"""The command line's part of a running router: `warmroute policy` and `warmroute experiment`, over the admin API."""
+"""`warmroute policy` and `warmroute experiment`: commands for a running router, over its admin API."""

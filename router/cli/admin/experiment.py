@@ -1,4 +1,4 @@
-"""`warmroute experiment`: how a running router's experiment stands, as tables or a chart; its start and its end."""
+"""`warmroute experiment`: show a running router's experiment as tables or a chart, start one, and end it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.cli.admin.policy import HERE, AdminOption, DryOption, TokenOption, client_at, console, read, show
+from router.cli.admin.policy import HERE, AdminOption, DryOption, TokenOption, client_at, console, print_result, read
 from router.clock import SystemClock
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
     from router.cli.admin.client import AdminClient
 
-experiment = typer.Typer(name="experiment", invoke_without_command=True, help="Policies side by side on live requests.")
+experiment = typer.Typer(name="experiment", invoke_without_command=True, help="Compare policies on live requests.")
 
 REFRESH_S = 2.0
 
@@ -33,16 +33,18 @@ def about(
     token_env: TokenOption = None,
 ) -> None:
     if context.invoked_subcommand is None:
-        show_(chart, watch, admin, token_env)
+        show(chart, watch, admin, token_env)
     elif (chart, watch, admin, token_env) != (None, False, HERE, None):
-        raise ConfigError(f"options go behind the word: warmroute experiment {context.invoked_subcommand} --admin ...")
+        raise ConfigError(
+            f"options go after the command: warmroute experiment {context.invoked_subcommand} --admin ..."
+        )
 
 
-@experiment.command("show")
-def show_(
+@experiment.command()
+def show(
     chart: ChartOption = None, watch: WatchOption = False, admin: AdminOption = HERE, token_env: TokenOption = None
 ) -> None:
-    """The arms, their figures with intervals, and verdicts."""
+    """Show the arms, their figures with intervals, and the verdicts."""
     from router.cli.admin import charts, tables
     from router.cli.terminal import drawing
 
@@ -50,36 +52,36 @@ def show_(
         drawing.require_for(chart)
     client = client_at(admin, token_env)
     if watch:
-        _watched(client)
-    told = client.get("experiment")
+        _watch(client)
+    answer = client.get("experiment")
     if not watch:
-        show(tables.experiment(told))
+        print_result(tables.show_experiment(answer))
     if chart is not None:
-        drawn = told if told["running"] else told["last"]
-        if drawn is None:
-            raise WarmrouteError("there is nothing to draw: no experiment is running, and none has ended")
-        charts.experiment_chart(drawn, tables.when(SystemClock().wall()), chart)
-        show(f"written: {chart}")
+        shown = answer if answer["running"] else answer["last"]
+        if shown is None:
+            raise WarmrouteError("--chart: no experiment is running and none has ended: there is nothing to draw")
+        charts.experiment_chart(shown, tables.when(SystemClock().wall()), chart)
+        print_result(f"written: {chart}")
 
 
 @experiment.command()
 def start(file: Path, dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """Start an experiment from a file with an `experiment` section, in the place of one that runs."""
+    """Start an experiment from a file with an `experiment` section; it replaces a running one."""
     from router.cli.admin import tables
 
-    show(tables.switch(client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)))
+    print_result(tables.show_switch(client_at(admin, token_env).put(read(file), "experiment", dry_run=dry_run)))
 
 
 @experiment.command()
 def end(dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """End the experiment: the active policy decides for everybody."""
+    """End the experiment: the active policy decides every request."""
     from router.cli.admin import tables
 
-    show(tables.switch(client_at(admin, token_env).delete("experiment", dry_run=dry_run)))
+    print_result(tables.show_switch(client_at(admin, token_env).delete("experiment", dry_run=dry_run)))
 
 
-def _watched(client: AdminClient) -> None:
-    """Until Ctrl-C."""
+def _watch(client: AdminClient) -> None:
+    """Show the experiment, refreshed every `REFRESH_S`, until Ctrl-C."""
     import time
 
     from rich.live import Live
@@ -89,7 +91,7 @@ def _watched(client: AdminClient) -> None:
     try:
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                live.update(tables.experiment(client.get("experiment")), refresh=True)
+                live.update(tables.show_experiment(client.get("experiment")), refresh=True)
                 time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return

@@ -1,4 +1,4 @@
-"""`warmroute policy`: what decides in a running router, what else could, and how that would change things."""
+"""`warmroute policy`: list, show, add, try and switch the policies of a running router."""
 
 from __future__ import annotations
 
@@ -20,71 +20,71 @@ AdminOption = Annotated[str, typer.Option("--admin", help="URL of the router's a
 TokenOption = Annotated[
     str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with the admin token")
 ]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="say what would happen, and do nothing")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
 HERE = "http://127.0.0.1:8001"
 
 
 @policy.command("list")
 def list_(admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """The policies, which of them are in use, and what went wrong lately."""
+    """List the policies, their roles, and recent problems."""
     from router.cli.admin import tables
 
-    show(tables.policies(client_at(admin, token_env).get("policies")))
+    print_result(tables.show_policies(client_at(admin, token_env).get("policies")))
 
 
 @policy.command("show")
 def show_(name: str, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """One policy as YAML, with every default written out."""
+    """Print one policy as YAML, with every default written out."""
     sys.stdout.write(client_at(admin, token_env).text("policies", name))
 
 
 @policy.command()
 def put(
     file: Path,
-    name: Annotated[str | None, typer.Option(help="what it is called; default: the file's name")] = None,
-    activate: Annotated[bool, typer.Option("--activate", help="and let it decide, in the same switch")] = False,
+    name: Annotated[str | None, typer.Option(help="name of the policy; default: the file's name")] = None,
+    activate: Annotated[bool, typer.Option("--activate", help="also make it active, in the same switch")] = False,
     dry_run: DryOption = False,
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Give the router a policy, or a new text of one it has; in memory: it writes no file."""
+    """Add a policy or replace one, in the router's memory only: no file is written."""
     from router.cli.admin import tables
 
     client = client_at(admin, token_env)
-    show(tables.switch(_put(client, file, name, activate=activate, dry_run=dry_run)))
+    print_result(tables.show_switch(_put(client, file, name, activate=activate, dry_run=dry_run)))
 
 
 @policy.command()
 def plan(
     policy: Annotated[str, typer.Argument(metavar="FILE|NAME")],
-    name: Annotated[str | None, typer.Option(help="what FILE would be called; default: its own name")] = None,
+    name: Annotated[str | None, typer.Option(help="name that FILE would get; default: its own")] = None,
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """How the last 10,000 choices would change if this policy decided. Nothing is switched."""
+    """Show how the last 10,000 choices would change under this policy. Nothing is switched."""
     from router.cli.admin import tables
 
     client = client_at(admin, token_env)
     if policy.endswith((".yaml", ".yml")) or Path(policy).is_file():
-        show(tables.switch(_put(client, Path(policy), name, activate=True, dry_run=True)))
+        print_result(tables.show_switch(_put(client, Path(policy), name, activate=True, dry_run=True)))
     else:
-        show(tables.switch(client.post({"policy": policy, "dry_run": True}, "activate")))
+        print_result(tables.show_switch(client.post({"policy": policy, "dry_run": True}, "activate")))
 
 
 @policy.command()
 def activate(name: str, dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """Let a policy decide, for everybody: a running experiment ends."""
+    """Make a policy decide every request; a running experiment ends."""
     from router.cli.admin import tables
 
-    show(tables.switch(client_at(admin, token_env).post({"policy": name, "dry_run": dry_run}, "activate")))
+    print_result(tables.show_switch(client_at(admin, token_env).post({"policy": name, "dry_run": dry_run}, "activate")))
 
 
 @policy.command()
 def undo(dry_run: DryOption = False, admin: AdminOption = HERE, token_env: TokenOption = None) -> None:
-    """Take the last switch back; again: the one before."""
+    """Take back the last switch; repeat it for the one before."""
     from router.cli.admin import tables
 
-    show(tables.switch(client_at(admin, token_env).post(None, "undo", dry_run=dry_run)))
+    print_result(tables.show_switch(client_at(admin, token_env).post(None, "undo", dry_run=dry_run)))
 
 
 @policy.command()
@@ -93,37 +93,40 @@ def audit(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
-    """Who switched what, when and why, the newest first."""
+    """List who switched what, when and why, newest first."""
     from router.cli.admin import tables
 
-    show(tables.audit(client_at(admin, token_env).get("audit", limit=limit)))
+    print_result(tables.show_audit(client_at(admin, token_env).get("audit", limit=limit)))
 
 
 def read(file: Path) -> str:
-    """Raises ConfigError."""
+    """Return the text of `file`. Raises ConfigError when it cannot be read."""
     from router.config.yaml_source import read_text
 
     return read_text(file)
 
 
-def show(what: RenderableType) -> None:
-    console().print(what, soft_wrap=False)
+def print_result(result: RenderableType) -> None:
+    """Print `result` to standard output."""
+    console().print(result, soft_wrap=False)
 
 
 def console() -> Console:
-    """Of standard output as it is now; not a terminal: wide, so that no table is cut."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=160)
+    """Return a console for standard output as it is now; in a file or pipe it is wide enough for every table."""
+    from router.cli.terminal.output import readable_console
+
+    return readable_console(160)
 
 
-def _put(client: AdminClient, file: Path, name: str | None, **asked: bool) -> dict[str, Any]:
-    given = name or file.stem
-    if given in ("", ".", ".."):
-        raise ConfigError(f"{file}: what is this policy called? Say it with --name")
-    return client.put(read(file), "policies", given, **asked)
+def _put(client: AdminClient, file: Path, name: str | None, **params: bool) -> dict[str, Any]:
+    name = name or file.stem
+    if name in ("", ".", ".."):
+        raise ConfigError(f"{file}: the file name gives no policy name: set one with --name")
+    return client.put(read(file), "policies", name, **params)
 
 
 def client_at(admin: str, token_env: str | None) -> AdminClient:
+    """Return a client of the admin listener at URL `admin`; see `AdminClient`."""
     from router.cli.admin.client import AdminClient
 
     return AdminClient(admin, token_env)

@@ -1,4 +1,4 @@
-"""What a running router tells of its policies and its experiment, as tables and lines for a terminal."""
+"""Answers of the admin API about policies and experiments, as tables and lines for a terminal."""
 
 from __future__ import annotations
 
@@ -6,136 +6,127 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-MISSING = "-"
+from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid, render
+
 SHARES = frozenset({"hit_share", "error_rate"})
 COLOURS = {"better": "green", "worse": "red"}
 
-Told = Mapping[str, Any]
+Answer = Mapping[str, Any]
 
 
-def policies(told: Told) -> RenderableType:
-    table = Table(box=box.SIMPLE)
-    for column in ("policy", "digest", "role", "share"):
-        table.add_column(column, no_wrap=True)
-    for policy in told["policies"]:
-        name = str(policy["name"])
-        share = told["arms"].get(name)
-        out = " (rolled back)" if name in told["rolled_back"] else ""
-        table.add_row(
-            escape(name),
-            policy["digest"],
-            (policy["role"] or MISSING) + out,
-            MISSING if share is None else f"{share:g}%",
-        )
-    return Group(table, *_lines(_troubles(told)))
+def show_policies(answer: Answer) -> RenderableType:
+    """Return a row per policy of `GET /admin/policies`, and a line per problem."""
+    rows = []
+    for policy in answer["policies"]:
+        name, share = str(policy["name"]), answer["arms"].get(policy["name"])
+        out = " (rolled back)" if name in answer["rolled_back"] else ""
+        rows.append((name, policy["digest"], (policy["role"] or MISSING) + out, _format(share, "{:g}%")))
+    grid = make_grid("", ("policy", "digest", "role", "share"), rows, labels=4)
+    return Group(render(grid), *_lines(_problems(answer)))
 
 
-def _troubles(told: Told) -> Iterator[str]:
-    for source, failure in told["errors"].items():
-        yield f"[red]{source}: not taken over since {when(failure['at_wall_s'])}: {escape(failure['text'])}[/]"
-    if told["needs_restart"]:
-        yield f"[yellow]changed in the file, and need a restart: {escape(', '.join(told['needs_restart']))}[/]"
-    if told["audit"]["trouble"]:
-        yield f"[red]audit log: {told['audit']['waiting']} entries wait: {escape(told['audit']['trouble'])}[/]"
-    if told["undo"]:
-        yield f"undo would take back: {escape(told['undo'][0])}"
+def _problems(answer: Answer) -> Iterator[str]:
+    for source, failure in answer["errors"].items():
+        yield f"[red]{source}: not in force since {when(failure['at_wall_s'])}: {escape(failure['text'])}[/]"
+    if answer["needs_restart"]:
+        yield f"[yellow]changed in the file, needs a restart: {escape(', '.join(answer['needs_restart']))}[/]"
+    if answer["audit"]["trouble"]:
+        waiting = answer["audit"]["waiting"]
+        yield f"[red]audit log: {waiting} entries not written yet: {escape(answer['audit']['trouble'])}[/]"
+    if answer["undo"]:
+        yield f"undo would take back: {escape(answer['undo'][0])}"
 
 
-def switch(told: Told) -> RenderableType:
-    done = "would" if told["dry_run"] else "done"
-    lines = [f"[bold]{done}: {escape(told['what'])}[/]" if told["changed"] else f"[bold]{escape(told['what'])}[/]"]
-    if told["plan"] is not None:
-        lines += [escape(sentence) for sentence in told["plan"]["sentences"]]
-    lines += [escape(note) for note in told["notes"]]
-    return Group(*_lines(lines))
+def show_switch(answer: Answer) -> RenderableType:
+    """Return what a switch changed, or would change (`dry_run`), with its plan and notes."""
+    done = "would" if answer["dry_run"] else "done"
+    what = escape(answer["what"])
+    lines = [f"[bold]{done}: {what}[/]" if answer["changed"] else f"[bold]{what}[/]"]
+    if answer["plan"] is not None:
+        lines += [escape(sentence) for sentence in answer["plan"]["sentences"]]
+    return Group(*_lines([*lines, *map(escape, answer["notes"])]))
 
 
-def audit(told: Told) -> RenderableType:
-    table = Table(box=box.SIMPLE)
-    for column in ("when", "who", "what", "plan, or why"):
-        table.add_column(column, no_wrap=column == "when")
-    for entry in told["entries"]:
+def show_audit(answer: Answer) -> RenderableType:
+    """Return a row per switch of `GET /admin/audit`."""
+    rows = []
+    for entry in answer["entries"]:
         why = entry.get("why") or "; ".join((entry.get("plan") or [])[:1]) or MISSING
         what = entry["what"] + (f" {entry['arm']}" if entry.get("arm") else "")
-        table.add_row(when(entry["at_wall_s"]), escape(entry["who"]), escape(what), escape(why))
-    return table
+        rows.append((when(entry["at_wall_s"]), entry["who"], what, why))
+    return render(make_grid("", ("when", "who", "what", "plan or reason"), rows, labels=4))
 
 
-def experiment(told: Told) -> RenderableType:
-    if not told["running"]:
-        last = told["last"]
-        if last is None:
-            return Text("no experiment is running")
-        ended = f"no experiment is running; the last one ended {when(last['ended_at_wall_s'])}:"
-        return Group(Text(ended), _trial(last))
-    return _trial(told)
+def show_experiment(answer: Answer) -> RenderableType:
+    """Return the running experiment, or else the last one, as tables with warnings below them."""
+    if answer["running"]:
+        return _experiment(answer)
+    last = answer["last"]
+    if last is None:
+        return Text("no experiment is running")
+    ended = f"no experiment is running; the last one ended {when(last['ended_at_wall_s'])}:"
+    return Group(Text(ended), _experiment(last))
 
 
-def _trial(told: Told) -> RenderableType:
-    report = told["report"]
-    first = report["arms"][0]["arm"]
-    arms = Table(box=box.SIMPLE)
-    for column in ("arm", "share", "units over", "open", "requests", "failed", "spread"):
-        arms.add_column(column, justify="left" if column == "arm" else "right")
+def _experiment(answer: Answer) -> RenderableType:
+    report = answer["report"]
+    grids = [_arms(report), _metrics(report), *([_shadows(answer)] if answer["shadows"] else [])]
+    lines = [escape(sentence) for sentence in answer["sentences"] if " is out: " in sentence]
+    lines += [f"[yellow]{escape(warning)}[/]" for warning in report["warnings"]]
+    return Group(*map(render, grids), *_lines(lines))
+
+
+def _arms(report: Answer) -> Grid:
+    rows = []
     for arm in report["arms"]:
-        spread = MISSING if arm["spread"] is None else f"{arm['spread']:.2f}x"
         counts = [f"{arm[key]:,}" for key in ("units_closed", "units_open", "requests", "failed")]
-        gone = " (out)" if arm["out"] else ""
-        arms.add_row(escape(arm["arm"]) + gone, f"{arm['share']:g}%", *counts, spread)
-    said = [escape(sentence) for sentence in told["sentences"] if " is out: " in sentence]
-    said += [f"[yellow]{escape(warning)}[/]" for warning in report["warnings"]]
-    return Group(arms, _metrics(report, first), *([_shadows(told)] if told["shadows"] else []), *_lines(said))
+        out = " (out)" if arm["out"] else ""
+        rows.append((arm["arm"] + out, f"{arm['share']:g}%", *counts, _format(arm["spread"], "{:.2f}x")))
+    return make_grid("", ("arm", "share", "units over", "open", "requests", "failed", "spread"), rows)
 
 
-def _metrics(report: Told, first: str) -> Table:
-    table = Table(box=box.SIMPLE, title=f"against {escape(first)}; intervals hold at every look", title_justify="left")
-    for column in ("metric", "arm", "estimate", "interval", "verdict"):
-        table.add_column(column)
-    for i, standing in enumerate(report["arms"][0]["standings"]):
+def _metrics(report: Answer) -> Grid:
+    rows = []
+    for i, first in enumerate(report["arms"][0]["standings"]):
         for arm in report["arms"]:
-            mine = arm["standings"][i]
-            name = standing["metric"] if arm is report["arms"][0] else ""
-            interval = f"{figure(mine['low'], mine['metric'])} to {figure(mine['high'], mine['metric'])}"
-            table.add_row(name, escape(arm["arm"]), figure(mine["estimate"], mine["metric"]), interval, _verdict(mine))
-    return table
+            own, metric = arm["standings"][i], first["metric"]
+            interval = f"{format_figure(own['low'], metric)} to {format_figure(own['high'], metric)}"
+            name = metric if arm is report["arms"][0] else ""
+            rows.append((name, arm["arm"], format_figure(own["estimate"], metric), interval, _verdict(own)))
+    title = f"against {report['arms'][0]['arm']}; intervals hold at every look"
+    return make_grid(title, ("metric", "arm", "estimate", "interval", "verdict"), rows, labels=5)
 
 
-def _verdict(standing: Told) -> str:
-    verdict = standing["verdict"]
-    if verdict is None:
-        return MISSING
-    if verdict in COLOURS:
-        return f"[{COLOURS[verdict]}]{verdict}[/]"
-    needed = standing["requests_needed"]
-    return str(verdict) if needed is None else f"{verdict}: about {needed:,} more requests"
+def _verdict(standing: Answer) -> GridEntry:
+    verdict, needed = standing["verdict"], standing["requests_needed"]
+    if verdict is None or verdict in COLOURS:
+        return GridEntry(verdict or MISSING, colour=COLOURS.get(verdict))
+    return GridEntry(verdict if needed is None else f"{verdict}: about {needed:,} more requests")
 
 
-def _shadows(told: Told) -> Table:
-    table = Table(box=box.SIMPLE, title="shadows, by prediction", title_justify="left")
-    for column in ("shadow", "decisions", "agree", "TTFT", "cached tokens", "spread made", "spread own"):
-        table.add_column(column, justify="left" if column == "shadow" else "right")
-    for shadow in told["shadows"]:
-        out = f" (out: {escape(shadow['out'])})" if shadow["out"] else ""
-        table.add_row(
-            escape(shadow["policy"]) + out,
+def _shadows(answer: Answer) -> Grid:
+    rows = [
+        (
+            shadow["policy"] + (f" (out: {shadow['out']})" if shadow["out"] else ""),
             f"{shadow['decisions']:,}",
-            _of(shadow["agreement"], "{:.1%}"),
-            _of(shadow["ttft_ms"], "{:+.1f} ms"),
-            _of(shadow["overlap_tokens"], "{:+.0f}"),
-            _of(shadow["uneven_made"], "{:.2f}x"),
-            _of(shadow["uneven_other"], "{:.2f}x"),
+            _format(shadow["agreement"], "{:.1%}"),
+            _format(shadow["ttft_ms"], "{:+.1f} ms"),
+            _format(shadow["overlap_tokens"], "{:+.0f}"),
+            _format(shadow["uneven_made"], "{:.2f}x"),
+            _format(shadow["uneven_other"], "{:.2f}x"),
         )
-    return table
+        for shadow in answer["shadows"]
+    ]
+    heads = ("shadow", "decisions", "agree", "TTFT", "cached tokens", "spread made", "spread own")
+    return make_grid("shadows, by prediction", heads, rows)
 
 
-def figure(value: float | str | None, metric: str) -> str:
-    """`infinite` comes as text: of times, that no answer came."""
+def format_figure(value: float | str | None, metric: str) -> str:
+    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came."""
     if value is None:
         return MISSING
     if isinstance(value, str):
@@ -144,10 +135,11 @@ def figure(value: float | str | None, metric: str) -> str:
 
 
 def when(at_wall_s: float) -> str:
+    """Return Unix time `at_wall_s` in UTC, to the second."""
     return datetime.fromtimestamp(at_wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _of(value: float | None, form: str) -> str:
+def _format(value: float | None, form: str) -> str:
     return MISSING if value is None else form.format(value)
 
 

@@ -1,8 +1,6 @@
-"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, from a decision log or a
-trace.
+"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, for a decision log or trace.
 
-Minutes of simulation are not needed for that: `router/testbed/simulator/sizing.py` counts hits for all sizes in one
-pass.
+That needs no minutes of simulation: `router/testbed/simulator/sizing.py` counts hits for all sizes in one pass.
 """
 
 from __future__ import annotations
@@ -14,22 +12,22 @@ import typer
 
 from router.cli.workload.command import (
     AtOnceOption,
-    GivenArgument,
     RequestsOption,
     ScaleOption,
     SeedOption,
     SessionsOption,
+    WorkloadArgument,
     read,
 )
 
 
 def advise(
-    given: GivenArgument,
-    instances: Annotated[str, typer.Option("--instances", "-n", help="sizes of the fleet")] = "1,2,4,8,16",
+    workload: WorkloadArgument,
+    instances: Annotated[str, typer.Option("--instances", "-n", help="fleet sizes")] = "1,2,4,8,16",
     pool_gb: Annotated[
-        str | None, typer.Option(help="sizes of the pool, as 0,200,400  [default: up to all that was ever asked]")
+        str | None, typer.Option(help="pool sizes in GB, as 0,200,400  [default: up to all different blocks]")
     ] = None,
-    pool_rate: Annotated[float, typer.Option(help="tokens per second that the pool hands to one instance")] = 150_000,
+    pool_rate: Annotated[float, typer.Option(help="tokens per second from the pool to one instance")] = 150_000,
     profile: Annotated[str, typer.Option(help="model and GPUs of an instance: a name or a file")] = "qwen3-32b-2xh100",
     seed: SeedOption = 1,
     requests: RequestsOption = None,
@@ -37,43 +35,43 @@ def advise(
     scale: ScaleOption = 1.0,
     at_once: AtOnceOption = 64,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for JSON and chart", file_okay=False)] = None,
-    chart: Annotated[bool, typer.Option(help="draw the chart into it; it needs matplotlib")] = True,
+    chart: Annotated[bool, typer.Option(help="draw a chart into --out; needs matplotlib")] = True,
 ) -> None:
-    """Say what more KV memory would bring: hits and prefill time by pool size and number of instances.
+    """Estimate what more KV memory would bring: hits and prefill time by pool size and number of instances.
 
-    An estimate on the bright side: nobody waits, and running requests take no room. `warmroute simulate` knows better.
+    The estimate is optimistic: requests do not queue, and running requests occupy no KV cache. `warmroute simulate`
+    models both.
     """
     from router.cli.advise import report
     from router.cli.terminal.drawing import require
-    from router.cli.terminal.output import readable_console, write_json
+    from router.cli.terminal.output import readable_console, render, report_written, write_json
     from router.testbed.simulator.scenario import LinkSpeed
-    from router.testbed.simulator.sizing import advise as advise_on
-    from router.testbed.sweep import option_values, profiles
+    from router.testbed.simulator.sizing import advise as estimate
+    from router.testbed.sweep import lookup, option_values
     from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
     if out is not None and chart:
         require()
     fleets = [
-        option_values.parse_whole("--instances", part) for part in option_values.parse_list("--instances", instances)
+        option_values.parse_whole("--instances", one) for one in option_values.parse_list("--instances", instances)
     ]
     link = LinkSpeed(option_values.parse_number("--pool-rate", str(pool_rate)))
-    chosen = profiles.load(profile)
-    sizes = report.sizes_gb(pool_gb)
-    pools = [round(gb * 1e9 / chosen.kv_bytes_per_token) for gb in sizes]
-    workload = read(given, seed, requests=requests, sessions=sessions, tokens=scale)
+    engine = lookup.load_profile(profile)
+    pools = [round(gb * 1e9 / engine.kv_bytes_per_token) for gb in report.parse_sizes_gb(pool_gb)]
+    requested = read(workload, seed, requests=requests, sessions=sessions, tokens=scale)
     console = readable_console()
-    with report.progress(console, workload.turns) as counted:
-        found = advise_on(counted(lay_out(workload, ClosedLoopPace(at_once))), chosen, fleets, pools, link, seed)
-    told = report.AdviceReport(given, chosen, link, found, whole_ladder=pool_gb is not None)
-    console.print(told.title(), markup=False, soft_wrap=True)
-    for table in told.tables():
-        console.print(table)
-    console.print("\n".join(told.sentences()), soft_wrap=True, markup=False)
+    with report.counting(console, requested.turns) as counted:
+        advice = estimate(counted(lay_out(requested, ClosedLoopPace(at_once))), engine, fleets, pools, link, seed)
+    found = report.AdviceReport(workload, engine, link, advice, whole_ladder=pool_gb is not None)
+    console.print(found.title(), markup=False, soft_wrap=True)
+    for grid in found.grids():
+        console.print(render(grid))
+    console.print("\n".join(found.sentences()), soft_wrap=True, markup=False)
     if out is None:
         return
-    write_json(console, out / "advice.json", told.as_json())
+    write_json(console, out / "advice.json", found.as_json())
     if chart:
         from router.cli.advise.chart import draw
 
-        draw(told, out / "advice.png")
-        console.print(f"written: {out / 'advice.png'}", soft_wrap=True, markup=False)
+        draw(found, out / "advice.png")
+        report_written(console, out / "advice.png")

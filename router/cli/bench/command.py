@@ -1,4 +1,4 @@
-"""The benchmarks as commands see them: progress while they run, then tables, a JSON file, a chart."""
+"""The benchmarks as commands run them: progress while they run, then tables, a JSON file, a chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from rich.console import Console
 from router.cli.bench import charts, tables
 from router.cli.terminal.drawing import require
 from router.cli.terminal.interrupt import cancellable
-from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
+from router.cli.terminal.output import (
+    progress_bar,
+    readable_console,
+    render,
+    report_written,
+    versions,
+    when_of,
+    write_json,
+)
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
 from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
@@ -28,36 +36,37 @@ async def bench_layers(
     clock: Clock | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Writes `layers.json` and `layers.png` to the folder `out`. False: interrupted, and so only a part.
+    """Write `layers.json` and `layers.png` to the folder `out`. Return False when interrupted: the report is partial.
 
-    Without a seed the prompts are new ones, so that engines that have run this before do not remember them.
+    Without a seed the prompts are new ones, which engines that ran this before have not cached. Raises BenchFailed
+    with fewer than two engines, WarmrouteError for a file that cannot be written.
     """
     clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
     async with stage(True) as site:
         if len(site.engines) < 2:
-            raise BenchFailed("two engines are needed: one to fill the pool, one to find it there")
-        chosen = int(clock.wall()) if seed is None else seed
+            raise BenchFailed("two engines are needed: one fills the pool, the other loads from it")
+        prompt_seed = int(clock.wall()) if seed is None else seed
         facts = await read_engine_facts(site)
-        seen = TierReport(tokens, chosen, f"{versions()}, {facts.version}", facts.block_tokens)
-        with progress_bar(console) as progress, cancellable(seen):
+        report = TierReport(tokens, prompt_seed, f"{versions()}, {facts.version}", facts.block_tokens)
+        with progress_bar(console) as progress, cancellable(report):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
 
             def step(kind: str) -> None:
-                progress.update(bar, description=f"asking: {kind}", completed=progress.tasks[bar].completed + 1)
+                progress.update(bar, description=f"prompt: {kind}", completed=progress.tasks[bar].completed + 1)
 
-            await measure_tiers(site, seen, repetitions, clock, step)
-    console.print(tables.layers_table(seen))
-    if (store := tables.store_table(seen)) is not None:
-        console.print(store)
-    console.print(tables.layers_remarks(seen), soft_wrap=True)
+            await measure_tiers(site, report, repetitions, clock, step)
+    console.print(render(tables.layers_table(report)))
+    if (store := tables.store_table(report)) is not None:
+        console.print(render(store))
+    console.print(tables.layers_remarks(report), soft_wrap=True, markup=False)
     when = when_of(clock)
-    write_json(console, out / "layers.json", summary.layers_json(seen, when))
-    if chart and seen.measurements:
-        charts.layers_chart(seen, when, out / "layers.png")
-        console.print(f"written: {out / 'layers.png'}", soft_wrap=True)
-    return not seen.interrupted
+    write_json(console, out / "layers.json", summary.layers_json(report, when))
+    if chart and report.measurements:
+        charts.layers_chart(report, when, out / "layers.png")
+        report_written(console, out / "layers.png")
+    return not report.interrupted
 
 
 async def bench_agents(
@@ -69,26 +78,26 @@ async def bench_agents(
     clock: Clock | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Writes `agents.json`, `agents.png` and the routers' logs to the folder `out`. False: only a part.
+    """Write `agents.json`, `agents.png` and the routers' logs to the folder `out`; `policy` is the cache-aware one.
 
-    `policy` is the cache-aware one.
+    Return False when interrupted: the report is partial. Raises WarmrouteError for a file that cannot be written.
     """
     clock, console = clock or SystemClock(), console or readable_console()
     if chart:
         require()
-    report, chosen = AgentsReport(workload, versions()), default_arms(policy)
+    report, compared = AgentsReport(workload, versions()), default_arms(policy)
     with progress_bar(console) as progress, cancellable(report):
-        bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in chosen}
+        bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in compared}
 
         def done(arm: BenchArm, turns: int) -> None:
             progress.update(bars[arm], completed=turns)
 
-        await compare_arms(report, chosen, stage, out, clock, done)
-    console.print(tables.agents_table(report))
-    console.print(tables.agents_remarks(report), soft_wrap=True)
+        await compare_arms(report, compared, stage, out, clock, done)
+    console.print(render(tables.agents_table(report)))
+    console.print(tables.agents_remarks(report), soft_wrap=True, markup=False)
     when = when_of(clock)
     write_json(console, out / "agents.json", summary.agents_json(report, when))
     if chart and any(outcome.answers for outcome in report.outcomes):
         charts.agents_chart(report, when, out / "agents.png")
-        console.print(f"written: {out / 'agents.png'}", soft_wrap=True)
+        report_written(console, out / "agents.png")
     return not report.interrupted

@@ -1,6 +1,6 @@
-"""`warmroute load` as a command: the endpoint is looked at, the sessions are shared out, and what came of it is shown.
+"""`warmroute load`: examine the endpoint, share the sessions among client processes, and report the results.
 
-The workload comes ready made: where its preset or file is read is somebody else's business.
+The workload is built by the caller, from a preset or a file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.load.chart import loaded_chart
-from router.cli.load.table import loaded_remarks, loaded_table
+from router.cli.load.chart import load_chart
+from router.cli.load.table import load_remarks, load_table
 from router.cli.terminal.drawing import require_for
 from router.cli.terminal.interrupt import cancellable
-from router.cli.terminal.output import progress_bar, readable_console, versions, when_of, write_json
+from router.cli.terminal.output import (
+    progress_bar,
+    readable_console,
+    render,
+    report_written,
+    versions,
+    when_of,
+    write_json,
+)
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
 from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
@@ -29,13 +37,13 @@ from router.testbed.workloads import Workload
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What the command was told, beside the workload."""
+    """The command's options, the workload excepted."""
 
     url: str
-    model: str | None = None  # None: the first one that the endpoint names
+    model: str | None = None  # None: the first one that the endpoint lists
     api_key: str | None = None
-    at_once: int | None = None  # agents of a closed loop; None: an open one
-    duration_s: float | None = None  # nothing new is sent after it
+    at_once: int | None = None  # concurrent agents of a closed loop; None: an open loop
+    duration_s: float | None = None  # after it no request is sent
     processes: int = 2
     prompts: Prompts = "text"
     text_seed: int = 1
@@ -44,80 +52,81 @@ class LoadRequest:
 
 
 class NoAnswers(WarmrouteError):
-    """Every request of a load failed; the report says how."""
+    """Every request of a load failed; the printed report has the reasons."""
 
 
 async def run_load(
-    asked: LoadRequest, workload: Workload, clock: Clock | None = None, console: Console | None = None
+    request: LoadRequest, workload: Workload, clock: Clock | None = None, console: Console | None = None
 ) -> bool:
-    """Shows a table, and writes what was asked for. False: interrupted, and so only a part.
+    """Send the workload, print a table, and write the files of `request`. Return False when interrupted.
 
-    Raises NoEndpoint, NoClients, NothingAnswered, and WarmrouteError for a file that cannot be written.
+    Raises EndpointUnavailable, NoAnswers when every request failed, and WarmrouteError for a file that cannot be
+    written.
     """
     clock, console = clock or SystemClock(), console or readable_console()
-    if asked.chart is not None:
-        require_for(asked.chart)
-    loaded = await _begun(asked, workload, clock)
-    with progress_bar(console) as progress, cancellable(loaded):
+    if request.chart is not None:
+        require_for(request.chart)
+    report = await _start_report(request, workload, clock)
+    with progress_bar(console) as progress, cancellable(report):
         bar = progress.add_task("requests", total=workload.turns)
 
-        def tell(sent: SentRequest) -> None:
-            loaded.requests.append(sent)
-            failed = f" ({sum(loaded.failures.values())} failed)" if sent.failure is not None else None
-            progress.update(bar, completed=len(loaded.requests), description=failed and f"requests{failed}")
+        def count(sent: SentRequest) -> None:
+            report.requests.append(sent)
+            failed = f" ({sum(report.failures.values())} failed)" if sent.failure is not None else None
+            progress.update(bar, completed=len(report.requests), description=failed and f"requests{failed}")
 
-        loaded.process_failures = await run_clients(_jobs(asked, loaded), clock, tell)
-    _report(asked, loaded, clock, console)
-    if loaded.requests and not loaded.answers:
-        raise NoAnswers("nothing was answered")
-    return not loaded.interrupted
+        report.process_failures = await run_clients(_jobs(request, report), clock, count)
+    _print_report(request, report, clock, console)
+    if report.requests and not report.answers:
+        raise NoAnswers("every request failed: the reasons are above")
+    return not report.interrupted
 
 
-async def _begun(asked: LoadRequest, workload: Workload, clock: Clock) -> LoadReport:
-    """An empty report, once the endpoint is known."""
-    model = asked.model or await find_first_model(asked.url, asked.api_key)
+async def _start_report(request: LoadRequest, workload: Workload, clock: Clock) -> LoadReport:
+    """Return an empty report, after the endpoint has answered. Raises EndpointUnavailable."""
+    model = request.model or await find_first_model(request.url, request.api_key)
     per_word = None
-    if asked.prompts == "text":
-        async with LoadClient(asked.url, model, clock, asked.api_key) as client:
-            per_word = await measure_tokens_per_word(client, asked.text_seed)
+    if request.prompts == "text":
+        async with LoadClient(request.url, model, clock, request.api_key) as client:
+            per_word = await measure_tokens_per_word(client, request.text_seed)
     return LoadReport(
-        url=asked.url,
+        url=request.url,
         model=model,
         workload=workload,
-        prompts=asked.prompts,
-        text_seed=asked.text_seed,
-        concurrency=asked.at_once,
-        processes=asked.processes,
+        prompts=request.prompts,
+        text_seed=request.text_seed,
+        concurrency=request.at_once,
+        processes=request.processes,
         tokens_per_word=per_word,
     )
 
 
-def _jobs(asked: LoadRequest, loaded: LoadReport) -> list[LoadJob]:
-    workload = loaded.workload
+def _jobs(request: LoadRequest, report: LoadReport) -> list[LoadJob]:
+    workload = report.workload
     return [
         LoadJob(
-            url=loaded.url,
-            model=loaded.model,
-            api_key=asked.api_key,
-            name=f"{workload.name}-{loaded.text_seed}",
-            text_seed=loaded.text_seed,
-            prompts=asked.prompts,
-            tokens_per_word=loaded.tokens_per_word or 1.0,
+            url=report.url,
+            model=report.model,
+            api_key=request.api_key,
+            name=f"{workload.name}-{report.text_seed}",
+            text_seed=report.text_seed,
+            prompts=request.prompts,
+            tokens_per_word=report.tokens_per_word or 1.0,
             concurrency=share.concurrency,
-            until_s=asked.duration_s,
+            until_s=request.duration_s,
             sessions=share.sessions,
         )
-        for share in split_sessions(workload.sessions, asked.at_once, asked.processes)
+        for share in split_sessions(workload.sessions, request.at_once, request.processes)
     ]
 
 
-def _report(asked: LoadRequest, loaded: LoadReport, clock: Clock, console: Console) -> None:
-    console.print(loaded_table(loaded))
-    for line in loaded_remarks(loaded):
+def _print_report(request: LoadRequest, report: LoadReport, clock: Clock, console: Console) -> None:
+    console.print(render(load_table(report)))
+    for line in load_remarks(report):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
     when = when_of(clock)
-    if asked.json is not None:
-        write_json(console, asked.json, load_json(loaded, versions(), when))
-    if asked.chart is not None and loaded.answers:
-        loaded_chart(loaded, versions(), when, asked.chart)
-        console.print(f"written: {asked.chart}", soft_wrap=True)
+    if request.json is not None:
+        write_json(console, request.json, load_json(report, versions(), when))
+    if request.chart is not None and report.answers:
+        load_chart(report, versions(), when, request.chart)
+        report_written(console, request.chart)

@@ -7,69 +7,65 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.cli.replay.tables import marked, share_of
-from router.cli.terminal.drawing import FAINT, INK, bare, canvas, save
+from router.cli.replay.tables import mark_partial, share_of
+from router.cli.terminal.drawing import EDGE, INK, bare, canvas, draw_bars, label, save, write_heading
 from router.testbed.replay.replay import ReplayReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BAR, LESS, MORE = "#9aa3af", "#2f6f9f", "#e8963a"
+NEUTRAL, BETTER, WORSE = "#9aa3af", "#2f6f9f", "#e8963a"
 
 
 def draw(report: ReplayReport, file: Path) -> None:
-    """Four panels, a row per contender; blue is better than what was made, orange is worse. Needs one with a choice."""
+    """Draw four panels with a row per contender to `file`; blue is better than what was done, orange is worse.
+
+    At least one contender must have a choice. Raises WarmrouteError when the file cannot be written.
+    """
     some = [one for one in report.contended if one.choices]
     figure = canvas(11.0, 1.9 + 0.42 * len(some))
     agree, waits, found, spread = figure.subplots(1, 4, sharey=True)
-    names = [marked(one) for one in some]
+    names = [mark_partial(one) for one in some]
 
     shares = [100 * (one.agreement or 0.0) for one in some]
-    _bars(agree, names, shares, [BAR] * len(some), [share_of(one.agreed, one.choices) for one in some])
-    _title(agree, "the same choice", "% of requests")
+    _bars(agree, names, shares, [NEUTRAL] * len(some), [share_of(one.agreed, one.choices) for one in some])
+    label(agree, "the same choice", "% of requests", size=9)
 
     times = [one.ttft_ms or 0.0 for one in some]
-    _bars(waits, names, times, [MORE if ms > 0 else LESS for ms in times], [f"{ms:+,.1f}" for ms in times])
-    _title(waits, "predicted TTFT", "ms per request, against what was made")
+    _bars(waits, names, times, [WORSE if ms > 0 else BETTER for ms in times], [f"{ms:+,.1f}" for ms in times])
+    label(waits, "predicted TTFT", "ms per request, against what was done", size=9)
 
-    known = [(marked(one), one.overlap_tokens) for one in some if one.overlap_tokens is not None]
+    known = [(mark_partial(one), one.overlap_tokens) for one in some if one.overlap_tokens is not None]
     tokens = [value for _, value in known]
-    colours = [LESS if value > 0 else MORE for value in tokens]
+    colours = [BETTER if value > 0 else WORSE for value in tokens]
     _bars(found, [name for name, _ in known], tokens, colours, [f"{value:+,.0f}" for value in tokens])
-    _title(found, "cached prompt tokens", "per request, against what was made")
+    label(found, "cached prompt tokens", "per request, against what was done", size=9)
 
     uneven = [one.uneven or 0.0 for one in some]
-    _bars(spread, names, uneven, [BAR] * len(some), [f"{value:.2f}" for value in uneven])
-    if (made := some[0].uneven_made) is not None:
-        spread.axvline(made, color=INK, lw=1, ls=(0, (4, 3)))
-        _title(spread, f"load spread (dashed: was {made:.2f})", "busiest target / mean, in requests")
+    _bars(spread, names, uneven, [NEUTRAL] * len(some), [f"{value:.2f}" for value in uneven])
+    if (before := some[0].uneven_made) is not None:
+        spread.axvline(before, color=INK, lw=1, ls=(0, (4, 3)))
+        label(spread, f"load spread (dashed: was {before:.2f})", "busiest target / mean, in requests", size=9)
     agree.invert_yaxis()  # shared by all four
-    figure.suptitle(_heading(report), x=0.01, ha="left", color=INK, fontsize=11, fontweight="bold")
+    write_heading(figure, _heading(report))
     save(figure, file)
 
 
 def _bars(
-    axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str], said: Sequence[str]
+    axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str], texts: Sequence[str]
 ) -> None:
-    bars = axes.barh(names, values, height=0.6, color=colours)
-    axes.bar_label(bars, said, padding=3, color=INK, fontsize=8)
+    draw_bars(axes, names, values, colours, texts)
     axes.margins(x=0.3)
     axes.locator_params(axis="x", nbins=4)
     if min(values, default=0.0) >= 0:
         axes.set_xlim(left=0)
-    axes.axvline(0, color="#d1d5db", lw=0.8)
+    axes.axvline(0, color=EDGE, lw=0.8)
     bare(axes, 8)
-    axes.spines["left"].set_visible(False)
-
-
-def _title(axes: Axes, title: str, unit: str) -> None:
-    axes.set_title(title, color=INK, loc="left", fontsize=9)
-    axes.set_xlabel(unit, color=FAINT, fontsize=8)
 
 
 def _heading(report: ReplayReport) -> str:
-    told = f"{report.records:,} logged requests, decided again"
+    title = f"{report.records:,} logged requests, decided again"
     if report.first_wall_s is None or report.last_wall_s is None:
-        return told
+        return title
     begin, end = (datetime.fromtimestamp(at, UTC) for at in (report.first_wall_s, report.last_wall_s))
-    return f"{told} ({begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC)"
+    return f"{title} ({begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC)"

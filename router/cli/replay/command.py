@@ -1,28 +1,28 @@
-"""`warmroute replay`: progress while it reads, then tables, and where wanted a JSON file and a chart.
+"""`warmroute replay`: progress while the log is read, then tables, and on request a JSON file and a chart.
 
-Ctrl-C ends the reading, not the reporting: what was decided again by then is told, and marked as a part.
+Ctrl-C ends the reading, not the report: what was decided again so far is reported and marked as partial.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
 from router.cli.replay import charts, tables
 from router.cli.terminal.drawing import require_for
-from router.cli.terminal.output import readable_console, write_json
+from router.cli.terminal.interrupt import catch_interrupt
+from router.cli.terminal.output import progress_bar, readable_console, render, report_written, write_json
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedPolicy
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
-from router.testbed.replay import policies as named
+from router.testbed.replay.contender import load_contenders
 from router.testbed.replay.replay import Replay, ReplayReport
 from scorers.registry import PluginError, Registry, load_registry
 
@@ -30,11 +30,11 @@ NAMED_LINES = 5
 
 
 class NotReproduced(WarmrouteError):
-    """A policy of the log decides otherwise than it did, and does not say that it learns."""
+    """A policy of the log decides otherwise than it did, and has no scorer that learns."""
 
 
 class LogReading:
-    """What became of the log's lines."""
+    """Counts of what was read of the log, and of what could not be read."""
 
     def __init__(self) -> None:
         self.records = self.bad = 0
@@ -42,7 +42,7 @@ class LogReading:
         self.torn: list[str] = []  # files whose last line is unfinished
         self.interrupted = False
 
-    def skipped(self, line: UnreadableLine) -> None:
+    def skip(self, line: UnreadableLine) -> None:
         if line.torn:
             self.torn.append(str(line.path))
             return
@@ -60,35 +60,39 @@ def replay(
     limit: int | None = None,
     console: Console | None = None,
 ) -> bool:
-    """`logs` are files and folders; `policies` names in `folder`, or files. False: interrupted, so a part.
+    """Replay `logs` (files and folders) and hold `policies` (names in `folder`, or files) against their choices.
 
-    Raises ConfigError for policies that cannot be had, DecisionLogError for logs, NotReproduced once all is told.
+    Return False when interrupted: the report is partial. Raises ConfigError for policies that cannot be loaded,
+    DecisionLogError for logs, NotReproduced after the report.
     """
     console = console or readable_console()
     registry = _registry()
-    contenders = named.policies(policies, folder, registry)
+    contenders = load_contenders(policies, folder, registry)
     if chart is not None:
         require_for(chart)
         if not contenders:
-            raise ConfigError("--chart shows how other policies compare: name some with --policy")
+            raise ConfigError("--chart compares other policies with the log: name some with --policy")
     again, reading = Replay(contenders, registry), LogReading()
     _run(again, logs, limit, reading, console)
     report = again.report()
-    _tell(report, reading, console)
+    _print_report(report, reading, console)
     if out_json is not None:
         _write(report, reading, out_json, console)
     if chart is not None and any(one.choices for one in report.contended):
         charts.draw(report, chart)
-        console.print(f"written: {chart}", soft_wrap=True, markup=False)
+        report_written(console, chart)
     if not reading.interrupted and any(not one.whole and not one.learns for one in report.reproduced):
         raise NotReproduced(f"{report.choices - report.same:,} of {report.choices:,} choices were not reproduced")
     return not reading.interrupted
 
 
 def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogReading, console: Console) -> None:
-    """Until the end of the logs, `limit` records or Ctrl-C."""
+    """Read until the end of the logs, `limit` records or Ctrl-C.
+
+    Ctrl-C ends it between two records: half of one would look like a choice that came out different.
+    """
     total = sum(map(_size, find_files(logs)))
-    with _progress(console) as progress, _stoppable(reading):
+    with progress_bar(console, DownloadColumn()) as progress, catch_interrupt() as interrupted:
         bar = progress.add_task("0 records", total=total)
 
         def passed(size: int) -> None:
@@ -96,53 +100,40 @@ def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogRea
 
         for entry in read(logs, passed):
             if isinstance(entry, UnreadableLine):
-                reading.skipped(entry)
+                reading.skip(entry)
             elif isinstance(entry, LoggedPolicy):
-                again.met(entry)
+                again.add_policy(entry)
             else:
                 again.add(entry)
                 reading.records += 1
+            reading.interrupted = interrupted()
             if reading.interrupted or reading.records == limit:
                 break
 
 
-@contextmanager
-def _stoppable(reading: LogReading) -> Iterator[None]:
-    """Ctrl-C ends the reading between two records: half of one would look like a choice that came out otherwise."""
-
-    def stop(*_: object) -> None:
-        reading.interrupted = True
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _size(file: Path) -> int:
-    with suppress(FileNotFoundError):  # compressed since
+    with suppress(FileNotFoundError):  # the writer has compressed it since
         return file.stat().st_size
     return 0
 
 
-def _tell(report: ReplayReport, reading: LogReading, console: Console) -> None:
+def _print_report(report: ReplayReport, reading: LogReading, console: Console) -> None:
     if report.reproduced:
-        console.print(tables.reproduced_table(report))
+        console.print(render(tables.reproduced_table(report)))
     if report.contended:
-        console.print(tables.contended_table(report))
+        console.print(render(tables.contended_table(report)))
     lines = tables.remarks(report)
     if reading.bad:
-        lines.append(f"[red]{reading.bad:,} lines could not be read and were passed over:[/]")
+        lines.append(f"[red]{reading.bad:,} lines could not be read and were skipped:[/]")
         lines += [f"  {escape(line)}" for line in reading.first_bad]
     lines += [f"{escape(file)}: its last line is unfinished (a crash, or it is being written)" for file in reading.torn]
     if reading.interrupted:
-        lines.append("Interrupted: this is what was decided again by then.")
+        lines.append("Interrupted: the report holds what was decided again before.")
     console.print("\n".join(lines), soft_wrap=True)
 
 
 def _write(report: ReplayReport, reading: LogReading, file: Path, console: Console) -> None:
-    told = {
+    figures = {
         "warmroute": version("warmroute"),
         "complete": not reading.interrupted,
         "bad_lines": reading.bad,
@@ -151,22 +142,11 @@ def _write(report: ReplayReport, reading: LogReading, file: Path, console: Conso
         "same": report.same,
         **msgspec.to_builtins(report),
     }
-    write_json(console, file, told)
+    write_json(console, file, figures)
 
 
 def _registry() -> Registry:
     try:
         return load_registry()
-    except PluginError as twice:
-        raise ConfigError(str(twice)) from twice
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)
+    except PluginError as duplicate:
+        raise ConfigError(str(duplicate)) from duplicate

@@ -1,68 +1,56 @@
-"""A replay as tables for the terminal, and what they prove or went wrong as lines below them."""
+"""A replay as tables for the terminal, with conclusions and failures as lines below them."""
 
 from __future__ import annotations
 
 from math import floor
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
+from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
 from router.testbed.replay.contender import ContenderResult
 from router.testbed.replay.replay import ReplayReport
 from router.testbed.replay.reproduction import ReproductionResult
 
-MISSING = "-"
 
-
-def reproduced_table(report: ReplayReport) -> Table:
-    table = Table(title="Who decided, deciding again", box=box.SIMPLE)
-    for name in ("policy", "digest"):
-        table.add_column(name, no_wrap=True)
-    for name in ("choices", "the same", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+def reproduced_table(report: ReplayReport) -> Grid:
+    """Return a row per policy of the log: how many of its choices came out the same."""
+    rows: list[list[str | GridEntry]] = []
     for one in report.reproduced:
-        share = f"{share_of(one.same, one.choices)}"
-        table.add_row(
-            escape(one.policy),
-            escape(one.digest),
-            f"{one.choices:,}",
-            f"{one.same:,}",
-            share if one.whole else f"[red]{share}[/]",
-        )
-    return table
+        share = GridEntry(share_of(one.same, one.choices), colour=None if one.whole else "red")
+        rows.append([one.policy, one.digest, f"{one.choices:,}", f"{one.same:,}", share])
+    heads = ("policy", "digest", "choices", "the same", "share")
+    return make_grid("Policies of the log, deciding again", heads, rows, labels=2)
 
 
-def contended_table(report: ReplayReport) -> Table:
-    table = Table(title="Who did not decide, on the first choice of each request", box=box.SIMPLE)
-    table.add_column("policy", no_wrap=True)
-    names = ("choices", "agree", "TTFT ms", "where not (p10, p90)", "cached tokens", "spread (was)", "fails")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in report.contended:
-        table.add_row(
-            escape(marked(one)),
+def contended_table(report: ReplayReport) -> Grid:
+    """Return a row per other policy: how its choices differ from those that were made."""
+    rows: list[list[str | GridEntry]] = [
+        [
+            mark_partial(one),
             f"{one.choices:,}",
             share_of(one.agreed, one.choices),
             _signed(one.ttft_ms, 1),
             _range(one),
             _signed(one.overlap_tokens, 0),
             MISSING if one.uneven is None else f"{one.uneven:.2f} ({one.uneven_made:.2f})",
-            f"[red]{one.failed:,}[/]" if one.failed else "0",
-        )
-    return table
+            GridEntry(f"{one.failed:,}", colour="red" if one.failed else None),
+        ]
+        for one in report.contended
+    ]
+    heads = ("policy", "choices", "agree", "TTFT ms", "where not (p10, p90)", "cached tokens", "spread (was)", "fails")
+    return make_grid("Other policies, on the first choice of each request", heads, rows)
 
 
 def remarks(report: ReplayReport) -> list[str]:
-    """As markup."""
+    """Return conclusions and failures, one line each, as markup."""
     if not report.records:
         return ["The log holds no records."]
     lines = []
-    wrong = [one for one in report.reproduced if not one.whole]
-    if report.choices and not wrong:
+    different = [one for one in report.reproduced if not one.whole]
+    if report.choices and not different:
         lines.append(f"Every logged choice came out the same: {report.same:,} of {report.choices:,} (100 %).")
-    for one in wrong:
-        lines += _differs(one)
+    for one in different:
+        lines += _differences(one)
     if report.unplaced:
         lines.append(f"{report.unplaced:,} of {report.records:,} requests were never placed: nothing to decide again.")
     return lines + _of_contenders(report)
@@ -72,15 +60,15 @@ def _of_contenders(report: ReplayReport) -> list[str]:
     some = report.contended
     lines = [f"[red]{escape(one.policy)} fails, first: {escape(one.fault)}[/]" for one in some if one.fault]
     lines += [
-        f"[yellow]{escape(one.policy)}: {one.blind:,} of {one.choices:,} choices are of requests whose caches nobody "
-        "looked up, as no policy in force needed it then: there it had to do without.[/]"
+        f"[yellow]{escape(one.policy)}: {one.blind:,} of {one.choices:,} choices are of requests whose cache overlaps "
+        "were not looked up, because no policy in force needed them: there it had to decide without.[/]"
         for one in some
         if one.blind
     ]
     lines += [
-        f"[yellow]{escape(one.policy)}: {one.partial:,} of {one.choices:,} choices are partly seen: of a large fleet "
-        "the log has those who could win by a policy in use then, and it had to choose among these. So it may seem to "
-        "agree more, and to spread requests less evenly, than it would.[/]"
+        f"[yellow]{escape(one.policy)}: {one.partial:,} of {one.choices:,} choices are partly seen: for a large fleet "
+        "the log holds only the candidates that could win by a policy then in use, and this policy had to choose among "
+        "these. So it may seem to agree more, and to spread requests less evenly, than it would.[/]"
         for one in some
         if one.partial
     ]
@@ -91,28 +79,28 @@ def _of_contenders(report: ReplayReport) -> list[str]:
         )
     if some and report.predicted_ms is not None:
         lines.append(
-            f"How far to believe it: of what was chosen, {report.predicted_ms:.0f} ms to the first token were "
-            f"predicted in the mean, {report.measured_ms:.0f} ms were measured."
+            f"Accuracy of the predictions: for the targets chosen, {report.predicted_ms:.0f} ms to the first token "
+            f"were predicted on average, and {report.measured_ms:.0f} ms were measured."
         )
     return lines
 
 
-def marked(one: ContenderResult) -> str:
-    """Its name, with a word where its figures are not quite its own."""
+def mark_partial(one: ContenderResult) -> str:
+    """Return the policy's name, marked where the log did not hold all candidates of its choices."""
     return f"{one.policy} (partly seen)" if one.partial else one.policy
 
 
 def share_of(part: int, whole: int) -> str:
-    """In percent; never 100 while one is missing."""
+    """Return `part` of `whole` in percent, rounded down: never 100 while one is missing."""
     return f"{floor(10_000 * part / whole) / 100:g} %" if whole else MISSING
 
 
-def _differs(one: ReproductionResult) -> list[str]:
+def _differences(one: ReproductionResult) -> list[str]:
     name = escape(f"{one.policy} ({one.digest})" if one.digest else one.policy)
     if one.unbuilt is not None:
         return [f"[red]{name}: {one.choices:,} choices could not be made again: {escape(one.unbuilt)}[/]"]
     colour = "yellow" if one.learns else "red"
-    lines = [f"[{colour}]{name}: {one.choices - one.same:,} of {one.choices:,} choices came out otherwise:[/]"]
+    lines = [f"[{colour}]{name}: {one.choices - one.same:,} of {one.choices:,} choices came out different:[/]"]
     lines += [
         escape(f"  {first.record} ({first.part}): logged {first.logged}, now {first.replayed}") for first in one.first
     ]

@@ -1,4 +1,4 @@
-"""A comparison as charts: how TTFT grows with load, hits with the fleet, and how many requests are served well."""
+"""A comparison as charts: TTFT over load, hits over the fleet's size, and requests that are served well."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from router.cli.simulate.plots import Bars, Lines, PlotBar, PlotLine, bar_chart, line_chart
 from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.sweep.columns import FigureValue, average_over_seeds, percent
-from router.testbed.sweep.comparison import CapacityTable, ComparisonTable
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, average_over_seeds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOADS = {
-    "rate": "requests per second that come",
-    "rho": "rho: what comes / what the fleet could do without caches",
+    "rate": "arriving requests per second",
+    "rho": "rho: arriving requests / capacity of the fleet without caches",
     "sessions": "sessions per instance",
 }
 SHORT = {"rate": "requests per second", "rho": "rho", "sessions": "sessions per instance"}
@@ -25,8 +24,8 @@ Panel = Callable[[ComparisonTable], str]
 Of = Callable[[SimulationFigures], float | None]
 
 
-def all_of(tables: Sequence[ComparisonTable], capacities: Sequence[CapacityTable]) -> dict[str, Figure]:
-    """By the name of its file, without suffix. Empty where nothing was found."""
+def make_charts(tables: Sequence[ComparisonTable], capacities: Sequence[CapacityTable]) -> dict[str, Figure]:
+    """Return charts by file name without suffix; empty when there are no results."""
     if tables:
         return {"ttft": _ttft(tables), "hits": _hits(tables), "capacity": _good(tables)}
     return {"capacity": _capacities(capacities)} if capacities else {}
@@ -36,13 +35,12 @@ def _ttft(tables: Sequence[ComparisonTable]) -> Figure:
     def p90(own: SimulationFigures) -> float | None:
         return own.ttft_p90_s
 
-    loads = {table.situation.load for table in tables}
+    title, loads = "Time to first token, 90th percentile", {table.situation.load for table in tables}
     if len(loads) > 1:
         lines = _lines(tables, _fleet, lambda table: table.situation.load.value, p90)
         across = LOADS[tables[0].situation.load.kind]
-        return line_chart("Time to first token, 90th percentile", "seconds", across, lines, logarithmic=True)
-    bars = _bars(tables, _fleet, p90, 2)
-    return bar_chart(f"Time to first token, 90th percentile, {loads.pop()}", "seconds", bars)
+        return line_chart(title, "seconds", across, lines, logarithmic=True)
+    return bar_chart(f"{title}, {loads.pop()}", "seconds", _bars(tables, _fleet, p90, 2))
 
 
 def _hits(tables: Sequence[ComparisonTable]) -> Figure:
@@ -56,7 +54,7 @@ def _hits(tables: Sequence[ComparisonTable]) -> Figure:
 
 
 def _good(tables: Sequence[ComparisonTable]) -> Figure:
-    """Each policy at the load at which it serves most requests well."""
+    """Return a chart of each policy at the load at which it serves most requests well."""
     several = len({table.situation.load for table in tables}) > 1
     best: dict[str, dict[str, PlotBar]] = {}
     for table in tables:
@@ -65,7 +63,7 @@ def _good(tables: Sequence[ComparisonTable]) -> Figure:
         for bar in _of_table(table, lambda own: own.good_per_s, 2):
             before = panel.get(bar.policy)
             if before is None or _mean(bar) > _mean(before):
-                panel[bar.policy] = bar._replace(said=bar.said + at)
+                panel[bar.policy] = bar._replace(text=bar.text + at)
     title = "Requests within both limits"
     if several:
         title += f", at the best load ({SHORT[tables[0].situation.load.kind]})"
@@ -75,13 +73,13 @@ def _good(tables: Sequence[ComparisonTable]) -> Figure:
 def _capacities(capacities: Sequence[CapacityTable]) -> Figure:
     bars: dict[str, list[PlotBar]] = {}
     for one in capacities:
-        said = "none" if one.load is None else f"{'' if one.bounded else 'at least '}{one.load.shown(2)}"
-        bars.setdefault(str(one.fleet), []).append(PlotBar(one.policy, one.load, said))
+        text = "none" if one.load is None else f"{'' if one.bounded else 'at least '}{one.load.format(2)}"
+        bars.setdefault(str(one.fleet), []).append(PlotBar(one.policy, one.load, text))
     return bar_chart("Capacity: the highest load that is served well", SHORT[capacities[0].kind], bars)
 
 
 def _lines(tables: Iterable[ComparisonTable], panel: Panel, at: Callable[[ComparisonTable], float], of: Of) -> Lines:
-    """A point that a seed lacks is left out."""
+    """Return a line per policy in each panel; a point that a seed lacks is left out."""
     found: dict[str, dict[str, list[tuple[float, FigureValue]]]] = {}
     for table in tables:
         for bar in _of_table(table, of, 0):
@@ -99,7 +97,7 @@ def _bars(tables: Iterable[ComparisonTable], panel: Panel, of: Of, digits: int) 
 
 def _of_table(table: ComparisonTable, of: Of, digits: int) -> list[PlotBar]:
     values = [(row.policy, average_over_seeds([of(own) for own in row.seeds])) for row in table.rows]
-    return [PlotBar(policy, value, "none" if value is None else value.shown(digits)) for policy, value in values]
+    return [PlotBar(policy, value, "none" if value is None else value.format(digits)) for policy, value in values]
 
 
 def _mean(bar: PlotBar) -> float:

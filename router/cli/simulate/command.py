@@ -1,24 +1,22 @@
 """`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a page.
 
-Ctrl-C ends the simulating, not the reporting: what is done by then is told, and marked as a part.
+Ctrl-C ends the simulation, not the report: what was done so far is reported and marked as partial.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from router.cli.simulate import charts, fault_remarks, grids, page, plots
-from router.cli.simulate.tables import printed
 from router.cli.terminal import drawing
+from router.cli.terminal.interrupt import catch_interrupt
+from router.cli.terminal.output import progress_bar, render, writing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.sweep import results
@@ -36,82 +34,79 @@ class AllCellsFailed(WarmrouteError):
 
 
 class SweepResult(NamedTuple):
-    """All that came back."""
+    """The results of a run."""
 
     measured: list[CellResult]
-    found: list[CapacityResult]
+    capacities: list[CapacityResult]
     failed: list[CellFailure]
     interrupted: bool
 
 
 class SweepOutput(NamedTuple):
-    """What becomes of the cells."""
+    """What to do with the cells, and where results go."""
 
-    capacity_share: float | None = None  # not single cells: the highest load at which so many requests meet the limits
+    capacity_share: float | None = None  # search per cell for the highest load with this share of requests in limits
     jobs: int | None = None  # processes; None: one per core
     out: Path | None = None  # folder for JSON, charts and the page
-    json: bool = False  # the JSON to the terminal, instead of tables
-    chart: bool = True  # charts and the page; they need matplotlib
-    said: str = "warmroute simulate"  # the command line, as the page quotes it
+    json: bool = False  # print JSON instead of tables
+    chart: bool = True  # draw charts and write the page; needs matplotlib
+    command_line: str = "warmroute simulate"  # as the page quotes it
 
 
 TABLES = SweepOutput()
 
 
-def simulate(asked: SweepSpec, wanted: SweepOutput = TABLES, console: Console | None = None) -> bool:
-    """False: interrupted, so a part.
+def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | None = None) -> bool:
+    """Simulate all cells of `spec` and report them. Return False when interrupted: the report is partial.
 
-    Raises ConfigError for what cannot be simulated, NothingDone where every cell failed.
+    Raises ConfigError for what cannot be simulated, AllCellsFailed when every cell failed.
     """
     console = console or _console()
-    notes = Console(stderr=True, highlight=False) if wanted.json else console
-    if wanted.out is not None and wanted.chart:
+    notes = Console(stderr=True, highlight=False) if output.json else console
+    if output.out is not None and output.chart:
         drawing.require()
-    asked_for = make_cells(asked, partial(notes.print, markup=False, soft_wrap=True))
-    tasks = asked_for if wanted.capacity_share is None else _searches(asked_for, wanted.capacity_share)
-    done = _run(tasks, wanted.jobs or os.cpu_count() or 1, notes)
-    told = results.encode_results(
-        asked, asked_for, done.measured, done.found, done.failed, complete=not done.interrupted
+    cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))
+    tasks = cells if output.capacity_share is None else _searches(cells, output.capacity_share)
+    done = _run(tasks, output.jobs or os.cpu_count() or 1, notes)
+    encoded = results.encode_results(
+        spec, cells, done.measured, done.capacities, done.failed, complete=not done.interrupted
     )
-    report = _report(wanted.said, asked, asked_for, done)
-    if wanted.json:
-        console.out(told.decode(), end="", highlight=False)
+    report = _report(output.command_line, spec, cells, done)
+    if output.json:
+        console.out(encoded.decode(), end="", highlight=False)
     else:
-        _tell(report, console)
-    if wanted.out is not None:
-        _write(wanted.out, told, report, done if wanted.chart else None, notes)
-    if done.failed and not done.measured and not done.found:
+        _print_report(report, console)
+    if output.out is not None:
+        _write(output.out, encoded, report, done if output.chart else None, notes)
+    if done.failed and not done.measured and not done.capacities:
         raise AllCellsFailed(f"nothing was simulated: all {len(done.failed)} cells failed")
     return not done.interrupted
 
 
-def _report(said: str, asked: SweepSpec, asked_for: Sequence[SweepCell], done: SweepResult) -> page.ResultPage:
+def _report(command_line: str, spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> page.ResultPage:
     return page.ResultPage(
-        said,
+        command_line,
         tuple(grids.of_comparison(table) for table in compare(done.measured)),
-        tuple(grids.of_capacities(summarize_capacities(done.found))),
-        (
-            *fault_remarks.remarks(asked_for, done.measured),
-            *grids.remarks(done.failed, done.interrupted, asked.seeds),
-        ),
+        tuple(grids.of_capacities(summarize_capacities(done.capacities))),
+        (*fault_remarks.remarks(cells, done.measured), *grids.remarks(done.failed, done.interrupted, spec.seeds)),
     )
 
 
-def _searches(tasks: Sequence[SweepCell], share: float) -> list[CapacitySearch]:
-    if len({task.load for task in tasks}) > 1:
-        raise ConfigError("--find-capacity searches for the load: give at most one, to begin with")
-    return [CapacitySearch(task, share) for task in tasks]
+def _searches(cells: Sequence[SweepCell], share: float) -> list[CapacitySearch]:
+    if len({cell.load for cell in cells}) > 1:
+        raise ConfigError("--find-capacity searches for the load: give at most one, from which the search starts")
+    return [CapacitySearch(cell, share) for cell in cells]
 
 
 def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Console) -> SweepResult:
     clock: Clock = SystemClock()
     began_s = clock.now()
-    with _progress(console) as progress, _interruptible() as interrupted:
+    with progress_bar(console) as progress, catch_interrupt() as interrupted:
         bar = progress.add_task("", total=len(tasks))
 
         def look(done: int, virtual_s: float) -> bool:
             speed = virtual_s / max(clock.now() - began_s, 1e-3)
-            progress.update(bar, completed=done, description=f"{speed:,.0f} x real time")
+            progress.update(bar, completed=done, description=f"cells, {speed:,.0f} x real time")
             return interrupted()
 
         ended = run_parallel(tasks, jobs, look)
@@ -123,51 +118,26 @@ def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Consol
         )
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Says whether Ctrl-C was pressed."""
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _tell(report: page.ResultPage, console: Console) -> None:
+def _print_report(report: page.ResultPage, console: Console) -> None:
     for grid in (*report.comparisons, *report.capacities):
-        console.print(printed(grid))
+        console.print(render(grid))
     for line in report.remarks:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _write(out: Path, told: bytes, report: page.ResultPage, drawn: SweepResult | None, console: Console) -> None:
-    """`drawn`: what the charts show; None: no charts and no page."""
-    files = {"simulate.json": told}
+def _write(out: Path, encoded: bytes, report: page.ResultPage, drawn: SweepResult | None, console: Console) -> None:
+    """Write the files; `drawn` is what the charts show, None writes neither charts nor page."""
+    files = {"simulate.json": encoded}
     if drawn is not None:
-        figures = charts.all_of(compare(drawn.measured), summarize_capacities(drawn.found))
+        figures = charts.make_charts(compare(drawn.measured), summarize_capacities(drawn.capacities))
         files |= {f"{name}.png": plots.png(figure) for name, figure in figures.items()}
         files["simulate.html"] = page.html(report, [plots.svg(figure) for figure in figures.values()]).encode()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
+    for name, data in files.items():
+        with writing(out / name, "--out"):
             (out / name).write_bytes(data)
-    except OSError as failure:
-        raise WarmrouteError(f"--out: {out}: {(failure.strerror or str(failure)).lower()}") from failure
     console.print(f"written: {', '.join(files)} in {out}", soft_wrap=True, markup=False)
 
 
 def _console() -> Console:
     console = Console(highlight=False)
     return Console(highlight=False, width=max(console.width, NARROWEST))
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("cells  {task.description}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)

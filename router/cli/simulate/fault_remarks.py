@@ -1,4 +1,4 @@
-"""What went wrong in cells, in words for whoever reads their tables; and what came too late for cells to suffer it."""
+"""Sentences about the troubles of a run: what failed when, and which cells ended before they met it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from router.testbed.sweep.option_values import OFF
 
 
 class FaultRemark(NamedTuple):
-    """One thing that goes wrong."""
+    """One fault, and when it begins in virtual time."""
 
     from_s: float
-    said: str
+    text: str
 
 
 def remarks(cells: Sequence[SweepCell], measured: Sequence[CellResult]) -> list[str]:
-    """A line per trouble that was asked for, and one for each part of it that some of the cells did not live to see."""
+    """Return a line per trouble, and one per fault that some of its cells ended too early to meet."""
     lines = []
     troubles = {cell.fleet.trouble: cell.scenario.trouble for cell in cells}
     for name, trouble in troubles.items():
         if name == OFF:
             continue
-        suffered = parts(trouble)
-        lines.append(f"Trouble {name}: {'; '.join(part.said for part in suffered)}.")
+        faults = describe(trouble)
+        lines.append(f"Trouble {name}: {'; '.join(fault.text for fault in faults)}.")
         ends_s = [one.took_s for one in measured if one.cell.fleet.trouble == name]
-        for part in suffered:
-            if missed := sum(end_s <= part.from_s for end_s in ends_s):
-                lines.append(f"Too late for {missed} of its {len(ends_s)} cells: {part.said}.")
+        for fault in faults:
+            if missed := sum(end_s <= fault.from_s for end_s in ends_s):
+                lines.append(f"Too late for {missed} of its {len(ends_s)} cells: {fault.text}.")
     return lines
 
 
-def parts(trouble: Trouble) -> list[FaultRemark]:
-    """Each thing in words, with when it begins."""
+def describe(trouble: Trouble) -> list[FaultRemark]:
+    """Return a remark per fault of `trouble`."""
     found = [_failure(failure) for failure in trouble.failures]
     if trouble.events_lost:
         found.append(FaultRemark(0.0, f"{trouble.events_lost * 100:.3g} % of all event batches are lost"))
@@ -43,9 +43,8 @@ def parts(trouble: Trouble) -> list[FaultRemark]:
         FaultRemark(from_s, f"the pool is away {_when(from_s, until_s)}") for from_s, until_s in trouble.pool_away
     ]
     if trouble.router_starts_s:
-        found.append(
-            FaultRemark(0.0, f"the router starts at {trouble.router_starts_s:g} s, before that requests take turns")
-        )
+        text = f"the router starts at {trouble.router_starts_s:g} s, before that requests go round robin"
+        found.append(FaultRemark(0.0, text))
     return found
 
 

@@ -1,6 +1,6 @@
-"""A comparison as one HTML page that needs nothing else: tables, charts as SVG within it, and the command that made it.
+"""A comparison as one self-contained HTML page: the command that made it, tables, and charts as inline SVG.
 
-Opened from a disk or sent by mail it looks the same: no scripts, no fonts, no network.
+It looks the same opened from a disk or sent by mail: no scripts, no fonts, no network.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from router.cli.simulate.grids import Grid, GridEntry
+from router.cli.terminal.output import Grid, GridEntry
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 78rem; margin: 2rem auto; padding: 0 1rem }
@@ -25,17 +25,17 @@ tbody tr:nth-child(even) { background: #f8f9fa } .best { font-weight: 700; color
 
 
 class ResultPage(NamedTuple):
-    """What is told, on the terminal as here. `said`: the command line."""
+    """The results of a run, for the terminal and for the page."""
 
-    said: str
+    command_line: str
     comparisons: tuple[Grid, ...]
     capacities: tuple[Grid, ...]
     remarks: tuple[str, ...]
 
 
 def html(page: ResultPage, charts: Sequence[str]) -> str:
-    """`charts` are SVG documents."""
-    parts = [f"<h1>Policies in virtual time</h1>\n<pre>{escape(page.said)}</pre>"]
+    """Return the page; `charts` are SVG documents."""
+    parts = [f"<h1>Policies in virtual time</h1>\n<pre>{escape(page.command_line)}</pre>"]
     parts += [f"<p>{escape(line)}</p>" for line in page.remarks]
     parts += [f'<div class="chart">{chart[chart.index("<svg") :]}</div>' for chart in charts]
     parts += [_table(grid) for grid in (*page.comparisons, *page.capacities)]

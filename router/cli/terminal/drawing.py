@@ -1,14 +1,16 @@
-"""What all charts share: ink, canvas and axes without ornament, and saying in time that they cannot be drawn.
+"""What all charts share: canvas, axes without ornament, headings, bars, distributions, and the file they go to.
 
 matplotlib is an extra (`pip install 'warmroute[bench]'`), so it is imported only where something is drawn, and without
-pyplot: nothing global, no display.
+pyplot: no global state, no display.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from router.cli.terminal.output import writing
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -25,24 +27,24 @@ class ChartsUnavailable(WarmrouteError):
 
 
 def require() -> None:
-    """Raises NoCharts: better before a long run than after it."""
+    """Raise ChartsUnavailable when matplotlib is missing; called before a long run rather than after it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as missing:
         raise ChartsUnavailable(
-            "charts need matplotlib: pip install 'warmroute[bench]', or ask for no chart (--no-chart)"
+            "charts need matplotlib: pip install 'warmroute[bench]', or turn the chart off (--no-chart)"
         ) from missing
 
 
 def require_for(file: Path) -> None:
-    """As `require`, and ConfigError for a name that says no format."""
+    """Raise ChartsUnavailable without matplotlib, and ConfigError when the suffix of `file` names no known format."""
     if file.suffix not in SUFFIXES:
-        raise ConfigError(f"--chart: {file}: wanted a name that ends in {' or '.join(SUFFIXES)}")
+        raise ConfigError(f"--chart: {file}: the name must end in {' or '.join(SUFFIXES)}")
     require()
 
 
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure, in inches."""
+    """Return an empty figure; width and height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -55,8 +57,26 @@ def canvas(width: float, height: float) -> Figure:
     return figure
 
 
+def write_heading(figure: Figure, title: str, details: str | None = None) -> None:
+    """Put a bold title at the top left of `figure`, and `details` in small type below it."""
+    text = title if details is None else f"{title}\n"
+    figure.suptitle(text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    if details is not None:
+        figure.text(0.01, 0.91, details, color=FAINT, fontsize=8.5)
+
+
+def label(axes: Axes, title: str | None = None, x: str | None = None, y: str | None = None, size: float = 10) -> None:
+    """Write a title at the left above `axes` and names beside its two axes; None leaves one as it is."""
+    if title is not None:
+        axes.set_title(title, color=INK, loc="left", fontsize=size)
+    if x is not None:
+        axes.set_xlabel(x, color=FAINT, fontsize=size - 0.5)
+    if y is not None:
+        axes.set_ylabel(y, color=FAINT, fontsize=size - 0.5)
+
+
 def bare(axes: Axes, labels: float, grid: Literal["x", "y", "both"] | None = None) -> None:
-    """No frame and no ticks, labels of this size, and where wanted lines behind what is drawn."""
+    """Remove frame and ticks, set tick labels to size `labels`, and draw grid lines if `grid` is set."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(EDGE)
     axes.tick_params(length=0, which="both", colors=INK, labelsize=labels)
@@ -65,8 +85,27 @@ def bare(axes: Axes, labels: float, grid: Literal["x", "y", "both"] | None = Non
         axes.grid(axis=grid, color=LINE, lw=0.7)
 
 
+def draw_bars(
+    axes: Axes, names: Sequence[str], lengths: Sequence[float], colours: Sequence[str], texts: Sequence[str]
+) -> None:
+    """Draw horizontal bars, from the top down, with a text at the end of each."""
+    bars = axes.barh(names, lengths, height=0.6, color=colours)
+    axes.bar_label(bars, texts, padding=4, color=INK, fontsize=8)
+    axes.spines["left"].set_visible(False)
+
+
+def draw_distribution(axes: Axes, values: Iterable[float], colour: str, name: str | None = None) -> None:
+    """Draw the share of `values` (above 0) that are at most x, over a logarithmic x axis."""
+    ordered = sorted(values)
+    shares = [(rank + 1) / len(ordered) for rank in range(len(ordered))]
+    axes.step(ordered, shares, where="post", color=colour, lw=2, label=name)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    plain_numbers(axes.xaxis)
+
+
 def plain_numbers(axis: Axis) -> None:
-    """1, 2, 5, 10 and so on along a logarithmic axis, and no powers of ten."""
+    """Label a logarithmic axis with 1, 2, 5, 10 and so on instead of powers of ten."""
     from matplotlib.ticker import LogLocator
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -75,9 +114,6 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """In the format that the name says; its folder is made. Raises WarmrouteError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    """Write `figure` in the format of the file's suffix; missing folders are made. Raises WarmrouteError."""
+    with writing(file, "--chart"):
         figure.savefig(file)
-    except OSError as failure:
-        raise WarmrouteError(f"--chart: {file}: {(failure.strerror or str(failure)).lower()}") from failure

@@ -1,44 +1,38 @@
-"""What a workload has, as rows: for the terminal beside what was published of it, and as JSON for other programs."""
+"""Statistics of a workload as rows: for the terminal beside the published ones, and as JSON for other programs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from router.cli.terminal.output import Grid, make_grid
 from router.testbed.workloads import PUBLISHED, Workload
-from router.testbed.workloads.reuse import BlockReuse, count_reuse
-from router.testbed.workloads.statistics import WorkloadStatistics, compute_statistics
+from router.testbed.workloads.statistics import BlockReuse, WorkloadStatistics, compute_statistics, count_reuse
 
 REUSE_TOKENS = 512
-"""Blocks are counted in this size, as traces name them: smaller ones say the same, and take minutes."""
-UNTOLD = ""
+"""Block size for counting reuse, as in traces: smaller blocks give the same picture, and take minutes."""
 
 
 def statistics_of(workload: Workload, block_tokens: int) -> tuple[WorkloadStatistics, BlockReuse | None]:
+    """Return the workload's statistics and its block reuse, which is None when no prompt fills a block."""
     return compute_statistics(workload, block_tokens), count_reuse(workload, REUSE_TOKENS)
 
 
-def title(given: str, workload: Workload, block_tokens: int) -> str:
+def title(name: str, workload: Workload, block_tokens: int) -> str:
     kind = "closed loop" if workload.is_closed else "open loop"
-    return f"{given}: {kind}, ideal hits in whole blocks of {block_tokens} tokens"
+    return f"{name}: {kind}, ideal hits in whole blocks of {block_tokens} tokens"
 
 
-def counted_table(given: str, workload: Workload, real: WorkloadStatistics, blocks: BlockReuse | None) -> Table:
-    published = PUBLISHED.get(given, {})
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("counted", justify="right", no_wrap=True)
-    if published:
-        table.add_column("published", justify="right", no_wrap=True)
-    for name, value in [*lengths(workload, real), *hits(real, blocks)]:
-        table.add_row(name, value, *([published.get(name, UNTOLD)] if published else []))
-    return table
+def make_table(name: str, workload: Workload, real: WorkloadStatistics, blocks: BlockReuse | None) -> Grid:
+    """Return a row per statistic, with the published value beside it where preset `name` has published ones."""
+    published = PUBLISHED.get(name, {})
+    rows = [*lengths(workload, real), *hits(real, blocks)]
+    if not published:
+        return make_grid("", ("", "counted"), rows)
+    return make_grid("", ("", "counted", "published"), ((row, value, published.get(row, "")) for row, value in rows))
 
 
 def lengths(workload: Workload, real: WorkloadStatistics) -> list[tuple[str, str]]:
-    """By the names that `PUBLISHED` has."""
+    """Return names, as in `PUBLISHED`, and values of the rows about sizes and rates."""
     if workload.is_closed:
         rows = [
             ("sessions", f"{real.sessions:,}"),
@@ -66,6 +60,7 @@ def lengths(workload: Workload, real: WorkloadStatistics) -> list[tuple[str, str
 
 
 def hits(real: WorkloadStatistics, blocks: BlockReuse | None) -> list[tuple[str, str]]:
+    """Return names, as in `PUBLISHED`, and values of the rows about shared prefixes."""
     rows = [("ideal hits", _percent(real.ideal_share)), ("shared by sessions", _percent(real.shared_share))]
     if blocks is not None:
         rows += [
@@ -78,16 +73,16 @@ def hits(real: WorkloadStatistics, blocks: BlockReuse | None) -> list[tuple[str,
 
 
 def as_json(
-    given: str, seed: int, block_tokens: int, real: WorkloadStatistics, blocks: BlockReuse | None
+    name: str, seed: int, block_tokens: int, real: WorkloadStatistics, blocks: BlockReuse | None
 ) -> dict[str, Any]:
     return {
-        "workload": given,
+        "workload": name,
         "seed": seed,
         "block_tokens": block_tokens,
         **real._asdict(),
         "input_per_output": real.input_per_output,
         "blocks": None if blocks is None else blocks._asdict(),
-        "published": dict(PUBLISHED.get(given, {})),
+        "published": dict(PUBLISHED.get(name, {})),
     }
 
 

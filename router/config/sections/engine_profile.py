@@ -5,7 +5,7 @@ A number without a source is an opinion, so each number is written with its own:
     kv_tokens: {value: 307328, source: "..."}
 
 `router/testbed/engine_profile.py` defines what the numbers mean together and has the same fields;
-`router/testbed/sweep/profiles.py` converts.
+`router/testbed/sweep/lookup.py` converts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trouble file: which faults a simulated fleet has, and when. Every key is optional, at least one is required.
 
 Times are seconds of the simulation. `Trouble` in `router/testbed/simulator/scenario.py` applies the faults;
-`router/testbed/sweep/faults.py` converts.
+`router/testbed/sweep/lookup.py` converts.
 """
 
 from __future__ import annotations

@@ -1,44 +1,66 @@
-"""A policy that did not decide in the log, held against those that did: the same views, its own choices and its own
-session memory. It learns nothing: nobody knows what outcomes its choices would have had.
+"""A policy that did not decide in the log, compared with those that did, on the same views.
+
+It makes its own choices and has its own session memory. It learns nothing: the outcomes that its choices would have had
+are unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import msgspec
 
+from router.config.lookup import SHIPPED, load_each
+from router.config.reader import read_policy_file
 from router.scheduling.experiments.dry_run import TargetMove, lacks_cache_facts
 from router.scheduling.experiments.regret import RegretSummary
 from router.scheduling.experiments.shadow import ShadowPolicy
 from router.scheduling.policy.decision import Part
-from router.scheduling.policy.policy import Policy, PolicyFault
+from router.scheduling.policy.policy import Policy, PolicyFault, build_policy
 from router.testbed.replay.quantile_sketch import QuantileSketch
 from scorers.contract import Row, View
+from scorers.registry import Registry
 
-SESSIONS = 100_000  # as many as the desk remembers
+SESSIONS = 100_000  # as many as the live selector remembers
 NAMED_MOVES = 10
+FOLDERS = (Path("configs/policies"), Path())
+"""Where names are looked up first without `--policies-dir`: a replay is of the user's own decision log, so policies in
+the working directory override the shipped ones of the same name."""
+
+
+def load_contenders(names: Sequence[str], folder: Path | None, registry: Registry) -> list[Policy]:
+    """Return the policies in the order given. Raises ConfigError with one line per problem."""
+
+    def read(file: Path) -> Policy:
+        return build_policy(file.stem, read_policy_file(file), registry)
+
+    own = folder or next(path for path in FOLDERS if path.is_dir())
+    return list(load_each("policy", names, read, *([own] if folder else [own, SHIPPED / "policies"])).values())
 
 
 class ContenderResult(msgspec.Struct, frozen=True):
-    """Differences are its choices minus those that were made: negative ms are a gain. None: there is no such choice."""
+    """Differences are its choices minus those that were made: negative ms are a gain. None: no such choice exists."""
 
     policy: str
     digest: str
     choices: int
     agreed: int
-    ttft_ms: float | None  # predicted (`compare.py`), mean over all choices
+    ttft_ms: float | None  # predicted, mean over all choices
     ttft_p10_ms: float | None  # where it would have chosen otherwise
     ttft_p90_ms: float | None
     overlap_tokens: float | None  # of the prompt, mean over the choices where it is known of both targets
     uneven_made: float | None  # the busiest target's requests over the mean of all targets
     uneven: float | None
     moves: tuple[TargetMove, ...]  # most frequent first
-    blind: int  # choices without the knowledge of caches that it counts on: nobody had looked
-    partial: int  # choices where it might have taken a candidate that the log leaves out
+    blind: int  # choices without the cache overlaps that it uses: they were not looked up
+    partial: int  # choices where it might have taken a candidate that the log omits
     failed: int
     fault: str | None  # the first one
 
     @property
     def agreement(self) -> float | None:
+        """Share of choices that are the same; None without choices."""
         return self.agreed / self.choices if self.choices else None
 
 
@@ -51,8 +73,11 @@ class Contender:
         self._blind = self._partial = 0
         self._fault: str | None = None
 
-    def add(self, view: View, part: Part, made: Row, shown_for: Policy | None = None) -> None:
-        """`shown_for`: who decided then, and so saw all that mattered; None: nobody knows."""
+    def add(self, view: View, part: Part, made: Row, decided_by: Policy | None = None) -> None:
+        """Decide on `view` and compare with `made`.
+
+        `decided_by`: the policy that decided then, for which the logged candidates are complete; None: unknown.
+        """
         try:
             own = self._follower.decide(self.policy, view, part, made.target)
         except PolicyFault as fault:
@@ -60,12 +85,13 @@ class Contender:
             self._fault = self._fault or str(fault)
             return
         self._blind += lacks_cache_facts(self.policy, view)
-        self._partial += self.policy.might_choose_omitted(view, shown_for)
+        self._partial += self.policy.might_choose_omitted(view, decided_by)
         difference = self._differences.add(view, made, own.row)
         if own.target != made.target:
             self._where_other.add(difference.ttft_ms)
 
-    def contended(self) -> ContenderResult:
+    def result(self) -> ContenderResult:
+        """Return the comparison so far."""
         found = self._differences.summary()
         ways = sorted(found.moves.items(), key=lambda way: (-way[1], way[0]))[:NAMED_MOVES]
         return ContenderResult(

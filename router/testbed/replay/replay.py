@@ -1,10 +1,10 @@
-"""A decision log's decisions, made again: records in, a report out. Pure: it opens nothing and knows no time.
+"""Decides a decision log's requests again: records in, a report out. It does no I/O and reads no clock.
 
     every choice of a record (retries and prefill halves too)  ->  the policy that made it: the same target?
-    the first choice                                           ->  every contender: which target, and what that is worth
+    the first choice                                           ->  every contender: which target, at what gain or loss
 
-Contenders get only the first one: a retry is there because somebody's first choice failed, and who may prefill hangs on
-who answers, so neither would have come up for somebody who chose otherwise.
+Contenders get only the first choice: a retry exists because the first choice failed, and the candidates for prefill
+depend on the target that answers, so neither would have come up for a policy that chose another target.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from router.testbed.replay.reproduction import Reproduction, ReproductionResult
 from scorers.contract import Row, View
 from scorers.registry import Registry, load_registry
 
-NO_SPEC = "it was built by hand: the log says nothing of what it is"
-NO_LINE = "the log has no line that says what it is"
+NO_SPEC = "it was built by hand: the log does not hold its definition"
+NO_LINE = "the log has no line with its definition"
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
     records: int
-    unplaced: int  # of those, without a choice
+    unplaced: int  # of those, without any choice
     first_wall_s: float | None
     last_wall_s: float | None
-    reproduced: tuple[ReproductionResult, ...]  # in the order in which they came up
+    reproduced: tuple[ReproductionResult, ...]  # in the order of their first choices
     contended: tuple[ContenderResult, ...]
     predicted_ms: float | None  # mean time to first token of what was chosen, over streams answered at the first try
-    measured_ms: float | None  # the same, as it was
+    measured_ms: float | None  # the same, as measured
 
     @property
     def choices(self) -> int:
@@ -57,13 +57,14 @@ class Replay:
         self._last_wall_s: float | None = None
         self._forecasts = Forecasts()
 
-    def met(self, known: LoggedPolicy) -> None:
-        """A policy that records which follow name."""
-        key = (known.name, known.digest)
+    def add_policy(self, logged: LoggedPolicy) -> None:
+        """Add the definition of a policy that later records name."""
+        key = (logged.name, logged.digest)
         if key not in self._live:
-            self._live[key] = _rebuilt(known, self._registry)
+            self._live[key] = _rebuild(logged, self._registry)
 
     def add(self, logged: LoggedRecord) -> None:
+        """Decide a record's request again."""
         self._records += 1
         self._first_wall_s = logged.at_wall_s if self._first_wall_s is None else self._first_wall_s
         self._last_wall_s = logged.at_wall_s
@@ -76,31 +77,31 @@ class Replay:
             self._contend(logged, logged.attempts[0])
 
     def report(self) -> ReplayReport:
-        """Of all that was added so far."""
+        """Return the report of all records so far."""
         predicted, measured = self._forecasts.means()
         return ReplayReport(
             records=self._records,
             unplaced=self._unplaced,
             first_wall_s=self._first_wall_s,
             last_wall_s=self._last_wall_s,
-            reproduced=tuple(found for one in self._live.values() if (found := one.reproduced()).choices),
-            contended=tuple(contender.contended() for contender in self._contenders),
+            reproduced=tuple(found for one in self._live.values() if (found := one.result()).choices),
+            contended=tuple(contender.result() for contender in self._contenders),
             predicted_ms=predicted,
             measured_ms=measured,
         )
 
     def _of(self, logged: LoggedRecord, choice: LoggedChoice) -> Reproduction:
-        """Who made this choice."""
-        stood_in = choice.policy == FALLBACK
-        key = (FALLBACK, "") if stood_in else (logged.policy or choice.policy, logged.digest or "")
+        """Return the reproduction of the policy that made this choice."""
+        is_fallback = choice.policy == FALLBACK
+        key = (FALLBACK, "") if is_fallback else (logged.policy or choice.policy, logged.digest or "")
         if (found := self._live.get(key)) is None:
-            found = Reproduction(*key, fallback_policy() if stood_in else None, None if stood_in else NO_LINE)
+            found = Reproduction(*key, fallback_policy() if is_fallback else None, None if is_fallback else NO_LINE)
             self._live[key] = found
         return found
 
     def _contend(self, logged: LoggedRecord, choice: LoggedChoice) -> None:
         made = next((row for row in choice.view.rows if row.target == choice.target), None)
-        if made is None:  # no router writes that; the reproduction names it
+        if made is None:  # no router writes that; the reproduction reports it
             return
         live = self._live.get((logged.policy or "", logged.digest or ""))
         for contender in self._contenders:
@@ -110,24 +111,25 @@ class Replay:
 
 
 class Forecasts:
-    """How far predictions are to be believed: what was predicted of the choices made, and what came."""
+    """Predicted and measured times to first token of the choices that were made, to judge the predictions."""
 
     def __init__(self) -> None:
         self._predicted_ms = self._measured_ms = 0.0
-        self._many = 0
+        self._count = 0
 
     def add(self, view: View, made: Row, ttft_ms: float) -> None:
         self._predicted_ms += YARDSTICK.score(view._replace(rows=(made,)))[0]
         self._measured_ms += ttft_ms
-        self._many += 1
+        self._count += 1
 
     def means(self) -> tuple[float | None, float | None]:
-        many = self._many
-        return (self._predicted_ms / many, self._measured_ms / many) if many else (None, None)
+        """Return the mean predicted and the mean measured ms; None without choices."""
+        count = self._count
+        return (self._predicted_ms / count, self._measured_ms / count) if count else (None, None)
 
 
 def _choices(logged: LoggedRecord) -> Iterator[LoggedChoice]:
-    """Each once: a prefill half whose KV a second try could still fetch stands with both tries."""
+    """Yield each choice once; a prefill half whose KV a second attempt can still fetch is logged with both."""
     before = None
     for attempt in logged.attempts:
         yield attempt
@@ -136,13 +138,13 @@ def _choices(logged: LoggedRecord) -> Iterator[LoggedChoice]:
             before = attempt.prefill
 
 
-def _rebuilt(known: LoggedPolicy, registry: Registry) -> Reproduction:
+def _rebuild(logged: LoggedPolicy, registry: Registry) -> Reproduction:
     try:
-        spec = known.policy
+        spec = logged.policy
         if spec is None:
-            return Reproduction(known.name, known.digest, None, NO_SPEC)
-        return Reproduction(known.name, known.digest, build_policy(known.name, spec, registry))
+            return Reproduction(logged.name, logged.digest, None, NO_SPEC)
+        return Reproduction(logged.name, logged.digest, build_policy(logged.name, spec, registry))
     except ValidationError as newer:
-        return Reproduction(known.name, known.digest, None, f"this version does not understand its spec: {newer}")
+        return Reproduction(logged.name, logged.digest, None, f"this version cannot read its definition: {newer}")
     except ConfigError as refusal:
-        return Reproduction(known.name, known.digest, None, str(refusal))
+        return Reproduction(logged.name, logged.digest, None, str(refusal))

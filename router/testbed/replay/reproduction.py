@@ -1,7 +1,7 @@
 """A policy that decided in the log, deciding the same views again.
 
-All that its choices hang on is in the view and in its spec, so every one must come out as it was logged. One that does
-not is a bug, and named: in a plug-in that reads a clock or rolls dice of its own, in a version that decides otherwise,
+Its choices depend on the view and its definition only, so each must come out as logged. One that does not is a bug and
+is reported: in a plug-in that reads a clock or has a random generator of its own, in a version that decides otherwise,
 or in Warmroute. Only a plug-in that learns from choices and outcomes may differ: what it had learned is in no log.
 """
 
@@ -17,32 +17,36 @@ NAMED = 5
 
 
 class DifferentChoice(msgspec.Struct, frozen=True):
-    """A choice that came out otherwise."""
+    """A choice that came out different."""
 
     record: str
     part: Part
     logged: str  # target
-    replayed: str  # target, or why there is none
+    replayed: str  # target, or the reason why there is none
 
 
 class ReproductionResult(msgspec.Struct, frozen=True):
-    """What one policy of the log made of its own views."""
+    """How many of a policy's logged choices came out the same."""
 
     policy: str
     digest: str
     choices: int
     same: int
-    learns: bool  # its choices may hang on what no log holds
-    first: tuple[DifferentChoice, ...]  # that differ
-    unbuilt: str | None  # why it could not be tried
+    learns: bool  # its choices may depend on what no log holds
+    first: tuple[DifferentChoice, ...]  # of the choices that differ
+    unbuilt: str | None  # the reason why it could not be built; None: it was
 
     @property
     def whole(self) -> bool:
+        """Whether every choice came out the same."""
         return self.same == self.choices
 
 
 class Reproduction:
-    """`policy` None: it could not be built, and `unbuilt` says why; its choices are counted as not reproduced."""
+    """Decides a policy's choices again.
+
+    `policy` None: it could not be built, for the reason `unbuilt`; its choices count as not reproduced.
+    """
 
     def __init__(self, name: str, digest: str, policy: Policy | None, unbuilt: str | None = None) -> None:
         self.policy = policy
@@ -52,7 +56,7 @@ class Reproduction:
         self._first: list[DifferentChoice] = []
 
     def add(self, record: str, view: View, part: Part, logged: str) -> None:
-        """`logged`: the target that was chosen."""
+        """Decide on `view` again; `logged` is the target that was chosen."""
         self._choices += 1
         if self.policy is None:
             return
@@ -68,7 +72,8 @@ class Reproduction:
         elif len(self._first) < NAMED:
             self._first.append(DifferentChoice(record, part, logged, replayed))
 
-    def reproduced(self) -> ReproductionResult:
+    def result(self) -> ReproductionResult:
+        """Return the counts so far."""
         return ReproductionResult(
             self._name, self._digest, self._choices, self._same, self._learns, tuple(self._first), self._unbuilt
         )

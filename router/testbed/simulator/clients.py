@@ -107,7 +107,7 @@ class SimulatedClients:
 def _say(context: SessionContext, session: Session, number: int) -> int:
     """A turn's prompt and answer are added to what was said. Returns the prompt's length in tokens."""
     turn = session.turns[number]
-    context.keep(turn.kept_tokens)
+    context.truncate(turn.kept_tokens)
     for span in turn.fresh:
         context.add(span)
     prompt_tokens = context.tokens

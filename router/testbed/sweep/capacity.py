@@ -1,7 +1,8 @@
-"""`--find-capacity`: the highest load at which a policy still serves well, found by doubling, then by halving the gap.
+"""`--find-capacity`: the highest load at which a policy still serves well, found by doubling, then by bisection.
 
-Well means that a share of all requests met both limits; whoever was shed or failed met none. More load is taken to be
-never easier. That is true of fleets and only nearly of one seed, so the answer is good to the stated step, not better.
+A load is served well when a given share of all requests meets both limits; shed and failed requests meet none. The
+search assumes that more load is never easier to serve. That holds for fleets and only nearly for one seed, so the
+answer is accurate to the stated step and no better.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import NamedTuple
 from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome
 from router.testbed.sweep.cells import LoadLevel, SweepCell
 
-STEP = 1.05  # the load that is known to fail is at most this much above the answer
+STEP = 1.05  # the load that is known to fail is at most this factor above the answer
 DOUBLINGS = 8  # away from the first load, either way
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySearch:
-    """Begins at the cell's own load."""
+    """A search that begins at the cell's own load."""
 
     cell: SweepCell
     share: float = 0.9  # of all requests that must meet both limits
@@ -31,12 +32,12 @@ class CapacitySearch:
 
 class TriedLoad(NamedTuple):
     load: float
-    share: float
+    share: float  # of requests that met both limits
     requests_per_s: float  # that ended well, over the whole run
 
 
 class CapacityResult(NamedTuple):
-    """`best` is None where not even the least load tried was served well; `bounded`: a higher one was not."""
+    """`best` is None when not even the least load tried was served well; `bounded`: a higher load was not."""
 
     search: CapacitySearch
     best: TriedLoad | None
@@ -45,7 +46,7 @@ class CapacityResult(NamedTuple):
 
 
 def share_served_well(outcome: SimulationOutcome, limits: ServiceLimits) -> float:
-    """Share of all requests. Raises ValueError of none."""
+    """Return the share of all requests that met both limits. Raises ValueError when there are no requests."""
     if not len(outcome):
         raise ValueError("no request was sent: the workload is empty, or it begins after the end of the simulation")
     return sum(_well(outcome, row, limits) for row in range(len(outcome))) / len(outcome)
@@ -59,6 +60,7 @@ def _well(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
 
 
 def search_capacity(search: CapacitySearch, play: Callable[[SweepCell], SimulationOutcome]) -> CapacityResult:
+    """Run the search; `play` simulates a cell."""
     tried: dict[float, TriedLoad] = {}
 
     def well(load: float) -> bool:
@@ -77,7 +79,7 @@ def search_capacity(search: CapacitySearch, play: Callable[[SweepCell], Simulati
 
 
 def _bracket(first: float, well: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """The highest load seen to be served well and the lowest seen not to be; None where there is none."""
+    """Return the highest load found to be served well and the lowest found not to be; None for one not found."""
     good = bad = None
     load = first
     for _ in range(DOUBLINGS + 1):

@@ -1,7 +1,7 @@
-"""One cell of a comparison: a policy on a fleet under a load, from one seed; what it comes to, or why it failed.
+"""One cell of a comparison: a policy on a fleet under a load with one seed; its result, or why it failed.
 
-Values that go to worker processes and come back. The load says what "more" means for a workload: an open one is played
-faster, a closed loop has more sessions at work.
+These values go to worker processes and come back. A load says what "more" means for a workload: an open one is played
+faster, a closed loop has more concurrent sessions.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, S
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep.fleets import FleetOption
 from router.testbed.workloads import Workload
-from router.testbed.workloads.source import WorkloadSpec as Size
-from router.testbed.workloads.source import load_workload
+from router.testbed.workloads.source import WorkloadSpec, load_workload
 
 
 class WorkloadSource(NamedTuple):
-    """Where a workload comes from: a preset or a file, and how big it is to be."""
+    """A workload before it is built: a preset or a file, and its size."""
 
     name: str
-    size: Size = Size()
+    size: WorkloadSpec = WorkloadSpec()
 
-    def workload(self, seed: int, told: Callable[[str], None]) -> Workload:
-        """`told` hears of lines that cannot be used."""
-        return load_workload(self.name, seed=seed, told=told, **self.size._asdict())
+    def workload(self, seed: int, on_unusable: Callable[[str], None]) -> Workload:
+        """Build the workload; `on_unusable` is called with each line of a file that cannot be used."""
+        return load_workload(self.name, seed=seed, on_unusable=on_unusable, **self.size._asdict())
 
 
 class LoadLevel(NamedTuple):
-    """How much of a workload comes at once."""
+    """How much of a workload arrives at once."""
 
     kind: Literal["rate", "rho", "sessions"]
-    value: float  # requests per second | as testbed/workloads/offered_load.py has it | sessions per instance
+    value: float  # requests per second | rho of testbed/workloads/offered_load.py | sessions per instance
 
     def __str__(self) -> str:
         match self.kind:
@@ -51,14 +50,14 @@ class SweepCell:
     policy: str
     rules: PolicyConfig
     fleet: FleetOption
-    scenario: Scenario  # what follows from it
+    scenario: Scenario  # made from `fleet`
     source: WorkloadSource
     load: LoadLevel
     seed: int
     limits: ServiceLimits
-    staggered: bool = True  # closed loop: the first sessions begin somewhere in their course
+    staggered: bool = True  # closed loop: the first sessions begin at a random turn
     since_s: float = 0.0  # virtual time before which nothing is counted
-    until_s: float | None = None  # and after which nothing is sent or counted; None: to the end
+    until_s: float | None = None  # virtual time after which nothing is sent or counted; None: to the end
 
     @property
     def name(self) -> str:
@@ -66,10 +65,10 @@ class SweepCell:
 
 
 class CellResult(NamedTuple):
-    """What a cell came to. Nothing in it depends on the machine that computed it."""
+    """The result of a cell. Nothing in it depends on the machine that computed it."""
 
     cell: SweepCell
-    requests_per_s: float | None  # that came, where the load says it; None: a closed loop
+    requests_per_s: float | None  # arriving, for an open loop; None: a closed loop
     figures: SimulationFigures
     took_s: float  # virtual
     decisions: int
@@ -85,15 +84,16 @@ class CellFailure(NamedTuple):
 def measure_cell(
     cell: SweepCell, outcome: SimulationOutcome, requests_per_s: float | None, last_s: float | None
 ) -> CellResult:
-    """`last_s`: when the last request of an open workload came. What ends after it would say how long the fleet takes
-    to become empty, not how much it serves, so that is the end of the window if the cell says none.
+    """Return the result of `cell`; `last_s` is when the last request of an open workload came.
+
+    It ends the window if the cell does not: what ends later would show how long the fleet takes to become empty, not
+    how much it serves.
     """
     until_s = last_s if cell.until_s is None else cell.until_s
-    counted = compute_figures(outcome, cell.limits, cell.since_s, until_s)
     return CellResult(
         cell,
         requests_per_s,
-        counted,
+        compute_figures(outcome, cell.limits, cell.since_s, until_s),
         outcome.took_s,
         outcome.decisions,
         outcome.preemptions,

@@ -1,24 +1,99 @@
-"""Cells side by side: policies are compared where everything else is alike, over all seeds.
+"""Cells side by side: policies are compared where everything else is equal, over all seeds, by figures as columns.
 
-comparison = situations (fleet, pool, load), each with a row per policy, each with its figures per seed
+    comparison = situations (fleet, pool, load), each with a row per policy, each with its figures per seed
+
+The terminal, the HTML page and the charts take columns, units and "which end is better" from here, so they agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from router.testbed.simulator.outcome import SimulationFigures
 from router.testbed.sweep.capacity import CapacityResult
 from router.testbed.sweep.cells import CellResult, LoadLevel
-from router.testbed.sweep.columns import FigureValue, average_over_seeds
 from router.testbed.sweep.fleets import FleetOption
+
+
+class FigureColumn(NamedTuple):
+    key: str
+    head: str  # with the unit
+    of: Callable[[SimulationFigures], float | None]
+    digits: int
+    better: Literal["less", "more"] | None = None
+    always: bool = True  # False: only where some policy has a value other than 0
+    spread: bool = False  # over seeds: print it beside the mean
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def percent(share: float | None) -> float | None:
+    """Return `share` in percent; None stays None."""
+    return None if share is None else share * 100
+
+
+COLUMNS: tuple[FigureColumn, ...] = (
+    FigureColumn("ttft_mean", "TTFT s mean", lambda own: own.ttft_mean_s, 2, "less", spread=True),
+    FigureColumn("ttft_p50", "p50", lambda own: own.ttft_p50_s, 2, "less"),
+    FigureColumn("ttft_p90", "p90", lambda own: own.ttft_p90_s, 2, "less", spread=True),
+    FigureColumn("ttft_p99", "p99", lambda own: own.ttft_p99_s, 2, "less"),
+    FigureColumn("tpot", "TPOT ms", lambda own: _ms(own.tpot_mean_s), 1, "less"),
+    FigureColumn("requests_per_s", "req/s", lambda own: own.requests_per_s, 2, "more", spread=True),
+    FigureColumn("good_per_s", "good/s", lambda own: own.good_per_s, 2, "more", spread=True),
+    FigureColumn("output", "out tok/s", lambda own: own.output_tokens_per_s, 0, "more"),
+    FigureColumn("hit", "hit %", lambda own: percent(own.hit_share), 1, "more", spread=True),
+    FigureColumn("local", "local", lambda own: percent(own.local_share), 1),
+    FigureColumn("host", "host", lambda own: percent(own.host_share), 1, always=False),
+    FigureColumn("pool", "pool", lambda own: percent(own.pool_share), 1, always=False),
+    FigureColumn("imbalance", "imbal.", lambda own: own.imbalance, 2, "less"),
+    FigureColumn("shed", "shed", lambda own: own.shed, 0, "less", always=False),
+    FigureColumn("failed", "failed", lambda own: own.failed, 0, "less", always=False),
+    FigureColumn("waited_p50", "wait s p50", lambda own: own.waited_p50_s, 1, always=False),
+    FigureColumn("waited_p90", "wait s p90", lambda own: own.waited_p90_s, 1, always=False),
+)
+
+
+class FigureValue(NamedTuple):
+    """A figure over seeds. `spread`: half the distance between the lowest and the highest; None with one seed."""
+
+    mean: float
+    spread: float | None
+
+    def format(self, digits: int, spread: bool = True) -> str:
+        """Return the mean as text, with "±spread" if wanted and known."""
+        middle = f"{self.mean:,.{digits}f}"
+        return middle if self.spread is None or not spread else f"{middle} ±{self.spread:,.{digits}f}"
+
+
+def average_over_seeds(values: Sequence[float | None]) -> FigureValue | None:
+    """Return mean and spread; None when a seed has no value: the mean of the others would be of other runs."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return FigureValue(sum(known) / len(known), (max(known) - min(known)) / 2 if len(known) > 1 else None)
+
+
+def select_columns(figures: Sequence[SimulationFigures]) -> list[FigureColumn]:
+    """Return the columns to print for these figures."""
+    return [column for column in COLUMNS if column.always or any(column.of(own) for own in figures)]
+
+
+def find_best(column: FigureColumn, values: Sequence[FigureValue | None]) -> set[int]:
+    """Return the rows with the best value as printed; empty when no end is better, or all values are equal."""
+    known = {row: round(value.mean, column.digits) for row, value in enumerate(values) if value is not None}
+    if column.better is None or len(set(known.values())) < 2:
+        return set()
+    best = min(known.values()) if column.better == "less" else max(known.values())
+    return {row for row, value in known.items() if value == best}
 
 
 class Situation(NamedTuple):
     fleet: FleetOption
     load: LoadLevel
-    requests_per_s: float | None  # that come, in the mean over seeds; None: a closed loop
+    requests_per_s: float | None  # arriving, mean over seeds; None: a closed loop
 
     def __str__(self) -> str:
         rate = "" if self.requests_per_s is None else f" ({self.requests_per_s:,.4g} requests/s)"
@@ -37,7 +112,10 @@ class ComparisonTable(NamedTuple):
 
 
 class CapacityTable(NamedTuple):
-    """One policy on one fleet. `load`: requests per second or sessions per instance; None: of some seed not found."""
+    """Capacity of one policy on one fleet.
+
+    `load`: requests per second or sessions per instance; None when the search of some seed found none.
+    """
 
     policy: str
     fleet: FleetOption
@@ -45,11 +123,11 @@ class CapacityTable(NamedTuple):
     load: FigureValue | None
     requests_per_s: FigureValue | None  # that ended well at that load
     share: FigureValue | None  # that met the limits
-    bounded: bool  # False: more was not tried, it may do better
+    bounded: bool  # False: no higher load was tried, the capacity may be higher
 
 
 def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
-    """Situations, and policies in each, in the order in which they first occur."""
+    """Return a table per situation; situations, and policies in each, are in the order of first occurrence."""
     found: dict[tuple[FleetOption, LoadLevel], dict[str, list[CellResult]]] = {}
     for one in cells:
         cell = one.cell
@@ -65,6 +143,7 @@ def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
 
 
 def summarize_capacities(searches: Iterable[CapacityResult]) -> list[CapacityTable]:
+    """Return a capacity per fleet and policy, over seeds."""
     found: dict[tuple[FleetOption, str], list[CapacityResult]] = {}
     for one in searches:
         cell = one.search.cell

@@ -1,7 +1,7 @@
-"""A fleet in the command line's words, which name a table, a chart and a cell, and the scenario that follows from them.
+"""A fleet in the words of the command line, which name a table, a chart and a cell, and the scenario made from it.
 
-A pool's or a memory's size may be left unsaid and then grows with the fleet, so fleets of several sizes have the same
-words for it: that is what lets a chart draw hits over the fleet's size.
+A pool's or a host memory's size may be left out and then grows with the fleet. Fleets of several sizes then have the
+same words for it, which lets a chart draw hits over the fleet's size.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import NamedTuple
 from router.config.sections.admission import AdmissionConfig
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble
-from router.testbed.sweep import option_values
-from router.testbed.sweep.option_values import OFF
+from router.testbed.sweep.option_values import OFF, parse_memory
 
-SHARE = 4  # a pool or memory whose size is not said holds so many times what the GPUs over it hold
+SHARE = 4  # size of a pool or host memory, if not given, as a multiple of the GPU memory that it serves
 
 
 class FleetOption(NamedTuple):
-    """Cells that say the same here are compared. `pool`, `host_memory`, `trouble`: as their options have it."""
+    """Cells with equal values here are compared. `pool`, `host_memory`, `trouble`: the text of their options."""
 
     instances: int
     prefills: int = 0
@@ -33,19 +32,19 @@ class FleetOption(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """All but its size. Of what is there only if asked for, only what is."""
-        said = [
+        """Everything but the size; options that are off are left out, except for the pool."""
+        parts = [
             f"{self.prefills} of them prefill" if self.prefills else "",
-            _named("pool", self.pool) or "no pool",
-            _named("host memory", self.host_memory),
+            _describe("pool", self.pool) or "no pool",
+            _describe("host memory", self.host_memory),
             "admission" if self.admission else "",
             f"{self.routers} routers" if self.routers > 1 else "",
             "" if self.trouble == OFF else f"trouble {self.trouble}",
         ]
-        return ", ".join(part for part in said if part)
+        return ", ".join(part for part in parts if part)
 
     def scenario(self, profile: EngineProfile, lags: EventLags, trouble: Trouble) -> Scenario:
-        """`trouble`: what its name means. Raises ConfigError."""
+        """Return the scenario; `trouble` is the value that its name stands for. Raises ConfigError."""
         return Scenario(
             profile=profile,
             instances=self.instances,
@@ -60,15 +59,16 @@ class FleetOption(NamedTuple):
 
 
 def _store(option: str, text: str, gpu_tokens: int) -> StoreScenario | None:
-    kept = option_values.parse_memory(option, text)
-    if kept is None:
+    memory = parse_memory(option, text)
+    if memory is None:
         return None
-    return StoreScenario(SHARE * gpu_tokens if kept.tokens is None else kept.tokens, LinkSpeed(kept.tokens_per_s))
+    tokens = SHARE * gpu_tokens if memory.tokens is None else memory.tokens
+    return StoreScenario(tokens, LinkSpeed(memory.tokens_per_s))
 
 
-def _named(what: str, text: str) -> str:
-    kept = option_values.parse_memory(what, text)
-    if kept is None:
+def _describe(what: str, text: str) -> str:
+    memory = parse_memory(what, text)
+    if memory is None:
         return ""
-    room = "" if kept.tokens is None else f" of {kept.tokens:,} tokens"
-    return f"{what}{room} at {kept.tokens_per_s:,.0f} tokens/s"
+    size = "" if memory.tokens is None else f" of {memory.tokens:,} tokens"
+    return f"{what}{size} at {memory.tokens_per_s:,.0f} tokens/s"

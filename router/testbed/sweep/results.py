@@ -1,6 +1,6 @@
-"""What was found as one JSON file for other programs: the same question gives the same bytes, on every machine.
+"""Results of a run as one JSON document for other programs: the same options give the same bytes, on every machine.
 
-So nothing in it says when it was made, how long that took or by how many processes.
+So nothing in it depends on when it was made, how long that took or how many processes did it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from router.testbed.sweep.spec import SweepSpec
 
 
 def encode_results(
-    asked: SweepSpec,
+    spec: SweepSpec,
     cells: Sequence[SweepCell],
     measured: Sequence[CellResult],
-    found: Sequence[CapacityResult],
+    capacities: Sequence[CapacityResult],
     failed: Sequence[CellFailure],
     *,
     complete: bool,
 ) -> bytes:
-    """`cells`: all that were wanted. Of them the policies' digests, the profile's numbers and what the troubles are:
-    names say little. None: a failure's end that never comes.
+    """Return the JSON; `cells` are all that were requested.
+
+    It has the policies' digests, the profile's numbers and the troubles' contents, since names alone say little. A
+    failure that never ends has the end null.
     """
-    whole = {
+    document = {
         "warmroute": version("warmroute"),
         "complete": complete,
-        "asked": asdict(asked),
+        "asked": asdict(spec),
         "policies": {cell.policy: compute_digest(cell.rules) for cell in cells},
         "profile": asdict(cells[0].scenario.profile),
         "troubles": {cell.fleet.trouble: asdict(cell.scenario.trouble) for cell in cells if cell.fleet.trouble != OFF},
         "cells": [_cell(one) for one in measured],
-        "capacities": [_found(one) for one in found],
+        "capacities": [_capacity(one) for one in capacities],
         "failed": [one._asdict() for one in failed],
     }
-    return msgspec.json.format(msgspec.json.encode(whole, enc_hook=str), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1) + b"\n"
 
 
-def _which(cell: SweepCell) -> dict[str, Any]:
+def _identify(cell: SweepCell) -> dict[str, Any]:
     return {
         "policy": cell.policy,
         "workload": cell.source.name,
@@ -56,7 +58,7 @@ def _which(cell: SweepCell) -> dict[str, Any]:
 
 
 def _cell(one: CellResult) -> dict[str, Any]:
-    return _which(one.cell) | {
+    return _identify(one.cell) | {
         "requests_per_s_offered": one.requests_per_s,
         **one.figures._asdict(),
         "virtual_s": one.took_s,
@@ -66,8 +68,8 @@ def _cell(one: CellResult) -> dict[str, Any]:
     }
 
 
-def _found(one: CapacityResult) -> dict[str, Any]:
-    return _which(one.search.cell) | {
+def _capacity(one: CapacityResult) -> dict[str, Any]:
+    return _identify(one.search.cell) | {
         "share_wanted": one.search.share,
         "best": None if one.best is None else one.best._asdict(),
         "bounded": one.bounded,

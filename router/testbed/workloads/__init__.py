@@ -1,8 +1,8 @@
-"""What clients ask, as values: sessions of turns with their sizes, pauses and shared beginnings, all from one seed.
+"""Workloads as values: sessions of turns with their sizes, pauses and shared prefixes, all from one seed.
 
-`shapes.py` says what a workload is, `arrivals.py` keeps a million requests small, `lengths.py` draws sizes; `agents.py`
-generates closed loops, `templates.py` open ones, each with presets of published statistics. Traces are read in
-`router/testbed/workloads/traces.py`. Nothing here knows an engine or a clock.
+`model.py` defines a workload, `arrivals.py` keeps a million requests small, `distributions.py` draws sizes; `agents.py`
+generates closed loops, `shared_prefixes.py` open ones, each with presets of published statistics. `traces.py` reads
+traces. Nothing here knows an engine or a clock.
 """
 
 from router.testbed.workloads.agents import CODEX, SCALING, AgentsWorkload

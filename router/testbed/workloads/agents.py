@@ -1,7 +1,7 @@
 """Coding agents in a closed loop: long sessions whose context grows turn by turn, with pauses in between.
 
-The next turn waits for the answer and for what the agent does with it, so a slow fleet is asked less: an open replay of
-the same requests would pile them up instead.
+The next turn waits for the answer and for what the agent does with it, so a slow fleet gets fewer requests: an open
+replay of the same requests would pile them up instead.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from router.testbed.workloads.model import Session, Span, Turn, Workload
 
 @dataclass(frozen=True, slots=True)
 class AgentsWorkload:
-    """Coding agents in a closed loop: a context that grows by each answer and each tool result.
+    """A preset of coding agents: a context that grows by each answer and each tool result.
 
-    Before every later turn the last `rendered_tokens` of the context (mostly the answer just given) are rendered anew
-    and so are no longer what the engine cached. A session ends early where its context would pass the cap.
+    Before every later turn the last `rendered_tokens` of the context (mostly the last answer) are rendered anew, so
+    they differ from what the engine cached. A session ends early when its context would exceed the cap.
     """
 
     name: str
@@ -35,7 +35,7 @@ class AgentsWorkload:
     def scaled(
         self, *, tokens: float = 1.0, sessions: float = 1.0, turns: float = 1.0, think: float = 1.0
     ) -> AgentsWorkload:
-        """The same shapes with medians multiplied: every length by `tokens`, every pause by `think`."""
+        """Return the same shapes with medians multiplied: every length by `tokens`, every pause by `think`."""
         return replace(
             self,
             sessions=max(1, round(self.sessions * sessions)),
@@ -50,21 +50,22 @@ class AgentsWorkload:
         )
 
     def workload(self, seed: int) -> Workload:
-        chance = Rng(seed)
-        shared = Span(chance.bits(), self.shared_tokens)
-        sessions = (self._session(number, shared, Rng(chance.bits())) for number in range(self.sessions))
+        """Generate the workload; the same preset and seed always give the same one."""
+        rng = Rng(seed)
+        shared = Span(rng.bits(), self.shared_tokens)
+        sessions = (self._session(number, shared, Rng(rng.bits())) for number in range(self.sessions))
         return Workload(self.name, seed, tuple(sessions))
 
-    def _session(self, number: int, shared: Span, dice: Rng) -> Session:
-        source = Rng(dice.bits())  # a stream of its own, so that scaling lengths changes no length's draw
-        count = self.turns.tokens(dice)
-        own = Span(source.bits(), max(1, self.first_tokens.tokens(dice) - shared.tokens))
-        turns = [Turn(0, (shared, own), self.output_tokens.tokens(dice), self.think_s.draw(dice))]
+    def _session(self, number: int, shared: Span, rng: Rng) -> Session:
+        source = Rng(rng.bits())  # a stream of its own, so that scaling lengths changes no length's draw
+        count = self.turns.tokens(rng)
+        own = Span(source.bits(), max(1, self.first_tokens.tokens(rng) - shared.tokens))
+        turns = [Turn(0, (shared, own), self.output_tokens.tokens(rng), self.think_s.draw(rng))]
         while len(turns) < count:
             context = turns[-1].prompt_tokens + turns[-1].output_tokens
-            kept = max(shared.tokens, context - self.rendered_tokens)
-            fresh = Span(source.bits(), context - kept + self.input_tokens.tokens(dice))
-            turn = Turn(kept, (fresh,), self.output_tokens.tokens(dice), self.think_s.draw(dice))
+            cached = max(shared.tokens, context - self.rendered_tokens)
+            fresh = Span(source.bits(), context - cached + self.input_tokens.tokens(rng))
+            turn = Turn(cached, (fresh,), self.output_tokens.tokens(rng), self.think_s.draw(rng))
             if turn.prompt_tokens + turn.output_tokens > self.cap_tokens:
                 break
             turns.append(turn)
@@ -96,7 +97,7 @@ CODEX = AgentsWorkload(
 SCALING = AgentsWorkload(
     # Published (vLLM x Mooncake, 2026-05, the scaling test): 20,000 tokens that all sessions have in common, 10,000 of
     # its own in a first prompt, 2,048 more per turn, answers of 900, 30 turns; 75 sessions on 12 GPUs to 375 on 60;
-    # more than 95 % of the input cached. Lengths are constant there; pauses are not told of: none.
+    # more than 95 % of the input cached. Lengths are constant there; pauses are not mentioned: none.
     # Derived: a session asks for 30 x 30,000 + (2,048 + 900) x (0 + .. + 29) = 2.18 M tokens, of which 10,000 + 29 x
     # 2,048 = 69,392 and the common 20,000 / 75 are cold: 96.8 % ideal, less what whole blocks lose.
     name="scaling",

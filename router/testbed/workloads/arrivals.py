@@ -1,7 +1,7 @@
-"""Requests of an open loop as columns: a sequence of sessions of one turn, each made when somebody looks at it.
+"""Requests of an open loop as columns: a sequence of sessions of one turn, each made when it is read.
 
-A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iterating makes each session
-for as long as it is needed. It compares, pickles, slices and counts as a tuple of the same sessions would.
+A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iteration makes one session at
+a time. The sequence compares, pickles, slices and counts as a tuple of the same sessions would.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.testbed.workloads.model import Session, Span, Turn, Workload
 
 
 class OpenArrivals(Sequence[Session]):
-    """Sessions of one turn. Those with the same number are requests of one conversation."""
+    """A sequence of sessions of one turn. Sessions with the same number are requests of one conversation."""
 
     __slots__ = ("_ends", "_numbers", "_output_tokens", "_sources", "_start_s", "_tokens")
 
@@ -22,22 +22,22 @@ class OpenArrivals(Sequence[Session]):
         self._numbers = array("q")
         self._start_s = array("d")
         self._output_tokens = array("i")
-        self._ends = array("q")  # behind its last span, per request
+        self._ends = array("q")  # index after its last span, per request
         self._sources = array("Q")  # per span of all requests
         self._tokens = array("i")
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> OpenArrivals:
-        """Raises ValueError for a session of more turns than one."""
-        made = cls()
+        """Return these sessions as columns. Raises ValueError for a session with more than one turn."""
+        arrivals = cls()
         for session in sessions:
             if len(session.turns) != 1:
                 raise ValueError(f"session {session.number} has {len(session.turns)} turns: an open loop has one each")
-            made.add(session.start_s, session.turns[0].fresh, session.turns[0].output_tokens, session.number)
-        return made
+            arrivals.add(session.start_s, session.turns[0].fresh, session.turns[0].output_tokens, session.number)
+        return arrivals
 
     def add(self, start_s: float, prompt: Iterable[Span], output_tokens: int, number: int | None = None) -> None:
-        """`number`: None: the place it takes."""
+        """Append a session. `number` None: its index."""
         self._numbers.append(len(self) if number is None else number)
         for source, tokens in prompt:
             self._sources.append(source)
@@ -47,14 +47,14 @@ class OpenArrivals(Sequence[Session]):
         self._ends.append(len(self._tokens))
 
     def in_order(self) -> OpenArrivals:
-        """By `start_s`; those of one moment stay as they are."""
+        """Return the sessions sorted by `start_s`; those with equal times stay in their order."""
         start_s = self._start_s
         if all(start_s[row] <= start_s[row + 1] for row in range(len(start_s) - 1)):
             return self
         return OpenArrivals.of(map(self._session, sorted(range(len(start_s)), key=start_s.__getitem__)))
 
     def since(self, from_s: float) -> OpenArrivals:
-        """The same requests, as if time began at `from_s`."""
+        """Return the same sessions with times counted from `from_s`."""
         return OpenArrivals.of(session._replace(start_s=session.start_s - from_s) for session in self)
 
     def _session(self, row: int) -> Session:
@@ -85,7 +85,7 @@ class OpenArrivals(Sequence[Session]):
 
 
 def speed_up(workload: Workload, factor: float) -> Workload:
-    """The same requests `factor` times as fast. Raises ValueError for a closed loop, whose pace its answers set."""
+    """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by its answers."""
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
     return workload._replace(sessions=OpenArrivals.of(moved))
@@ -99,7 +99,7 @@ def take_window(workload: Workload, from_s: float, until_s: float) -> Workload:
 
 
 def take_first(workload: Workload, requests: int) -> Workload:
-    """The first so many requests. Raises ValueError as `speed_up` does."""
+    """Return the first `requests` requests. Raises ValueError for a closed loop."""
     _demand_open(workload)
     return workload._replace(sessions=workload.sessions[:requests])
 

@@ -1,9 +1,9 @@
 """Prompts by the names of their blocks: contexts of 80,000 tokens without a token.
 
-A context is a row of spans (`workloads.py`). Each of its full blocks gets a name: a hash over the name before it and
-the pieces of spans in the block, so that equal names mean equal prefixes, exactly where the tokens would be equal. A
-turn costs what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring`
-finds the keys in the event's "tokens" instead of computing them.
+A context is a list of spans (`model.py`). Each of its full blocks gets a name: a hash over the name before it and the
+pieces of spans in the block, so that names are equal exactly where the prefixes' tokens would be. A turn costs only
+what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring` finds the keys in
+the event's "tokens" instead of computing them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCES = (1 << 64) - 1  # answers have negative sources
 
 
 class SessionContext:
-    """What a session has said so far. `names` are those of its full blocks."""
+    """A session's prompts and answers so far. `names` are those of its full blocks."""
 
     __slots__ = ("_block_tokens", "_open", "_open_tokens", "_spans", "names", "tokens")
 
@@ -37,8 +37,8 @@ class SessionContext:
         self.names = array("Q")
         self.tokens = 0
 
-    def keep(self, tokens: int) -> None:
-        """Only the first `tokens` of it go on."""
+    def truncate(self, tokens: int) -> None:
+        """Cut the context to its first `tokens` tokens."""
         if tokens >= self.tokens:
             return
         size = self._block_tokens
@@ -57,11 +57,12 @@ class SessionContext:
             start += take
 
     def add(self, span: Span) -> None:
+        """Append `span`."""
         self._spans.append(span)
         self._take(span.source, 0, span.tokens)
 
     def _take(self, source: int, start: int, end: int) -> None:
-        """Tokens `start` to `end` of a source come next."""
+        """Append tokens `start` to `end` of a source, and name the blocks that they fill."""
         size, names = self._block_tokens, self.names
         self.tokens += end - start
         while start < end:
@@ -75,8 +76,9 @@ class SessionContext:
 
 
 class NamedTokens(Sequence[int]):
-    """Stands for the token ids of some blocks, and of `more` tokens after them: its length is theirs, its slices begin
-    at blocks. Nobody in a simulation reads an id.
+    """A placeholder for the token ids of some blocks and of `more` tokens after them; slices begin at block boundaries.
+
+    A simulation reads its length only, never an id.
     """
 
     __slots__ = ("_block_tokens", "_more", "names")
@@ -96,11 +98,11 @@ class NamedTokens(Sequence[int]):
     def __getitem__(self, at: SupportsIndex | slice) -> int | NamedTokens:
         if isinstance(at, slice) and at.stop is None and at.step is None and at.start % self._block_tokens == 0:
             return NamedTokens(self.names[at.start // self._block_tokens :], self._block_tokens, self._more)
-        raise TypeError("simulated tokens have no ids, and are cut at blocks only")
+        raise TypeError("simulated tokens have no ids, and are sliced at block boundaries only")
 
 
 class BlockNameKeyring(Keyring):
-    """Takes the names of simulated blocks for their keys: they are chained hashes already."""
+    """A keyring that uses the names of simulated blocks as their keys: they are chained hashes already."""
 
     def chain(
         self,

@@ -1,4 +1,4 @@
-"""What a workload is: sessions of turns, whose prompts are made of spans.
+"""Workloads: sessions of turns, with prompts made of spans.
 
 A workload holds no text and no tokens, only names for them: a `Span` is so many tokens of a numbered source, and
 `make_token_ids` makes the same ids of it every time. Prompts share a prefix exactly where their spans do. So one
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """The first `tokens` tokens of a source; one source is one endless text. Those of answers are negative."""
+    """The first `tokens` tokens of a source, which is an endless text. Sources of answers are negative."""
 
     source: int
     tokens: int
 
 
 class Turn(NamedTuple):
-    """One request. `think_s` passes between the answer before it (or the session's start) and this request."""
+    """One request, sent `think_s` after the answer before it (or the session's start)."""
 
     kept_tokens: int
     fresh: tuple[Span, ...]
@@ -43,25 +43,26 @@ class Session(NamedTuple):
     turns: tuple[Turn, ...]
 
     def answer(self, turn: int) -> Span:
-        """To that turn. No two answers of a workload are alike: a session has fewer than 2^20 turns."""
+        """Return the answer to turn `turn`. Answers of a workload all differ: a session has fewer than 2^20 turns."""
         return Span(-1 - (self.number << 20 | turn), self.turns[turn].output_tokens)
 
 
 class Workload(NamedTuple):
-    """A tuple of sessions, or what behaves as one: see `Arrivals`."""
+    """Sessions in a tuple, or in a sequence that behaves as one: see `OpenArrivals`."""
 
     name: str
     seed: int
     sessions: Sequence[Session]
-    is_closed: bool = True  # False: sessions of one turn, in the order of `start_s`, which wait for nobody
+    is_closed: bool = True  # False: sessions of one turn, in the order of `start_s`, which do not wait for answers
 
     @property
     def turns(self) -> int:
+        """Number of requests of all sessions."""
         return sum(len(session.turns) for session in self.sessions) if self.is_closed else len(self.sessions)
 
 
 def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
-    """The span's ids within the vocabulary; another seed is another text of the same shape.
+    """Return the span's token ids within the vocabulary; another seed gives another text of the same shape.
 
     A longer span of the same source begins with a shorter one's ids. SHAKE-128 is a stream of uniform bytes that a
     name alone determines, at memory speed.
@@ -70,3 +71,29 @@ def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
     words = array("I", shake_128(name).digest(4 * span.tokens))
     low, size = vocabulary.start, len(vocabulary)
     return [low + word % size for word in words]
+
+
+def session_contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
+    """Return per turn the prompt as spans, and the prompt with its answer as an engine caches it.
+
+    The last token of an answer is never run through the model, so no engine has its KV.
+    """
+    seen: list[tuple[list[Span], list[Span]]] = []
+    context: list[Span] = []
+    for number, turn in enumerate(session.turns):
+        prompt = take_tokens(context, turn.kept_tokens) + list(turn.fresh)
+        answer = session.answer(number)
+        context = [*prompt, answer]
+        seen.append((prompt, [*prompt, Span(answer.source, answer.tokens - 1)]))
+    return seen
+
+
+def take_tokens(spans: Sequence[Span], tokens: int) -> list[Span]:
+    """Return the leading spans that hold `tokens` tokens, the last one shortened."""
+    taken: list[Span] = []
+    for span in spans:
+        if tokens <= 0:
+            break
+        taken.append(Span(span.source, min(span.tokens, tokens)))
+        tokens -= span.tokens
+    return taken

@@ -1,7 +1,7 @@
-"""The presets by name, each with the statistics that were published of what it imitates.
+"""Presets by name, each with the published statistics of the workload that it imitates.
 
-Where a number comes from stands beside its preset, in `agents.py` and `templates.py`. `warmroute workload stats` prints
-the published beside what a seed really has, and a test holds them together.
+`agents.py` and `shared_prefixes.py` give the source of each number beside its preset. `warmroute workload stats` prints
+the published values beside those of a seed, and a test compares them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.testbed.workloads.agents import CODEX, SCALING, AgentsWorkload
 from router.testbed.workloads.shared_prefixes import GROUPS, TOOLS, SharedPrefixWorkload
 
 Preset = AgentsWorkload | SharedPrefixWorkload
-"""A family of workloads: `workload(seed)` is always the same for the same preset and seed."""
+"""A family of workloads: the same preset and seed always give the same `workload(seed)`."""
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (CODEX, SCALING, GROUPS, TOOLS)})
 

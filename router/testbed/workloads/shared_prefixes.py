@@ -1,8 +1,8 @@
-"""Open loops whose requests begin with one of a few shared prompts: system prompts, tools, customers' documents.
+"""Open loops of requests that begin with one of a few shared prompts: system prompts, tools, customers' documents.
 
-Requests come as a Poisson process and wait for nobody. Each begins with one of `prefixes` shared prompts, drawn by its
-popularity, or with none, and goes on with tokens that nobody else has. Times, choices and lengths come from dice of
-their own: another rate or scale leaves the rest as it is.
+Requests arrive as a Poisson process and do not wait for answers. Each begins with one of `prefixes` shared prompts,
+drawn by popularity, or with none, and goes on with tokens of its own. Times, choices and lengths have separate random
+generators: another rate or scale leaves the rest unchanged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from router.testbed.workloads.model import Span, Workload
 class SharedPrefixWorkload:
     name: str
     requests: int
-    per_s: float  # requests per second, in the mean
+    per_s: float  # mean requests per second
     prefixes: int  # different shared prompts
-    zipf: float  # the k-th of them is drawn k^-zipf as often as the first; 0: all alike
+    zipf: float  # the k-th of them is drawn k^-zipf as often as the first; 0: all equally often
     prefixed: float  # share of requests that begin with one
     prefix_tokens: LogNormal  # drawn once for each
-    own_tokens: LogNormal  # after a shared prompt
+    own_tokens: LogNormal  # after a shared prompt, of one request only
     alone_tokens: LogNormal  # of a request without one
     output_tokens: LogNormal
 
     def scaled(self, *, tokens: float = 1.0) -> SharedPrefixWorkload:
-        """The same shapes with every length multiplied by `tokens`."""
+        """Return the same shapes with every length multiplied by `tokens`."""
         return replace(
             self,
             prefix_tokens=self.prefix_tokens.times(tokens),
@@ -42,28 +42,29 @@ class SharedPrefixWorkload:
         )
 
     def workload(self, seed: int) -> Workload:
-        chance = Rng(seed)
-        times, choices, lengths, sources = (Rng(chance.bits()) for _ in range(4))
+        """Generate the workload; the same preset and seed always give the same one."""
+        rng = Rng(seed)
+        times, choices, lengths, sources = (Rng(rng.bits()) for _ in range(4))
         prefixes = [Span(sources.bits(), self.prefix_tokens.tokens(lengths)) for _ in range(self.prefixes)]
         popularity = list(accumulate((rank + 1) ** -self.zipf for rank in range(self.prefixes)))
         arrivals, at_s = OpenArrivals(), 0.0
         for _ in range(self.requests):
-            prefix = _one_of(prefixes, popularity, choices) if draw_uniform(choices) < self.prefixed else ()
+            prefix = _draw(prefixes, popularity, choices) if draw_uniform(choices) < self.prefixed else ()
             own = (self.own_tokens if prefix else self.alone_tokens).tokens(lengths)
             arrivals.add(at_s, (*prefix, Span(sources.bits(), own)), self.output_tokens.tokens(lengths))
             at_s += draw_gap_s(times, self.per_s)
         return Workload(self.name, seed, arrivals, is_closed=False)
 
 
-def _one_of(prefixes: Sequence[Span], popularity: Sequence[float], dice: Rng) -> tuple[Span]:
-    return (prefixes[bisect(popularity, draw_uniform(dice) * popularity[-1])],)
+def _draw(prefixes: Sequence[Span], popularity: Sequence[float], rng: Rng) -> tuple[Span]:
+    return (prefixes[bisect(popularity, draw_uniform(rng) * popularity[-1])],)
 
 
 GROUPS = SharedPrefixWorkload(
     # Published (llm-d, "KV-Cache Wins You Can See", 2025-09): 150 groups with 6,000 shared tokens each, queries of
     # 1,200 of their own, answers of 1,000, 3 to 60 requests per second on 8 instances. Lengths are constant there.
-    # Chosen: every request draws its group at random, all alike. Derived ideal: 6,000 / 7,200 = 83.3 % once each
-    # group was seen, which costs 150 of the requests.
+    # Chosen: every request draws its group at random, all equally likely. Derived ideal: 6,000 / 7,200 = 83.3 % once
+    # each group was seen, which costs 150 of the requests.
     name="groups",
     requests=6_000,
     per_s=20.0,

@@ -1,12 +1,12 @@
-"""`--workload X` as a workload: a preset by its name, or a file that holds a trace, made as big and as fast as wanted.
+"""`--workload X` as a workload: a preset by name, or a trace file, scaled to a size and a rate.
 
-    codex | scaling | groups | tools            presets (`router/sim/workloads`)
+    codex | scaling | groups | tools            presets (`presets.py`)
     *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of our own decision log
     a folder                                    all of a decision log
-    *.csv, *.csv.gz                             a trace of Azure's
+    *.csv, *.csv.gz                             a trace of Azure
 
-Closed loops (`Workload.is_closed`) have sessions, turns and pauses; open ones have requests and a rate. What does not
-apply is refused, and lines that cannot be used are told one by one: nothing is lost silently.
+Closed loops (`Workload.is_closed`) have sessions, turns and pauses; open ones have requests and a rate. A size that
+does not apply is refused, and each line that cannot be used is reported: nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from router.testbed.workloads import (
 
 NAMED_LINES = 5
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
-LEDGER_LINES = (b'{"file":', b'{"policy":', b'{"record":')
+DECISION_LOG_LINES = (b'{"file":', b'{"policy":', b'{"record":')
 
 
 class WorkloadSpec(NamedTuple):
-    """What was asked of the workload's size; None or 1.0: as it is."""
+    """Requested size of a workload; None or 1.0 leaves it as it is."""
 
-    rate: float | None = None  # requests per second, in the mean
+    rate: float | None = None  # mean requests per second
     requests: int | None = None
     sessions: int | None = None
     tokens: float = 1.0  # factor on all lengths
-    turns: float = 1.0  # on how many a session has
-    think: float = 1.0  # on pauses
-    within_s: tuple[float, float] | None = None  # only the requests that come from .. until then, before `rate`
+    turns: float = 1.0  # factor on the turns of a session
+    think: float = 1.0  # factor on pauses
+    within_s: tuple[float, float] | None = None  # only requests in [from, until), before `rate` applies
 
 
 def load_workload(
-    given: str,
+    name: str,
     *,
     seed: int = 1,
     rate: float | None = None,
@@ -64,49 +64,53 @@ def load_workload(
     turns: float = 1.0,
     think: float = 1.0,
     within_s: tuple[float, float] | None = None,
-    told: Callable[[str], None] | None = None,
+    on_unusable: Callable[[str], None] | None = None,
 ) -> Workload:
-    """A preset's name or a file; the other arguments as in `WorkloadSpec`. `seed` is a preset's; a file has none.
+    """Return the workload of preset or file `name`; sizes as in `WorkloadSpec`. `seed` applies to presets only.
 
-    `told` hears of each unusable line of a file, and the rest is taken; None: ConfigError for a file with any. It is
-    raised too for what is unknown, does not apply to this workload, or leaves no request.
+    `on_unusable` is called with each unusable line of a file, and the rest is used; None refuses a file with any.
+    Raises ConfigError for that, for an unknown name, for sizes that do not apply, and when no request is left;
+    WarmrouteError for a file that cannot be read.
     """
-    asked = WorkloadSpec(rate, requests, sessions, tokens, turns, think, within_s)
-    _demand_sane(asked)
-    if given in PRESETS:
-        return _windowed(given, _sized(PRESETS[given], asked).workload(seed), asked)
-    _demand_default(given, asked, ("sessions", "tokens", "turns", "think"), "a trace")
-    trace = read_trace(given)
-    if trace.unusable and (told is None or not len(trace.workload.sessions)):
-        raise ConfigError(_named(given, trace))
+    spec = WorkloadSpec(rate, requests, sessions, tokens, turns, think, within_s)
+    _check_sizes(spec)
+    if name in PRESETS:
+        return _select_window(name, _resize(PRESETS[name], spec).workload(seed), spec)
+    _check_default(name, spec, ("sessions", "tokens", "turns", "think"), "a trace")
+    trace = read_trace(name)
+    if trace.unusable and (on_unusable is None or not len(trace.workload.sessions)):
+        raise ConfigError(_describe_unusable(name, trace))
     for one in trace.unusable:
-        if told is not None:
-            told(f"{given}: {one}")
-    return _paced(given, _windowed(given, trace.workload, asked), asked)
+        if on_unusable is not None:
+            on_unusable(f"{name}: {one}")
+    return _set_pace(name, _select_window(name, trace.workload, spec), spec)
 
 
-def read_trace(given: str) -> traces.Trace:
-    """The whole file, with what could not be used of it."""
-    path = Path(given)
+def read_trace(file: str) -> traces.Trace:
+    """Read a whole trace file or a folder of a decision log.
+
+    Raises ConfigError for an unknown name or format, WarmrouteError for a file that cannot be read.
+    """
+    path = Path(file)
     if path.is_dir():
         return _decision_log(path)
     if not path.is_file():
-        known = describe_unknown("workload", given, PRESETS)
+        known = describe_unknown("workload", file, PRESETS)
         raise ConfigError(f"{known}; and there is no such file ({', '.join(SUFFIXES)}, or a decision log's folder)")
     if not path.name.endswith(SUFFIXES):
-        raise ConfigError(f"{given}: wanted a name that ends in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{file}: the name must end in {', '.join(SUFFIXES)}")
     name = path.name.removesuffix(".gz").rpartition(".")[0]
-    with _opened(path) as lines:
+    with _open(path) as lines:
         if ".csv" in path.suffixes:
             return traces.read_azure(lines, name)
         head = list(islice(lines, 1))
-        if head and head[0].startswith(LEDGER_LINES):
+        if head and head[0].startswith(DECISION_LOG_LINES):
             return _decision_log(path)
         return traces.read_mooncake(chain(head, lines), name)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Iterator[bytes]]:
+def _open(path: Path) -> Iterator[Iterator[bytes]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file
@@ -128,60 +132,60 @@ def _decision_log(path: Path) -> traces.Trace:
     return trace._replace(unusable=(*bad, *trace.unusable))
 
 
-def _sized(preset: Preset, asked: WorkloadSpec) -> Preset:
+def _resize(preset: Preset, spec: WorkloadSpec) -> Preset:
     if isinstance(preset, SharedPrefixWorkload):
-        _demand_default(preset.name, asked, ("sessions", "turns", "think"), "an open loop")
-        sized = preset.scaled(tokens=asked.tokens)
-        return replace(sized, requests=asked.requests or preset.requests, per_s=asked.rate or preset.per_s)
-    _demand_default(preset.name, asked, ("rate", "requests", "within_s"), "a closed loop")
-    return _agents(preset, asked)
+        _check_default(preset.name, spec, ("sessions", "turns", "think"), "an open loop")
+        sized = preset.scaled(tokens=spec.tokens)
+        return replace(sized, requests=spec.requests or preset.requests, per_s=spec.rate or preset.per_s)
+    _check_default(preset.name, spec, ("rate", "requests", "within_s"), "a closed loop")
+    return _resize_agents(preset, spec)
 
 
-def _agents(preset: AgentsWorkload, asked: WorkloadSpec) -> AgentsWorkload:
-    sized = preset.scaled(tokens=asked.tokens, turns=asked.turns, think=asked.think)
-    return replace(sized, sessions=asked.sessions or preset.sessions)
+def _resize_agents(preset: AgentsWorkload, spec: WorkloadSpec) -> AgentsWorkload:
+    sized = preset.scaled(tokens=spec.tokens, turns=spec.turns, think=spec.think)
+    return replace(sized, sessions=spec.sessions or preset.sessions)
 
 
-def _windowed(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
-    if asked.within_s is not None:
-        workload = take_window(workload, *asked.within_s)
+def _select_window(name: str, workload: Workload, spec: WorkloadSpec) -> Workload:
+    if spec.within_s is not None:
+        workload = take_window(workload, *spec.within_s)
     if not len(workload.sessions):
-        raise ConfigError(f"{given}: there are no requests in it, or none in the time asked for")
+        raise ConfigError(f"{name}: there are no requests in it, or none within the requested time")
     return workload
 
 
-def _paced(given: str, workload: Workload, asked: WorkloadSpec) -> Workload:
-    """The first requests of a trace, sped up or slowed down to come at the rate asked for."""
-    if asked.requests is not None:
-        workload = take_first(workload, asked.requests)
-    if asked.rate is None:
+def _set_pace(name: str, workload: Workload, spec: WorkloadSpec) -> Workload:
+    """Return the first requests of a trace, sped up or slowed down to the requested rate."""
+    if spec.requests is not None:
+        workload = take_first(workload, spec.requests)
+    if spec.rate is None:
         return workload
     took_s = workload.sessions[-1].start_s - workload.sessions[0].start_s
     if took_s <= 0:
-        raise ConfigError(f"{given}: all its requests come at once: there is no rate to change")
-    return speed_up(workload, asked.rate * took_s / (len(workload.sessions) - 1))
+        raise ConfigError(f"{name}: all its requests come at once: there is no rate to change")
+    return speed_up(workload, spec.rate * took_s / (len(workload.sessions) - 1))
 
 
-def _demand_sane(asked: WorkloadSpec) -> None:
-    for name, value in asked._asdict().items():
+def _check_sizes(spec: WorkloadSpec) -> None:
+    for name, value in spec._asdict().items():
         if name != "within_s" and value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{name}: {value}: wanted more than 0")
-    if asked.within_s is not None and not 0 <= asked.within_s[0] < asked.within_s[1]:
-        raise ConfigError(f"within_s: {asked.within_s}: wanted seconds, from before until")
+            raise ConfigError(f"{name}: {value}: must be above 0")
+    if spec.within_s is not None and not 0 <= spec.within_s[0] < spec.within_s[1]:
+        raise ConfigError(f"within_s: {spec.within_s}: must be two times in seconds, the first before the second")
 
 
-def _demand_default(given: str, asked: WorkloadSpec, names: Sequence[str], kind: str) -> None:
-    for name in names:
-        if getattr(asked, name) != WorkloadSpec._field_defaults[name]:
-            wanted = {"a closed loop": "sessions, tokens, turns, think", "an open loop": "requests, rate, tokens"}
+def _check_default(name: str, spec: WorkloadSpec, sizes: Sequence[str], kind: str) -> None:
+    for size in sizes:
+        if getattr(spec, size) != WorkloadSpec._field_defaults[size]:
+            others = {"a closed loop": "sessions, tokens, turns, think", "an open loop": "requests, rate, tokens"}
             raise ConfigError(
-                f"{given} is {kind}: {name} does not apply to it; what does: {wanted.get(kind, 'requests, rate')}"
+                f"{name} is {kind}: {size} does not apply to it; what does: {others.get(kind, 'requests, rate')}"
             )
 
 
-def _named(given: str, trace: traces.Trace) -> str:
-    """The first few lines that are no use."""
-    lines = [f"{given}: {one}" for one in trace.unusable[:NAMED_LINES]]
+def _describe_unusable(name: str, trace: traces.Trace) -> str:
+    """Return the first few unusable lines, and how many more there are."""
+    lines = [f"{name}: {one}" for one in trace.unusable[:NAMED_LINES]]
     if more := len(trace.unusable) - len(lines):
-        lines.append(f"{given}: and {more:,} more like that")
-    return "\n".join([*lines, f"{given}: {len(trace.workload.sessions):,} requests could be used"])
+        lines.append(f"{name}: and {more:,} more unusable lines")
+    return "\n".join([*lines, f"{name}: {len(trace.workload.sessions):,} requests could be used"])

@@ -1,24 +1,28 @@
-"""What a workload really has: its published statistics counted on the workload itself, before anybody serves it.
+"""Statistics of a workload, counted on the workload itself before it is served, to compare with published ones.
 
-The most that any cache could give is counted with an infinite one that everybody shares. It stores spans, not blocks:
-a tree whose nodes are "this source, so far, after that node", so that a context of 80,000 tokens costs a few dozen
-steps and not five thousand.
+The upper bound of cache hits is counted with an infinite cache that all sessions share. It stores spans, not blocks: a
+tree with nodes "this source, up to here, after that node", so that a context of 80,000 tokens costs a few dozen steps
+and not five thousand. How often single blocks are used decides, more than the mean, how big a cache must be and whether
+hot blocks need several copies.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from router.testbed.workloads import Session, Span, Workload
+from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.model import Session, Span, Workload, session_contexts
 from router.testbed.workloads.offered_load import arrival_rate
+from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
 
 class WorkloadStatistics(NamedTuple):
-    """Means, medians and 90th percentiles are over what they name: sessions, or turns (requests) of all sessions."""
+    """Means, medians and 90th percentiles over what each name says: sessions, or turns (requests) of all sessions."""
 
     sessions: int
     turns: int
@@ -37,7 +41,7 @@ class WorkloadStatistics(NamedTuple):
     median_output_tokens: float
     p90_output_tokens: float
     ideal_share: float  # of input tokens found by an infinite cache of whole blocks, shared by all
-    shared_share: float  # of input tokens: what turns of different sessions have in common
+    shared_share: float  # of input tokens: shared between turns of different sessions
     median_think_s: float
 
     @property
@@ -46,10 +50,10 @@ class WorkloadStatistics(NamedTuple):
 
 
 def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
-    """Turns are taken session by session, in the sessions' order of start. Raises ValueError for an empty workload."""
+    """Count a workload session by session, in the order of their starts. Raises ValueError for an empty workload."""
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
-    hit, common = _found(workload, block_tokens)
+    hit, common = _count_hits(workload, block_tokens)
     prompts: list[list[int]] = []
     outputs, pauses_s = array("q"), array("d")
     for session in workload.sessions:
@@ -57,7 +61,7 @@ def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatist
         outputs.extend(turn.output_tokens for turn in session.turns)
         pauses_s.extend(turn.think_s for turn in session.turns)
     inputs = array("q", chain.from_iterable(prompts))
-    given = sum(inputs)
+    total = sum(inputs)
     return WorkloadStatistics(
         sessions=len(prompts),
         turns=len(inputs),
@@ -67,22 +71,22 @@ def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatist
         mean_growth_tokens=fmean([b - a for own in prompts for a, b in pairwise(own)] or [0]),
         median_last_tokens=median(own[-1] for own in prompts),
         longest_tokens=max(inputs),
-        input_tokens=given,
-        mean_input_tokens=given / len(inputs),
+        input_tokens=total,
+        mean_input_tokens=total / len(inputs),
         median_input_tokens=median(inputs),
         p90_input_tokens=_p90(inputs),
         output_tokens=sum(outputs),
         mean_output_tokens=sum(outputs) / len(outputs),
         median_output_tokens=median(outputs),
         p90_output_tokens=_p90(outputs),
-        ideal_share=hit / given,
-        shared_share=common / given,
+        ideal_share=hit / total,
+        shared_share=common / total,
         median_think_s=median(pauses_s),
     )
 
 
-def _found(workload: Workload, block_tokens: int) -> tuple[int, int]:
-    """Tokens of all prompts that an infinite cache finds, and those that turns of different sessions have in common."""
+def _count_hits(workload: Workload, block_tokens: int) -> tuple[int, int]:
+    """Return the prompt tokens found in an infinite cache, and those shared between turns of different sessions."""
     cache, alone = InfiniteCache(), InfiniteCache()
     hit = common = 0
     for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
@@ -99,50 +103,24 @@ def _start_s(session: Session) -> float:
 
 
 def _p90(values: Sequence[int]) -> int:
-    """Nearest rank."""
+    """Return the 90th percentile by nearest rank."""
     return sorted(values)[(9 * len(values) - 1) // 10]
 
 
-def session_contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
-    """Per turn the prompt as spans, and the prompt with its answer as the engine has cached it.
-
-    The last token of an answer is never run through the model, so no engine has its KV.
-    """
-    seen: list[tuple[list[Span], list[Span]]] = []
-    context: list[Span] = []
-    for number, turn in enumerate(session.turns):
-        prompt = take_tokens(context, turn.kept_tokens) + list(turn.fresh)
-        answer = session.answer(number)
-        context = [*prompt, answer]
-        seen.append((prompt, [*prompt, Span(answer.source, answer.tokens - 1)]))
-    return seen
-
-
-def take_tokens(spans: Sequence[Span], tokens: int) -> list[Span]:
-    """The leading spans that hold `tokens` tokens, the last one shortened."""
-    kept: list[Span] = []
-    for span in spans:
-        if tokens <= 0:
-            break
-        kept.append(Span(span.source, min(span.tokens, tokens)))
-        tokens -= span.tokens
-    return kept
-
-
 def _whole(matched: int, prompt: Sequence[Span], block_tokens: int) -> int:
-    """In whole blocks, and never the whole prompt: its last token must be computed for the first answer token."""
+    """Return `matched` in whole blocks, less than the whole prompt: its last token is always computed."""
     return min(matched, sum(span.tokens for span in prompt) - 1) // block_tokens * block_tokens
 
 
 class InfiniteCache:
-    """Prefixes of spans; nothing is ever forgotten."""
+    """A cache of prefixes of spans that evicts nothing."""
 
     def __init__(self) -> None:
         self._longest: dict[tuple[int, int], int] = {}  # (node, source) -> tokens of the source cached after the node
         self._nodes: dict[tuple[int, int, int], int] = {}  # (node, source, tokens) -> the node that follows
 
     def matched(self, spans: Sequence[Span]) -> int:
-        """Leading tokens that are cached."""
+        """Return how many leading tokens are cached."""
         node, matched = 0, 0
         for source, tokens in spans:
             cached = self._longest.get((node, source), 0)
@@ -154,7 +132,31 @@ class InfiniteCache:
         return matched
 
     def add(self, spans: Sequence[Span]) -> None:
+        """Cache `spans` with all their prefixes."""
         node = 0
         for source, tokens in spans:
             self._longest[node, source] = max(tokens, self._longest.get((node, source), 0))
             node = self._nodes.setdefault((node, source, tokens), len(self._nodes) + 1)
+
+
+class BlockReuse(NamedTuple):
+    """How often full blocks of prompts are used."""
+
+    blocks: int  # different full blocks in all prompts
+    mean_uses: float  # prompts per block
+    most_uses: int
+    again_share: float  # share of blocks that occur in more than one prompt
+
+
+def count_reuse(workload: Workload, block_tokens: int) -> BlockReuse | None:
+    """Count in how many prompts each full block occurs; None when no prompt fills a block."""
+    uses: Counter[int] = Counter()
+    for request in lay_out(workload, ClosedLoopPace(at_once=1)):
+        prompt = SessionContext(block_tokens)
+        for span in request.prompt:
+            prompt.add(span)
+        uses.update(prompt.names)
+    if not uses:
+        return None
+    again = sum(1 for count in uses.values() if count > 1)
+    return BlockReuse(len(uses), uses.total() / len(uses), max(uses.values()), again / len(uses))

@@ -1,8 +1,8 @@
-"""A workload laid out in time before anybody serves it: its requests one after the other, whoever sends them.
+"""A workload laid out in time before it is served: all requests of all sessions in the order of their times.
 
-An open loop says itself when its requests come. A closed one waits for answers, so a time is assumed for those: so many
-sessions at once, each token of an answer `token_s`, then the pause; the next session begins when one ends. Good enough
-to say in which order caches are asked, and to write a trace; how a fleet stands such a load only a simulation can say.
+An open loop has its own times. A closed one waits for answers, so a time is assumed for those: `at_once` concurrent
+sessions, `token_s` per output token, then the pause; the next session begins when one ends. That gives the order of
+requests at caches, and the times of a trace; how a fleet serves such a load takes a simulation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import NamedTuple
 
-from router.testbed.workloads import Session, Span, Workload
-from router.testbed.workloads.statistics import session_contexts
+from router.testbed.workloads.model import Session, Span, Workload, session_contexts
 
 
 class TimedRequest(NamedTuple):
-    """One request. `context` is its prompt with what an engine caches of the answer."""
+    """One request. `context` is its prompt with the part of the answer that an engine caches."""
 
     at_s: float
     prompt: list[Span]
@@ -26,17 +25,17 @@ class TimedRequest(NamedTuple):
 
 
 class ClosedLoopPace(NamedTuple):
-    """What is assumed of a closed loop."""
+    """Assumptions about a closed loop."""
 
-    at_once: int = 64  # sessions
-    token_s: float = 0.02  # per token of an answer: 50 a second
+    at_once: int = 64  # concurrent sessions
+    token_s: float = 0.02  # per output token: 50 a second
 
 
 DEFAULT_PACE = ClosedLoopPace()
 
 
 def lay_out(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator[TimedRequest]:
-    """In the order of time."""
+    """Yield the requests in the order of their times."""
     if not workload.is_closed:
         for session in workload.sessions:
             (turn,) = session.turns

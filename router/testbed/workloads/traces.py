@@ -1,12 +1,11 @@
-"""Traces of others, and our own decision log, as workloads: lines in, an open loop out, and every line that was no use
-named.
+"""Mooncake's and Azure's traces, and our own decision log, as open-loop workloads; unusable lines are reported.
 
 Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens, the
 last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A path
-becomes few spans: whatever continues a block for the first time goes on in that block's source, and only what continues
-it otherwise begins a source of its own. The decision log names full blocks only; Azure's traces name none.
+becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a source
+of its own. The decision log names full blocks only; Azure's traces name none.
 
-Pure: who opens the files is above this floor (`router/testbed/workloads/source.py`).
+It opens no files; `router/testbed/workloads/source.py` does.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from router.telemetry.decision_log.format import LoggedRecord
 from router.testbed.workloads import OpenArrivals, Span, Workload
 
 BLOCK_TOKENS = 512
-CHAIN_BITS = 20  # of a place: how many blocks before it are of the same source
+CHAIN_BITS = 20  # of a place: number of blocks before it in the same source
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class UnusableLines(NamedTuple):
-    """What could not be taken over, and was left out."""
+    """A line or record that was left out."""
 
     where: str  # "line 17", counting from 1; "record abc-17"
     why: str
@@ -37,14 +36,14 @@ class UnusableLines(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Times count from the first request."""
+    """A workload with times from its first request, and what was left out."""
 
     workload: Workload
     unusable: tuple[UnusableLines, ...]
 
 
 class TraceLine(msgspec.Struct, gc=False):
-    """A line of a Mooncake trace. Other keys are passed over."""
+    """A line of a Mooncake trace. Other keys are ignored."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
     input_length: Annotated[int, msgspec.Meta(ge=1)]
@@ -53,17 +52,17 @@ class TraceLine(msgspec.Struct, gc=False):
 
 
 class HashIdTree:
-    """From hash ids to spans. Ids of different prompts must form a tree, as prefixes do."""
+    """Converts hash ids to spans. Ids of different prompts must form a tree, as prefixes do."""
 
     def __init__(self) -> None:
-        self._places: dict[int, int] = {}  # hash id -> its source and how many blocks of it come before
-        self._after: list[int | None] = []  # per source: the place that it branches off from
+        self._places: dict[int, int] = {}  # hash id -> its source and the number of blocks before it there
+        self._after: list[int | None] = []  # per source: the place that it branches off
         self._lengths: list[int] = []  # per source: blocks
 
     def prompt(self, ids: Sequence[int], tokens: int) -> list[Span]:
-        """Spans of `tokens` in all: the named blocks, as far as they go, then tokens of its own.
+        """Return spans of `tokens` in all: the blocks of `ids`, then tokens of its own.
 
-        Raises ValueError for an id that came after another block before.
+        Raises ValueError for an id that followed another block earlier.
         """
         here: int | None = None
         spans: list[Span] = []
@@ -82,7 +81,7 @@ class HashIdTree:
         return spans
 
     def _place(self, hash_id: int, here: int | None) -> int:
-        """Of a block that follows `here`."""
+        """Return the place of a block that follows `here`, or raise ValueError if it followed another one earlier."""
         place = self._places.get(hash_id)
         if place is None:
             place = self._places[hash_id] = self._next(here)
@@ -108,52 +107,55 @@ class HashIdTree:
 
 
 def read_mooncake(lines: Iterable[bytes], name: str) -> Trace:
+    """Read the lines of a Mooncake trace."""
     decode = msgspec.json.Decoder(TraceLine).decode
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     for number, line in enumerate(lines, 1):
         try:
-            asked = decode(line)
-            if len(asked.hash_ids) != -(-asked.input_length // BLOCK_TOKENS):
+            request = decode(line)
+            if len(request.hash_ids) != -(-request.input_length // BLOCK_TOKENS):
                 raise ValueError(
-                    f"{len(asked.hash_ids)} hash_ids for {asked.input_length} tokens: "
-                    f"wanted one per {BLOCK_TOKENS}, the last one partial"
+                    f"{len(request.hash_ids)} hash_ids for {request.input_length} tokens: "
+                    f"there must be one per {BLOCK_TOKENS}, the last one partial"
                 )
-            prompt = chains.prompt(asked.hash_ids, asked.input_length)
+            prompt = chains.prompt(request.hash_ids, request.input_length)
         except (msgspec.DecodeError, ValueError) as wrong:
             unusable.append(UnusableLines(f"line {number}", str(wrong)))
             continue
-        arrivals.add(asked.timestamp / 1e3, prompt, max(1, asked.output_length))
+        arrivals.add(request.timestamp / 1e3, prompt, max(1, request.output_length))
     return _trace(name, arrivals, unusable)
 
 
 def read_azure(lines: Iterable[bytes], name: str) -> Trace:
-    """Azure's LLM inference traces (https://github.com/Azure/AzurePublicDataset): nothing in them says who shares what,
-    so nobody shares anything.
+    """Read the lines of an Azure LLM inference trace (https://github.com/Azure/AzurePublicDataset).
+
+    It does not say which prompts share tokens, so none do.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
     arrivals, unusable = OpenArrivals(), list[UnusableLines]()
     _, head = next(numbered, (1, b""))
     if _cells(head) != ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]:
-        unusable.append(UnusableLines("line 1", "wanted TIMESTAMP,ContextTokens,GeneratedTokens"))
+        unusable.append(UnusableLines("line 1", "the columns must be TIMESTAMP,ContextTokens,GeneratedTokens"))
     for number, line in numbered:
         try:
-            at, given, made = _cells(line)
-            moment = datetime.fromisoformat(at)
-            tokens, output_tokens = int(given), int(made)
+            at, prompt_cell, output_cell = _cells(line)
+            time = datetime.fromisoformat(at)
+            tokens, output_tokens = int(prompt_cell), int(output_cell)
             if tokens < 1 or output_tokens < 0:
                 raise ValueError(f"{tokens} tokens in and {output_tokens} out")
         except ValueError as wrong:
             unusable.append(UnusableLines(f"line {number}", str(wrong)))
             continue
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        arrivals.add(moment.timestamp(), [Span(number, tokens)], max(1, output_tokens))
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        arrivals.add(time.timestamp(), [Span(number, tokens)], max(1, output_tokens))
     return _trace(name, arrivals, unusable)
 
 
 def read_decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
-    """What clients asked of a router. Lengths are the engines' own where they said them; a prompt whose blocks nobody
-    knew shares nothing. A request without an answer has no length and is left out. Requests of one session have one
-    number, and still come when they came.
+    """Return the requests of a decision log, at their own times.
+
+    Lengths are those that engines reported, if they did. A prompt without known blocks shares nothing. A request
+    without an answer has no length and is left out. Requests of one session have the same number.
     """
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     numbers: dict[object, int] = {}
@@ -161,7 +163,7 @@ def read_decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
         tokens, output_tokens = record.input_length, record.output_length
         try:
             if not tokens:
-                raise ValueError("nobody counted its prompt")
+                raise ValueError("its prompt was not counted")
             if output_tokens is None:
                 raise ValueError(f"it has no answer (status {record.status}, {record.error or 'no error'})")
             prompt = chains.prompt(record.hash_ids[: tokens // BLOCK_TOKENS], tokens)

@@ -273,7 +273,7 @@ def test_a_target_of_unknown_block_size_has_an_unknown_overlap() -> None:
     assert ticket.target.load_book.requests == 0
 
 
-def test_the_stages_of_a_decision_are_timed() -> None:
+def test_the_stages_of_a_decision_are_time_decisions() -> None:
     house = House()
     record = house.record()
     house.admit(record=record)

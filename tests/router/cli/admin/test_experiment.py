@@ -79,7 +79,7 @@ def test_a_chart_of_an_experiment_that_has_just_begun(router: Running, tmp_path:
 
 
 def test_charts_that_cannot_be(router: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"wanted a name that ends in \.png or \.svg"):
+    with pytest.raises(ConfigError, match=r"the name must end in \.png or \.svg"):
         router.said(experiment, "show", "--chart", str(tmp_path / "chart.gif"))
     with pytest.raises(WarmrouteError, match="there is nothing to draw"):
         router.said(experiment, "show", "--chart", str(tmp_path / "chart.png"))
@@ -106,5 +106,5 @@ def test_watch_looks_again_until_it_is_stopped(router: Running, monkeypatch: pyt
 
 
 def test_options_before_the_word_are_not_lost_in_silence() -> None:
-    with pytest.raises(ConfigError, match="options go behind the word: warmroute experiment show --admin"):
+    with pytest.raises(ConfigError, match="options go after the command: warmroute experiment show --admin"):
         CliRunner().invoke(experiment, ["--watch", "show"], catch_exceptions=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.cli.advise.chart import draw, drawn
+from router.cli.advise.chart import draw, make_chart
 from tests.router.cli.advise.test_report import some
 
 
 def test_a_line_per_fleet() -> None:
-    hits, times, *_ = drawn(some()).axes
+    hits, times, *_ = make_chart(some()).axes
     assert [line.get_label() for line in hits.get_lines()] == ["1", "2, by prefix", "2, at random"]
     assert list(hits.get_lines()[0].get_ydata()) == [10.0, 11.0, 18.3, 19.0]
     assert list(times.get_lines()[2].get_ydata()) == [356, 350, 350, 350]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from router.cli.advise.report import LADDER_GB, AdviceReport, in_gb, sizes_gb
+from router.cli.advise.report import LADDER_GB, AdviceReport, in_gb, parse_sizes_gb
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed
@@ -87,13 +87,13 @@ def test_of_a_ladder_what_is_of_interest() -> None:
 
 
 def test_sizes() -> None:
-    assert sizes_gb("400, 200") == [0, 200, 400]
-    assert sizes_gb("0,0.5") == [0, 0.5]
-    assert sizes_gb(None) == [0, *LADDER_GB]
+    assert parse_sizes_gb("400, 200") == [0, 200, 400]
+    assert parse_sizes_gb("0,0.5") == [0, 0.5]
+    assert parse_sizes_gb(None) == [0, *LADDER_GB]
     assert sorted(LADDER_GB) == LADDER_GB
     for wrong in ("-1", "many", "", "inf"):
         with pytest.raises(ConfigError, match="--pool-gb"):
-            sizes_gb(wrong)
+            parse_sizes_gb(wrong)
 
 
 def test_gb_are_short() -> None:

@@ -7,14 +7,14 @@ from io import StringIO
 
 from rich.console import Console
 
-from router.cli.load.table import REASONS, loaded_remarks, loaded_table
+from router.cli.load.table import REASONS, load_remarks, load_table
 from router.testbed.loadgen.report import LoadReport
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 
 def printed(some: LoadReport) -> str:
     console = Console(width=160, file=StringIO())
-    console.print(loaded_table(some))
+    console.print(load_table(some))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -43,24 +43,24 @@ def test_nothing_measured_is_a_dash() -> None:
 
 
 def test_all_well_says_nothing() -> None:
-    assert loaded_remarks(loaded(answered())) == []
+    assert load_remarks(loaded(answered())) == []
 
 
 def test_failures_by_reason_the_most_frequent_first() -> None:
     some = loaded(answered(), failed(500, "rare"), *[failed(503, "often")] * 3)
-    assert loaded_remarks(some)[:2] == ["failed 3x: 503: often", "failed 1x: 500: rare"]
+    assert load_remarks(some)[:2] == ["failed 3x: 503: often", "failed 1x: 500: rare"]
 
 
 def test_many_reasons_are_counted() -> None:
     some = loaded(*[failed(500, f"reason {number}") for number in range(REASONS + 2)])
-    assert "and 2 other reasons (--json has all)" in loaded_remarks(some)
+    assert "and 2 other reasons (--json has all)" in load_remarks(some)
 
 
 def test_a_late_client_a_lost_process_and_an_interruption_are_told() -> None:
     some = replace(
         loaded(answered(late_s=0.3)), process_failures=["client process 1 ended with status -9"], interrupted=True
     )
-    late, lost, part = loaded_remarks(some)
+    late, lost, part = load_remarks(some)
     assert "--processes" in late
     assert lost == "client process 1 ended with status -9"
     assert "by then" in part

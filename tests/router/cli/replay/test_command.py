@@ -98,7 +98,7 @@ def test_a_policy_that_saw_a_large_fleet_in_part_is_marked_wherever_it_is_shown(
     assert replay([log], ["least_work_left", "round_robin"], tmp_path, out, tmp_path / "r.svg", console=told)
     assert row_of(printed(told), "round_robin (partly seen)")[3:6] == ["10", "0", "%"]
     assert row_of(printed(told), "least_work_left")[1] == "10"
-    assert "round_robin: 10 of 10 choices are partly seen: of a large fleet the log has" in printed(told)
+    assert "round_robin: 10 of 10 choices are partly seen: for a large fleet the log holds" in printed(told)
     found = {one["policy"]: one["partial"] for one in json.loads(out.read_text())["contended"]}
     assert found == {"least_work_left": 0, "round_robin": 10}
     assert "round_robin (partly seen)" in (tmp_path / "r.svg").read_text()
@@ -134,7 +134,7 @@ def test_a_choice_that_comes_out_otherwise_is_an_error_with_its_record(tmp_path:
         replay([log], console=told)
     said = printed(told)
     assert row_of(said, "liar")[2:] == ["2", "0", "0", "%"]
-    assert "2 of 2 choices came out otherwise:" in said
+    assert "2 of 2 choices came out different:" in said
     assert "  run-0 (whole): logged a/0, now " in said
     assert "Every logged choice" not in said
 
@@ -157,7 +157,7 @@ def test_a_scorer_that_learns_is_no_error(tmp_path: Path, monkeypatch: pytest.Mo
     log = write(tmp_path / "decisions-1.jsonl", decided(learning("pupil"), [VIEW] * 6))
     told = console()
     assert replay([log], console=told)
-    assert "4 of 6 choices came out otherwise:" in printed(told)
+    assert "4 of 6 choices came out different:" in printed(told)
     assert "It has a scorer that learns while it runs" in printed(told)
 
 
@@ -182,7 +182,7 @@ def test_after_ctrl_c_there_is_a_part(log: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "interrupted.yaml").write_text("scorers: [{name: interrupted}]\n")
     told, before = console(), signal.getsignal(signal.SIGINT)
     assert not replay([log], ["interrupted"], tmp_path, tmp_path / "r.json", console=told)
-    assert "Interrupted: this is what was decided again by then." in printed(told)
+    assert "Interrupted: the report holds what was decided again before." in printed(told)
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["complete"], report["contended"][0]["choices"]) == (False, 4)  # that one came to its end
     assert (report["choices"], report["same"]) == (4, 4)
@@ -197,7 +197,7 @@ def test_lines_that_cannot_be_read_are_told_with_their_place(tmp_path: Path) -> 
     assert replay([log], console=told)
     said = printed(told)
     assert row_of(said, "random")[2] == "3"
-    assert "1 lines could not be read and were passed over:" in said
+    assert "1 lines could not be read and were skipped:" in said
     assert f"  {log}:4: not a line of a ledger" in said
     assert f"{log}: its last line is unfinished" in said
 
@@ -231,15 +231,15 @@ def test_a_log_that_knows_nothing_of_caches_says_so(tmp_path: Path) -> None:
     (tmp_path / "prefix_overlap.yaml").write_text("scorers: [{name: prefix_overlap}]\n")
     told = console()
     assert replay([log], ["prefix_overlap"], tmp_path, console=told)
-    assert "prefix_overlap: 3 of 3 choices are of requests whose caches nobody looked up" in printed(told)
+    assert "prefix_overlap: 3 of 3 choices are of requests whose cache overlaps were not looked up" in printed(told)
 
 
 def test_what_is_asked_wrongly_is_refused_before_anything_is_read(log: Path, tmp_path: Path) -> None:
     with pytest.raises(DecisionLogError, match="no such file or folder"):
         replay([tmp_path / "gone"], console=console())
-    with pytest.raises(ConfigError, match=r"--chart: .*r.pdf: wanted a name that ends in .png or .svg"):
+    with pytest.raises(ConfigError, match=r"--chart: .*r.pdf: the name must end in .png or .svg"):
         replay([log], [str(FOLDER / "random.yaml")], chart=tmp_path / "r.pdf", console=console())
-    with pytest.raises(ConfigError, match="--chart shows how other policies compare"):
+    with pytest.raises(ConfigError, match="--chart compares other policies"):
         replay([log], chart=tmp_path / "r.png", console=console())
     with pytest.raises(ConfigError, match="unknown policy"):
         replay([log], ["nobody_has_this"], tmp_path, console=console())

@@ -6,12 +6,11 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from router.cli.simulate.charts import all_of
+from router.cli.simulate.charts import make_charts
 from router.cli.simulate.plots import COLOURS, OTHER, TITLE, PlotLine, line_chart, png, svg
 from router.testbed.simulator.scenario import Trouble
 from router.testbed.sweep.cells import LoadLevel
-from router.testbed.sweep.columns import FigureValue
-from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, compare
+from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, compare
 from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
@@ -47,35 +46,35 @@ def words(axes: Axes) -> list[str]:
 
 
 def test_ttft_over_load_a_panel_per_fleet() -> None:
-    small, large = shown(all_of(tables(), [])["ttft"])
+    small, large = shown(make_charts(tables(), [])["ttft"])
     assert [axes.get_title(loc="left") for axes in (small, large)] == ["4 instances, no pool", "8 instances, no pool"]
     assert points(small) == {"warm": [(0.6, 6.0), (0.9, 9.0)], "random": [(0.6, 12.0), (0.9, 18.0)]}
     assert small.get_ylabel() == "seconds"
 
 
 def test_hits_over_fleet_sizes_a_panel_per_load() -> None:
-    panels = shown(all_of(tables(), [])["hits"])
+    panels = shown(make_charts(tables(), [])["hits"])
     assert len(panels) == 2
     assert points(panels[0])["warm"] == [(4.0, 4.0), (8.0, 8.0)]
 
 
 def test_what_a_panel_is_of_stays_above_it() -> None:
     cell = a_cell(pool="40000", trouble=("a-trouble-with-quite-a-long-name", Trouble()))
-    (panel,) = shown(all_of(compare([a_result(cell)]), [])["hits"])
+    (panel,) = shown(make_charts(compare([a_result(cell)]), [])["hits"])
     lines = panel.get_title(loc="left").split("\n")
     assert " ".join(lines) == f"{cell.fleet}, rho 0.9 (4 requests/s)"
     assert max(map(len, lines)) <= TITLE
 
 
 def test_one_point_is_a_bar() -> None:
-    drawn = all_of(tables((0.9,), (8,)), [])
+    drawn = make_charts(tables((0.9,), (8,)), [])
     (ttft,), (hits,) = shown(drawn["ttft"]), shown(drawn["hits"])
     assert words(ttft) == ["9.00", "18.00"]
     assert words(hits) == ["8.0", "8.0"]
 
 
 def test_served_well_at_the_best_load() -> None:
-    panel = shown(all_of(tables(), [])["capacity"])[0]
+    panel = shown(make_charts(tables(), [])["capacity"])[0]
     assert words(panel) == ["0.90 at 0.9", "0.45 at 0.9"]
 
 
@@ -84,7 +83,7 @@ def test_capacities_that_were_searched() -> None:
         CapacityTable("a", FleetOption(4), "sessions", FigureValue(12.0, None), None, None, bounded=False),
         CapacityTable("b", FleetOption(4), "sessions", None, None, None, bounded=True),
     ]
-    drawn = all_of([], found)
+    drawn = make_charts([], found)
     assert list(drawn) == ["capacity"]
     (panel,) = shown(drawn["capacity"])
     assert words(panel) == ["at least 12.00", "none"]
@@ -92,7 +91,7 @@ def test_capacities_that_were_searched() -> None:
 
 
 def test_nothing_found_nothing_drawn() -> None:
-    assert all_of([], []) == {}
+    assert make_charts([], []) == {}
 
 
 def test_more_policies_than_colours_go_grey() -> None:
@@ -108,6 +107,6 @@ def test_more_policies_than_colours_go_grey() -> None:
 
 @pytest.mark.parametrize("name", ["ttft", "hits", "capacity"])
 def test_the_same_bytes_again(name: str) -> None:
-    first, again = (all_of(tables(), [])[name] for _ in range(2))
+    first, again = (make_charts(tables(), [])[name] for _ in range(2))
     assert svg(first) == svg(again)
     assert png(first) == png(again)

@@ -31,7 +31,7 @@ def run(asked: SweepSpec, wanted: SweepOutput) -> tuple[bool, str]:
 
 def test_tables_json_charts_and_a_page(tmp_path: Path) -> None:
     asked = SweepSpec(**FEW | {"rho": "0.5,0.9", "seeds": 2})
-    whole, told = run(asked, SweepOutput(jobs=2, out=tmp_path, said="warmroute simulate and so on"))
+    whole, told = run(asked, SweepOutput(jobs=2, out=tmp_path, command_line="warmroute simulate and so on"))
     assert whole
     assert told.count("2 instances, no pool, rho") == 2
     assert "Means over 2 seeds" in told
@@ -136,7 +136,7 @@ def test_ctrl_c_ends_the_simulating_and_what_is_done_is_told(tmp_path: Path) -> 
     whole, told = run(SweepSpec(**FEW | {"seeds": 50}), SweepOutput(jobs=1, out=tmp_path, chart=False))
     pressing.join()
     assert not whole
-    assert "Interrupted: this is what was done by then." in told
+    assert "Interrupted: the report holds what was done before." in told
     written = json.loads((tmp_path / "simulate.json").read_text())
     assert not written["complete"]
     assert len(written["cells"]) < 100

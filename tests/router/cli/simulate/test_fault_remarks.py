@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from router.cli.simulate.fault_remarks import FaultRemark, parts, remarks
+from router.cli.simulate.fault_remarks import FaultRemark, describe, remarks
 from router.testbed.simulator.scenario import InstanceFailure, Trouble
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
@@ -18,13 +18,13 @@ def test_each_thing_is_said_with_its_time() -> None:
         pool_away=((200.0, 260.0), (500.0, inf)),
         router_starts_s=60.0,
     )
-    assert parts(trouble) == [
+    assert describe(trouble) == [
         FaultRemark(300.0, "instance 3 is down from 300 s to 420 s"),
         FaultRemark(0.0, "instance 1 takes 1.5 times as long per step all the time"),
         FaultRemark(0.0, "5 % of all event batches are lost"),
         FaultRemark(200.0, "the pool is away from 200 s to 260 s"),
         FaultRemark(500.0, "the pool is away from 500 s on"),
-        FaultRemark(0.0, "the router starts at 60 s, before that requests take turns"),
+        FaultRemark(0.0, "the router starts at 60 s, before that requests go round robin"),
     ]
 
 

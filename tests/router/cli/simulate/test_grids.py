@@ -8,11 +8,9 @@ from html.parser import HTMLParser
 from rich.console import Console
 
 from router.cli.simulate import grids, page
-from router.cli.simulate.grids import Grid, GridEntry
-from router.cli.simulate.tables import printed
+from router.cli.terminal.output import Grid, GridEntry, render
 from router.testbed.sweep.cells import CellFailure, LoadLevel
-from router.testbed.sweep.columns import FigureValue
-from router.testbed.sweep.comparison import CapacityTable, compare
+from router.testbed.sweep.comparison import CapacityTable, FigureValue, compare
 from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
@@ -68,7 +66,7 @@ def test_what_went_wrong_is_said() -> None:
 
 def test_the_terminal_marks_the_best_with_a_star() -> None:
     console = Console(file=io.StringIO(), width=200)
-    console.print(printed(a_grid()))
+    console.print(render(a_grid()))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert any("<fast>" in line and "1.25*" in line for line in lines)

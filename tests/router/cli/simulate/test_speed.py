@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from router.cli.simulate import speed
-from router.cli.simulate.speed import DecisionSpeed, measure, of_speeds, timed
+from router.cli.simulate.speed import DecisionSpeed, measure, of_speeds, time_decisions
 from router.clock import ManualClock
 from router.testbed.sweep.spec import SweepSpec
 from router.testbed.workloads import TOOLS
@@ -24,9 +24,9 @@ class Ticking(ManualClock):
         return super().now()
 
 
-def test_every_decision_is_timed() -> None:
+def test_every_decision_is_time_decisions() -> None:
     workload = replace(TOOLS, requests=50, per_s=5.0).workload(1)
-    one = timed(a_cell(instances=3), workload, Ticking().now)
+    one = time_decisions(a_cell(instances=3), workload, Ticking().now)
     assert (one.policy, one.instances, one.decisions) == ("warm", 3, 50)
     assert 0.05 - 1e-6 <= one.deciding_s <= 0.15  # one to three looks apart per decision
 

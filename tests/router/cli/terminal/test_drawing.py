@@ -21,7 +21,7 @@ def test_a_chart_is_in_the_format_of_its_name(tmp_path: Path, name: str, begins:
 
 
 def test_a_name_without_a_format_is_refused_before_anything_is_done() -> None:
-    with pytest.raises(ConfigError, match=r"--chart: chart\.pdf: wanted a name that ends in \.png or \.svg"):
+    with pytest.raises(ConfigError, match=r"--chart: chart\.pdf: the name must end in \.png or \.svg"):
         require_for(Path("chart.pdf"))
 
 

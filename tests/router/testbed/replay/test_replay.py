@@ -41,7 +41,7 @@ A, B, C = a_row("a", load=a_load(requests=1)), a_row("b"), a_row("c", load=a_loa
 def replayed(records: Iterable[Record], *contenders: Policy) -> ReplayReport:
     replay = Replay(contenders, REGISTRY)
     for entry in read(lines(records)):
-        replay.met(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
+        replay.add_policy(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
     return replay.report()
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_built_again_says_why() -> None:
     assert found.unbuilt.startswith("policies.a/0: scorers[0]: unknown scorer 'of_a_package_that_is_gone'")
     replay = Replay()
     newer = LoggedPolicy("next", "d1", {"scorers": [{"name": "random"}], "hats": 3})
-    replay.met(newer)
+    replay.add_policy(newer)
     for entry in read(lines(decided(named("random"), [a_view(A, B)]))):
         if not isinstance(entry, LoggedPolicy):
             replay.add(entry)
@@ -147,9 +147,9 @@ def test_what_cannot_be_built_again_says_why() -> None:
 
 def test_a_spec_of_a_later_version_is_no_crash() -> None:
     replay = Replay()
-    replay.met(LoggedPolicy("random", named("random").digest, {"scorers": [{"name": "random"}], "hats": 3}))
+    replay.add_policy(LoggedPolicy("random", named("random").digest, {"scorers": [{"name": "random"}], "hats": 3}))
     for entry in read(lines(decided(named("random"), [a_view(A, B)]))):
-        replay.met(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
+        replay.add_policy(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
     (found,) = replay.report().reproduced
     assert found.unbuilt is not None
     assert found.unbuilt.startswith("this version does not understand its spec")

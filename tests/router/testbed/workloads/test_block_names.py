@@ -50,7 +50,7 @@ def test_a_context_that_is_cut_goes_on_as_one_that_never_was_longer(
     before: list[Span], kept: int, after: list[Span]
 ) -> None:
     context = said(before)
-    context.keep(kept)
+    context.truncate(kept)
     left, again = kept, SessionContext(BLOCK)
     for span in before:
         if (take := min(span.tokens, left)) > 0:

@@ -1,14 +1,18 @@
-"""Workloads as Mooncake lines, and back: the same lengths, and the same beginnings shared."""
+"""Workloads as Mooncake lines, and back: the same lengths and prefixes; trace files are written whole or not at all."""
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from router.errors import ConfigError, WarmrouteError
 from router.testbed.workloads import CODEX, TOOLS, OpenArrivals, Preset, Session, Span, Turn, Workload
-from router.testbed.workloads.export import encode_mooncake
+from router.testbed.workloads.export import encode_mooncake, write_lines
 from router.testbed.workloads.statistics import compute_statistics
 from router.testbed.workloads.timeline import ClosedLoopPace
 from router.testbed.workloads.traces import read_mooncake
@@ -45,3 +49,36 @@ def test_read_back_an_open_loop_has_the_same_ideal() -> None:
     workload = replace(TOOLS, requests=300).workload(1)
     back = read_mooncake(encode_mooncake(workload), "back").workload
     assert compute_statistics(back, 512).ideal_share == compute_statistics(workload, 512).ideal_share
+
+
+def test_plain_and_packed(tmp_path: Path) -> None:
+    lines = [b"one\n", b"two\n"]
+    assert write_lines(tmp_path / "new" / "a.jsonl", lines) == 2
+    assert write_lines(tmp_path / "a.jsonl.gz", lines) == 2
+    assert (tmp_path / "new" / "a.jsonl").read_bytes() == b"one\ntwo\n"
+    assert gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()) == b"one\ntwo\n"
+
+
+def test_the_same_lines_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_lines(tmp_path / name, [b"one\n"])
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.jsonl.gz", "b.jsonl.gz"))
+    assert first == second
+
+
+def test_half_a_file_does_not_stay(tmp_path: Path) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"one\n"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_lines(tmp_path / "a.jsonl", failing())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends in \.jsonl"):
+        write_lines(tmp_path / "a.csv", [])
+    (tmp_path / "file").touch()
+    with pytest.raises(WarmrouteError, match="--out"):
+        write_lines(tmp_path / "file" / "a.jsonl", [])

@@ -91,7 +91,7 @@ def test_a_ledger_by_file_and_folder(file: Callable[[str, bytes], str], tmp_path
 def test_what_a_ledger_could_not_say_is_told(file: Callable[[str, bytes], str]) -> None:
     told: list[str] = []
     given = file("decisions-1.jsonl", decision_log(0, 1) + b'{"record":')
-    assert load_workload(given, told=told.append).turns == 2
+    assert load_workload(given, on_unusable=told.append).turns == 2
     assert told == [f"{given}: decisions-1.jsonl, line 5: the last line is not finished"]
 
 
@@ -103,7 +103,7 @@ def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> Non
     assert "and 2 more like that" in str(refused.value)
     assert "5 requests could be used" in str(refused.value)
     told: list[str] = []
-    assert len(load_workload(given, told=told.append).sessions) == 5
+    assert len(load_workload(given, on_unusable=told.append).sessions) == 5
     assert [line.split(": ")[1] for line in told] == [f"line {number}" for number in range(6, 13)]
 
 

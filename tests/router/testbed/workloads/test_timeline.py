@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.testbed.workloads import CODEX, OpenArrivals, Session, Span, Turn, Workload
-from router.testbed.workloads.statistics import session_contexts
+from router.testbed.workloads.model import session_contexts
 from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
 
