@@ -149,13 +149,13 @@ class EngineCore:
     def finish_load(self, stream: TokenStream) -> None:
         """Let the sequences go on that wait for KV from a peer: it has arrived."""
         for id in self._ids_of(stream):
-            self.engine.arrived(id, self._clock.now())
+            self.engine.on_peer_ready(id, self._clock.now())
         self._work.set()
 
     def fail_load(self, stream: TokenStream) -> None:
         """Let the sequences be computed that wait for KV from a peer: it will not arrive."""
         for id in self._ids_of(stream):
-            self.engine.lost(id)
+            self.engine.on_peer_lost(id)
         self._work.set()
 
     def free(self, id: RequestId, engine: StepEngine) -> None:
@@ -208,7 +208,7 @@ class EngineCore:
     async def _save(self, save: BlockSave) -> None:
         """Write a computed prompt to the pool, and publish the blocks that are new there as a batch of their own."""
         assert self._store is not None
-        pooled = save.pooled(await self._store.put(save.digests))
+        pooled = save.announce(await self._store.put(save.digests))
         await self.may_run.wait()
         if pooled and self.publisher is not None:
             self.publisher.publish(pooled)

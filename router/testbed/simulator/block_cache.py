@@ -1,11 +1,11 @@
-"""One instance's KV cache by the names of its blocks: shared by live and cached ones, least recently used first out.
+"""One instance's KV cache by block names: room shared by live and idle blocks, least recently used evicted first.
 
     capacity = named blocks in use + tokens of live requests that have no name yet + idle named blocks
 
-Idle ones are what can be evicted. A request's blocks become idle in reverse, so its tail goes before its head and a
-shared prefix goes last; therefore whoever is cached is cached with all before it, and how far a prompt goes is
-bisected. The same rules as `pool.py`, which has every physical block and every copy; here a block is its name, and what
-is computed twice at once is cached once.
+Idle blocks can be evicted. A request's blocks become idle in reverse, so its tail goes before its head and a shared
+prefix goes last. So a cached block is cached with all blocks before it, and the cached prefix of a prompt is found by
+bisection. The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its
+name, and one that is computed twice at the same time is cached once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from router.testbed.workloads.block_names import NamedTokens
 
 
 class BlockCache:
-    """`tokens` of room in blocks of `block_tokens`. `events` collects what happened until someone drains it."""
+    """A cache of `tokens` in blocks of `block_tokens`. `events` collects stores and removals until `drain`."""
 
     def __init__(self, tokens: int, block_tokens: int) -> None:
         self.capacity = tokens
         self.block_tokens = block_tokens
-        self.nameless_tokens = 0  # of live requests: being computed, or too few for a block
+        self.nameless_tokens = 0  # of live requests: still being computed, or too few for a block
         self.events: list[Event] = []
-        self._uses: dict[int, int] = {}  # by name: how many live requests use it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the next one to go first
+        self._uses: dict[int, int] = {}  # by name: number of live requests that use it
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the next one to be evicted comes first
 
     @property
     def live_tokens(self) -> int:
@@ -37,18 +37,18 @@ class BlockCache:
     def cached_blocks(self) -> int:
         return len(self._uses) + len(self._idle)
 
-    def held(self, names: Sequence[int]) -> int:
-        """How many leading blocks are here."""
+    def count_held(self, names: Sequence[int]) -> int:
+        """Return how many leading blocks of `names` are cached."""
         uses, idle = self._uses, self._idle
         return bisect_left(names, True, key=lambda name: name not in uses and name not in idle)
 
-    def idle(self, names: Sequence[int]) -> int:
-        """How many of these leading blocks nobody uses: those in use come first."""
+    def count_idle(self, names: Sequence[int]) -> int:
+        """Return how many of these cached leading blocks no request uses; blocks in use come first."""
         uses = self._uses
         return len(names) - bisect_left(names, True, key=lambda name: name not in uses)
 
     def use(self, names: Sequence[int]) -> None:
-        """A request begins to use these, which are here."""
+        """Add a user to each of these cached blocks."""
         uses, idle = self._uses, self._idle
         for name in names:
             if name in uses:
@@ -58,7 +58,7 @@ class BlockCache:
                 uses[name] = 1
 
     def name(self, names: Sequence[int], start: int, end: int) -> None:
-        """Blocks `start` to `end` of a request that uses those before are computed: nameless tokens get these names."""
+        """Name the computed blocks `start` to `end` of a request, which uses those before `start` already."""
         uses, idle = self._uses, self._idle
         self.nameless_tokens -= (end - start) * self.block_tokens
         new = []
@@ -71,10 +71,10 @@ class BlockCache:
             else:
                 new.append(name)
             uses[name] = 1
-        self._stored(names, end, new)
+        self._announce(names, end, new)
 
     def release(self, names: Sequence[int]) -> None:
-        """A request is done with these, given in prompt order."""
+        """Remove a user from each of these blocks, given in prompt order."""
         uses, idle = self._uses, self._idle
         for name in reversed(names):
             left = uses[name] - 1
@@ -85,7 +85,7 @@ class BlockCache:
                 idle[name] = None
 
     def fit(self) -> None:
-        """Evicts until everything has room."""
+        """Evict idle blocks until the contents fit the capacity."""
         over = self.live_tokens + len(self._idle) * self.block_tokens - self.capacity
         if over <= 0 or not self._idle:
             return
@@ -94,11 +94,12 @@ class BlockCache:
         self.events.append(BlocksRemoved(gone, Tier.GPU, 0))
 
     def drain(self) -> list[Event]:
+        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
-    def _stored(self, names: Sequence[int], end: int, new: list[int]) -> None:
-        """New ones are the last of those before `end`: what is cached is cached with all before it."""
+    def _announce(self, names: Sequence[int], end: int, new: list[int]) -> None:
+        """Announce `new` blocks, the last ones before `end`: a cached block is cached with all before it."""
         if new:
             first = end - len(new)
             parent = EngineHash(names[first - 1]) if first else None

@@ -1,12 +1,12 @@
 """The KV blocks of one simulated engine: which are in use, which hold a reusable prefix, which is taken next.
 
-All blocks lie in one pool. A block in use has a reference per request; a free one waits in the queue to be handed out
-again, and as long as it waits its contents can still be hit. That queue is the whole eviction policy:
+A block in use has a reference per request. A free block is in a queue to be taken again, and until then its contents
+can still be hit. That queue is the whole eviction policy:
 
     front: never hashed, reused at once   ...   hashed, oldest release first   ...   back: released last
 
 A request's blocks are released in reverse, so its tail is evicted before its head and a shared prefix goes last. The
-same contents may lie in several blocks (copies); a store is announced for each and a removal for each.
+same contents may be in several blocks (copies); a store is announced for each and a removal for each.
 Source of the rules: vLLM v1/core/block_pool.py.
 """
 
@@ -19,7 +19,7 @@ from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Even
 
 
 class BlockPool:
-    """`blocks` physical blocks, all free and empty. `events` collects what happened until someone drains it."""
+    """A pool of `blocks` physical blocks, all free and empty. `events` collects removals and stores until `drain`."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -31,6 +31,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
+        """Number of blocks that no request uses."""
         return len(self._free)
 
     @property
@@ -38,8 +39,8 @@ class BlockPool:
         """Blocks that hold a hashed prefix, copies counted, in use or not."""
         return sum(len(copies) for copies in self._copies.values())
 
-    def leading(self, labels: Iterable[EngineHash]) -> list[int]:
-        """One block for each leading label that is held."""
+    def find_leading(self, labels: Iterable[EngineHash]) -> list[int]:
+        """Return one block for each leading label that is cached."""
         found = []
         for label in labels:
             copies = self._copies.get(label)
@@ -48,33 +49,33 @@ class BlockPool:
             found.append(next(iter(copies)))
         return found
 
-    def waiting(self, blocks: Iterable[int]) -> int:
-        """How many of these lie in the free queue."""
+    def count_free(self, blocks: Iterable[int]) -> int:
+        """Return how many of these blocks are in the free queue."""
         return sum(1 for block in blocks if self._references[block] == 0)
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """One more request uses these: they leave the free queue."""
+        """Add a reference to each of these blocks, and remove them from the free queue."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """The next `count` blocks of the free queue, emptied. The caller has looked at `free`."""
+        """Take the next `count` blocks from the free queue and empty them. The caller has checked `free`."""
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._references[block] = 1
             self._evict(block)
         return taken
 
-    def hold(self, blocks: Sequence[int], labels: Sequence[EngineHash]) -> None:
-        """These blocks are full now and can be hit by their labels."""
+    def label(self, blocks: Sequence[int], labels: Sequence[EngineHash]) -> None:
+        """Make these full blocks available under their labels."""
         for block, label in zip(blocks, labels, strict=True):
             self._labels[block] = label
             self._copies.setdefault(label, {})[block] = None
 
     def release(self, blocks: Sequence[int]) -> None:
-        """A request is done with its blocks, given in prompt order."""
+        """Remove a reference from each of a request's blocks, given in prompt order."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -83,7 +84,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
-        """Forget every cached prefix. Refused while any block is in use."""
+        """Forget every cached prefix. Return False, and change nothing, while any block is in use."""
         if len(self._free) != self.blocks:
             return False
         self._copies.clear()
@@ -92,6 +93,7 @@ class BlockPool:
         return True
 
     def drain(self) -> list[Event]:
+        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 

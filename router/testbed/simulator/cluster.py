@@ -1,11 +1,11 @@
-"""The plant: engines, what they load from, and what of them reaches the routers, in virtual time.
+"""A simulated fleet in virtual time: engines, the memory that they load from, and their events and metrics.
 
-    submit -> engine: steps and strides (`strides.py`) -> first(job), done(job) for whoever sent it
+    submit -> engine: steps and strides (`fast_engine.py`) -> on_first_token(job), on_done(job) of the front
                  |
                  +-- events of its cache, gauges when it is polled, as late as the lags say -> every router
 
-Also what goes wrong there: engines that die, come back or are slow, events that are lost, a pool that is away. Who asks
-what, and where it goes, is not known here.
+It also has the faults: engines that die, come back or are slow, events that are lost, a pool that is away. It knows
+nothing of requests and routing.
 """
 
 from __future__ import annotations
@@ -25,76 +25,78 @@ from router.testbed.simulator.scenario import InstanceFailure, Scenario
 
 PROBE_S = 2.0  # between two probes of an instance's health
 IDLE_POLL_S = 10.0
-REPLAYABLE = 10_000  # batches that an engine keeps for replays (vLLM's default)
+REPLAYABLE = 10_000  # batches that an engine can replay (vLLM's default)
 
 
 class ClusterFront(Protocol):
-    """Whose jobs these are."""
+    """The sender of jobs, and its routers."""
 
-    routers: list[SimulatedRouter]  # that hear of the plant
+    routers: list[SimulatedRouter]  # that get events and metrics
 
-    def first(self, job: EngineJob) -> None:
-        """Its first token."""
+    def on_first_token(self, job: EngineJob) -> None:
+        """Called when an engine has made the first token of `job`."""
 
-    def done(self, job: EngineJob, number: int) -> None:
-        """Its last one, at that instance."""
+    def on_done(self, job: EngineJob, number: int) -> None:
+        """Called when instance `number` has made the last token of `job`."""
 
-    def died(self, job: EngineJob, number: int) -> None:
-        """Its engine is gone."""
+    def on_death(self, job: EngineJob, number: int) -> None:
+        """Called when instance `number` has died with `job`."""
 
 
 class Cluster:
-    """`chance` says which events are lost; `outcome` gets what dead engines had done."""
+    """All engines of a scenario. `rng` decides which events are lost; `outcome` gets the work that engines did."""
 
     def __init__(
-        self, scenario: Scenario, moments: EventQueue, chance: Rng, outcome: SimulationOutcome, front: ClusterFront
+        self, scenario: Scenario, event_queue: EventQueue, rng: Rng, outcome: SimulationOutcome, front: ClusterFront
     ) -> None:
         self._scenario = scenario
-        self._moments = moments
-        self._chance = chance
+        self._event_queue = event_queue
+        self._rng = rng
         self._outcome = outcome
         self._front = front
         size, instances, every_s = scenario.block_tokens, scenario.instances, scenario.lags.metrics_s
         self._pool = None if scenario.store is None else KvTier(scenario.store.tokens, size)
         self._engines = [self._engine(number) for number in range(instances)]
         self._wakes: list[float | None] = [None] * instances
-        self._sequence = [0] * instances  # numbers of event batches
-        keeps = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
-        self._sent: list[deque[EventBatch]] = [deque(maxlen=REPLAYABLE if keeps else 0) for _ in range(instances)]
+        self._sequence = [0] * instances  # next number of an event batch, per instance
+        replays = bool(scenario.trouble.events_lost or scenario.trouble.router_starts_s or scenario.trouble.failures)
+        self._sent: list[deque[EventBatch]] = [deque(maxlen=REPLAYABLE if replays else 0) for _ in range(instances)]
         self._alive = [True] * instances
-        self._ticks_s = [every_s * (number + 1) / instances for number in range(instances)]  # when each may be polled
-        self._polls_s: list[float | None] = [None] * instances  # and when it will be
+        self._ticks_s = [
+            every_s * (number + 1) / instances for number in range(instances)
+        ]  # when each may be polled next
+        self._polls_s: list[float | None] = [None] * instances  # when each will be polled
         self._polled_s = [-IDLE_POLL_S] * instances
 
     def _engine(self, number: int) -> FastEngine:
-        """A new process, with nothing in its GPUs or its host memory."""
-        scenario, profile, peer_wire = self._scenario, self._scenario.profile, None
+        """Return a new engine process with empty caches."""
+        scenario, profile, peer_link = self._scenario, self._scenario.profile, None
         if scenario.role(number) == "decode":
-            profile, peer_wire = scenario.decode_profile or profile, TransferLink(scenario.handover)
-        pool_wire = None if scenario.store is None else TransferLink(scenario.store.link)
-        host = host_wire = None
+            profile, peer_link = scenario.decode_profile or profile, TransferLink(scenario.handover)
+        pool_link = None if scenario.store is None else TransferLink(scenario.store.link)
+        host = host_link = None
         if scenario.host is not None:
-            host, host_wire = KvTier(scenario.host.tokens, scenario.block_tokens), TransferLink(scenario.host.link)
-        around = EngineSurroundings(self._pool, pool_wire, host, host_wire, peer_wire)
+            host, host_link = KvTier(scenario.host.tokens, scenario.block_tokens), TransferLink(scenario.host.link)
+        around = EngineSurroundings(self._pool, pool_link, host, host_link, peer_link)
         return FastEngine(profile, scenario.block_tokens, around, scenario.max_queued)
 
     def start(self) -> None:
-        """The routers are there, and time begins."""
+        """Connect the routers and begin to poll."""
         for number in range(self._scenario.instances):
             self.connect(number)
             self._poll_at(number, self._ticks_s[number])
 
-    def fail(self) -> None:
-        """What will go wrong is put into the course of time."""
+    def schedule_faults(self) -> None:
+        """Schedule every fault of the scenario."""
         trouble = self._scenario.trouble
         for failure in trouble.failures:
-            self._moments.at(failure.at_s, self._fail, failure)
+            self._event_queue.at(failure.at_s, self._fail, failure)
         for from_s, until_s in trouble.pool_away:
-            self._moments.at(from_s, self._pool_goes, True)
-            self._moments.at(until_s, self._pool_goes, False)
+            self._event_queue.at(from_s, self._set_pool_away, True)
+            self._event_queue.at(until_s, self._set_pool_away, False)
 
     def end(self) -> None:
-        """What was done is told."""
+        """Add the work of all engines to the outcome."""
         for number, engine in enumerate(self._engines):
             self._count(number, engine)
 
@@ -103,19 +105,19 @@ class Cluster:
         self._outcome.prefill_s[number] += engine.prefill_s
         self._outcome.preemptions += engine.preemptions
 
-    # what is asked of it
+    # requests
 
     def pooled_tokens(self, names: Sequence[int]) -> int | None:
-        """What the pool answers when it is asked for these blocks; None: it does not answer, or there is none."""
+        """Return the leading tokens that the pool holds; None when it does not answer or there is none."""
         pool = self._pool
-        return None if pool is None or pool.away else pool.held(names) * self._scenario.block_tokens
+        return None if pool is None or pool.away else pool.count_held(names) * self._scenario.block_tokens
 
     def is_alive(self, number: int) -> bool:
         return self._alive[number]
 
     def submit(self, job: EngineJob, number: int) -> bool:
-        """False: the engine has no room for it."""
-        if not self._engines[number].submit(job, self._moments.now_s):
+        """Submit `job` to instance `number`. Return False when the engine refuses it."""
+        if not self._engines[number].submit(job, self._event_queue.now_s):
             return False
         self._wake(number)
         return True
@@ -123,60 +125,62 @@ class Cluster:
     # engines
 
     def _wake(self, number: int) -> None:
-        """When this engine must be looked at next."""
+        """Schedule the next call of this engine."""
         engine = self._engines[number]
         loads_s, until_s = engine.loads_until_s, engine.until_s
         at_s = until_s if loads_s is None else loads_s if until_s is None else min(loads_s, until_s)
         if at_s is not None and at_s != self._wakes[number]:
             self._wakes[number] = at_s
-            self._moments.at(at_s, self._look, number, at_s)
+            self._event_queue.at(at_s, self._advance, number, at_s)
 
-    def _look(self, number: int, at_s: float) -> None:
+    def _advance(self, number: int, at_s: float) -> None:
         if self._wakes[number] != at_s:
-            return  # it was put off, or is another process now
+            return  # rescheduled since, or another process now
         self._wakes[number] = None
-        engine, now = self._engines[number], self._moments.now_s
+        engine, now = self._engines[number], self._event_queue.now_s
         ended = engine.end(now)
         if engine.loads_until_s is not None:
-            engine.loaded(now)
+            engine.end_loads(now)
         if engine.cache.events:
             self._publish(number)
         for job in ended.firsts:
-            self._front.first(job)
+            self._front.on_first_token(job)
         for job in ended.dones:
-            self._front.done(job, number)
+            self._front.on_done(job, number)
         self._wake(number)
 
     def _publish(self, number: int) -> None:
-        """What its cache did, to every router, as late as events are; some of it lost."""
+        """Send the events of its cache to every router after the event lag; some are lost."""
         events = self._engines[number].cache.drain()
-        now = self._moments.now_s
+        now = self._event_queue.now_s
         batch = EventBatch(self._sequence[number], now, 0, events, {})
         self._sequence[number] += 1
         self._sent[number].append(batch)
         for router in self._front.routers:
-            if not self._chance.happens(self._scenario.trouble.events_lost):
-                self._moments.at(now + self._scenario.lags.events_s, self._hear, router, number, batch)
+            if not self._rng.happens(self._scenario.trouble.events_lost):
+                self._event_queue.at(now + self._scenario.lags.events_s, self._deliver, router, number, batch)
 
-    def _hear(self, router: SimulatedRouter, number: int, batch: EventBatch) -> None:
-        self._replay(router, number, router.heard(number, batch))
+    def _deliver(self, router: SimulatedRouter, number: int, batch: EventBatch) -> None:
+        self._replay(router, number, router.on_events(number, batch))
 
     def _replay(self, router: SimulatedRouter, number: int, start: int | None) -> None:
         if start is not None:
-            self._moments.at(self._moments.now_s + self._scenario.lags.events_s, self._replayed, router, number, start)
+            self._event_queue.at(
+                self._event_queue.now_s + self._scenario.lags.events_s, self._replayed, router, number, start
+            )
 
     def _replayed(self, router: SimulatedRouter, number: int, start: int) -> None:
         batches = [batch for batch in self._sent[number] if batch.seq >= start] if self._alive[number] else []
-        self._replay(router, number, router.replayed(number, batches))
+        self._replay(router, number, router.on_replay(number, batches))
 
     def connect(self, number: int) -> None:
-        """Every router follows its events from now on."""
+        """Let every router follow this instance's events from now on."""
         for router in self._front.routers:
-            self._replay(router, number, router.connected(number))
+            self._replay(router, number, router.on_stream(number))
 
     def poll_soon(self, number: int) -> None:
-        """A request goes there. Ticks that were slept through are added up as if they had not been."""
-        now, every_s = self._moments.now_s, self._scenario.lags.metrics_s
+        """Poll at the next tick, because a request goes there. Skipped ticks are added up as if they had occurred."""
+        now, every_s = self._event_queue.now_s, self._scenario.lags.metrics_s
         while self._ticks_s[number] < now:
             self._ticks_s[number] += every_s
         self._poll_at(number, self._ticks_s[number])
@@ -184,12 +188,12 @@ class Cluster:
     def _poll_at(self, number: int, at_s: float) -> None:
         if self._polls_s[number] != at_s:
             self._polls_s[number] = at_s
-            self._moments.at(at_s, self._poll_is_due, number, at_s)
+            self._event_queue.at(at_s, self._on_poll_due, number, at_s)
 
-    def _poll_is_due(self, number: int, at_s: float) -> None:
-        """At every tick where requests are, elsewhere seldom: most of a large fleet may be idle."""
+    def _on_poll_due(self, number: int, at_s: float) -> None:
+        """Poll an instance with requests at every tick, an idle one seldom: most of a large fleet may be idle."""
         if self._polls_s[number] != at_s:
-            return  # it was put forward
+            return  # rescheduled since
         every_s, alive = self._scenario.lags.metrics_s, self._alive[number]
         idle = not any(router.in_flight(number) for router in self._front.routers)
         if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
@@ -203,18 +207,18 @@ class Cluster:
     def _poll(self, number: int) -> None:
         gauges = self._engines[number].gauges()
         for router in self._front.routers:
-            router.polled(number, gauges)
+            router.on_metrics(number, gauges)
 
-    # trouble
+    # faults
 
-    def _pool_goes(self, away: bool) -> None:
+    def _set_pool_away(self, away: bool) -> None:
         if self._pool is not None:
             self._pool.away = away
 
     def _fail(self, failure: InstanceFailure) -> None:
         number = failure.instance
         if failure.until_s < float("inf"):
-            self._moments.at(failure.until_s, self._recover, failure)
+            self._event_queue.at(failure.until_s, self._recover, failure)
         if failure.kind == "slow":
             self._engines[number].slowdown = failure.factor
             return
@@ -225,7 +229,7 @@ class Cluster:
         self._sequence[number] = 0
         self._sent[number].clear()
         for job in dead.unfinished:
-            self._front.died(job, number)
+            self._front.on_death(job, number)
 
     def _recover(self, failure: InstanceFailure) -> None:
         number = failure.instance
@@ -233,12 +237,12 @@ class Cluster:
             self._engines[number].slowdown = 1.0
             return
         self._alive[number] = True
-        self._moments.at(self._moments.now_s + PROBE_S, self._meet_again, number)
+        self._event_queue.at(self._event_queue.now_s + PROBE_S, self._on_probe_after_death, number)
 
-    def _meet_again(self, number: int) -> None:
+    def _on_probe_after_death(self, number: int) -> None:
         if not self._alive[number]:
-            return  # it has died again before anybody looked
+            return  # it has died again before the probe
         for router in self._front.routers:
-            router.misses(number)
-            router.meets(number)
+            router.on_probe_failure(number)
+            router.on_probe_success(number)
         self.connect(number)

@@ -1,8 +1,8 @@
-"""What a simulated engine is told and what it tells: plain values, between `engine.py` and whoever drives it.
+"""Inputs and outputs of a simulated engine: plain values between `step_engine.py` and its driver.
 
-KV from outside comes in two kinds, as with vLLM's connectors. A shared *pool* was asked before the request is
-submitted, and what it holds can be fetched at once. A *peer* (the prefill side of a pair) is still computing: the
-engine makes room, parks the request, and is told when the peer's KV `arrived` or is `lost`.
+KV from outside comes in two kinds, as with vLLM's connectors. A shared *pool* is queried before the request is
+submitted, and what it holds can be loaded at once. A *peer* (the prefill side of a pair) is still computing: the engine
+makes room, parks the request, and its driver calls `on_peer_ready` or `on_peer_lost`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Source = Literal["pool", "peer"]
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """How big and how fast an engine is. `prefill_tokens_per_s` 0 means prompts take no time at all."""
+    """Size and speed of an engine. `prefill_tokens_per_s` 0: prompts take no time."""
 
     block_tokens: int = 16
     blocks: int = 4096
     prefill_tokens_per_s: float = 8000.0
     decode_ms_per_token: float = 10.0
-    profile: EngineProfile | None = None  # what a step takes, instead of the two before
+    profile: EngineProfile | None = None  # duration of a step, instead of the two before
     load_tokens_per_s: float = 100_000.0  # of KV from outside; 0: no time at all
     load_base_ms: float = 5.0  # per load
-    saves: bool = False  # offers computed prompts to the pool
+    saves: bool = False  # whether it offers computed prompts to the pool
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_queued: int | None = None  # waiting requests beyond which new ones are refused
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA name -> path (the path is part of the hash)
-    vocabulary: Sequence[int] = range(1000, 4000)  # what answers are made of
-    end_token: int = 2  # closes an answer that ends by itself
+    vocabulary: Sequence[int] = range(1000, 4000)  # from which answers are made
+    end_token: int = 2  # last token of an answer that ends by itself
     hash_algo: HashAlgo = "sha256"
     hash_seed: str = DEFAULT_SEED
 
@@ -50,7 +50,7 @@ class EngineShape:
 
 
 class SequenceRequest(NamedTuple):
-    """One sequence to complete. Its answer follows from (prompt, seed), unless `script` gives it."""
+    """One sequence to complete. (prompt, seed) determine its answer, unless `script` gives it."""
 
     token_ids: Sequence[int]
     max_tokens: int
@@ -59,9 +59,11 @@ class SequenceRequest(NamedTuple):
     adapter: str | None = None
     salt: str | None = None
     seed: int = 0
-    external_tokens: int | None = None  # leading tokens whose KV is to be had outside; None: nobody was asked
+    external_tokens: int | None = None  # leading tokens with KV outside; None: no outside source was queried
     source: Source = "pool"
-    keeps_after: tuple[Finish, ...] = ()  # ended so, its blocks stay until `Engine.free`, for a peer to fetch
+    keeps_after: tuple[
+        Finish, ...
+    ] = ()  # after these ends its blocks stay until `StepEngine.free`, for a peer to fetch
 
 
 class SequenceOutput(NamedTuple):
@@ -73,14 +75,14 @@ class SequenceOutput(NamedTuple):
 
 
 class BlockSave(NamedTuple):
-    """A prompt is computed: its full blocks may go to the shared pool."""
+    """Full blocks of a computed prompt, which may go to the shared pool."""
 
     token_ids: array[int]
     digests: list[Digest]
     block_tokens: int
 
-    def pooled(self, new: Container[Digest]) -> list[BlocksPooled]:
-        """What the saving engine announces: one event for each of these blocks that really entered the pool."""
+    def announce(self, new: Container[Digest]) -> list[BlocksPooled]:
+        """Return the events that the saving engine announces: one for each block that entered the pool."""
         label, size = EngineChain.event_hash, self.block_tokens
         return [
             BlocksPooled(
@@ -95,21 +97,21 @@ class BlockSave(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    next_wake_s: float | None  # when to call again, on the caller's clock; None: when something is submitted
+    next_wake_s: float | None  # when to call `step` again, on the caller's clock; None: after the next submit
     outputs: dict[RequestId, SequenceOutput]
-    events: list[Event]  # one batch: removals come before the stores that needed the room
+    events: list[Event]  # one batch: removals come before the stores that needed their space
     saves: Sequence[BlockSave] = ()
 
 
 class EngineGauges(NamedTuple):
     running: int
-    waiting: int  # those that load included
+    waiting: int  # loading ones included
     loading: int
-    kv_usage: float  # share of blocks in use by requests, cached but unused ones not counted
+    kv_usage: float  # share of blocks that requests use; idle cached ones do not count
     cached_blocks: int
     queried_tokens: int
     hit_tokens: int
-    external_queried_tokens: int  # not found in its own cache, of requests for which the outside was asked
+    external_queried_tokens: int  # not found in its own cache, of requests with an outside source
     external_hit_tokens: int
     pool_loads: int
     pool_loaded_blocks: int

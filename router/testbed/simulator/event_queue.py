@@ -1,6 +1,6 @@
-"""Virtual time: moments in a heap, each with what happens then. Whatever happens may put more of them there.
+"""Virtual time: a heap of scheduled calls, which may schedule more.
 
-Moments at the same time come in the order in which they were put there, so the same simulation is always the same.
+Calls at the same time run in the order in which they were scheduled, so a simulation repeats exactly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from router.clock import ManualClock
 
 
 class EventQueue:
+    """Scheduled calls, and the clock that moves from one to the next."""
+
     def __init__(self) -> None:
         self.clock = ManualClock()
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -23,15 +25,15 @@ class EventQueue:
     def now_s(self) -> float:
         return self.clock.now()
 
-    def at(self, moment_s: float, what: Callable[..., None], *of: Any) -> None:
-        """`what(*of)` happens then. Moments that have passed come at once."""
-        heappush(self._heap, (moment_s, next(self._order), what, of))
+    def at(self, time_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Schedule `call(*arguments)`; a time that has passed means now."""
+        heappush(self._heap, (time_s, next(self._order), call, arguments))
 
     def step(self) -> bool:
-        """The next one happens. False: there is none."""
+        """Run the next call. Return False when there is none."""
         if not self._heap:
             return False
-        at_s, _, what, of = heappop(self._heap)
+        at_s, _, call, arguments = heappop(self._heap)
         self.clock.advance(max(0.0, at_s - self.clock.now()))
-        what(*of)
+        call(*arguments)
         return True

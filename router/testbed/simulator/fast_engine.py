@@ -1,17 +1,17 @@
-"""The engine of `engine.py` at a stride: many equal steps at once, blocks by name, no token ever made.
+"""A fast engine: the engine of `step_engine.py` with many equal steps as one, blocks by name, and no tokens.
 
-A step that computes part of a prompt is taken by itself. Between those a batch only decodes, and nothing happens but
-that everybody's context grows by a token per step: so the time of many such steps is one sum, and the engine jumps to
-the first step at which somebody ends, or the memory is full, or somebody new has come.
+A step that computes part of a prompt is taken by itself. Between those a batch only decodes, and every context grows by
+a token per step: the time of many such steps is one sum, and the engine jumps to the first step at which a request
+ends, the memory is full, or a new request has come.
 
     submit -> waiting -> [prefill steps: a chunk each, decodes beside it] -> first token -> [strides] -> done
                  |              ^
                  +-- loading ---+      from host memory, the pool or a peer, beside all computing
 
-Time per step is the profile's. As there: first come, first served, a whole prompt must fit before it begins, decodes
-first, the youngest gives way when memory runs out. Simpler than there: an answer's blocks are named when it ends, a
-prompt's can be hit when they are computed (vLLM: when that is planned), and a request that computes what another one is
-just computing keeps no copy of its own. A test holds the two together.
+The profile gives the time per step. As in `step_engine.py`: first come, first served, a whole prompt must fit before it
+begins, decodes first, the youngest request is preempted when memory runs out. Simpler: an answer's blocks are named
+when it ends, a prompt's can be hit when they are computed (vLLM: when that is planned), and a request that computes
+the same blocks as another one at the same time has no copy of its own. A test compares the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from router.testbed.simulator.kv_tier import KvTier, TransferLink
 
 
 class EngineJob:
-    """One request at one engine. `names` are the blocks of its prompt and of its answer but for the last token."""
+    """One request at one engine. `names` are the blocks of its prompt and its answer, without the last token."""
 
     __slots__ = (
         "computed",
@@ -49,41 +49,42 @@ class EngineJob:
         self.names = names
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.tag = tag  # whoever waits for it
-        self.generated = 0  # tokens, when it last gave way
-        self.computed = 0  # of prompt and what was generated before
-        self.held = 0  # leading blocks that it uses
+        self.tag = tag  # for the caller
+        self.generated = 0  # output tokens, as of the last preemption
+        self.computed = 0  # tokens of the prompt and of the output before the last preemption
+        self.held = 0  # number of leading blocks that it uses
         self.finish_at = 0  # the step after which it ends
-        self.local_tokens: int | None = None  # where its prompt came from, when it was first admitted
+        self.local_tokens: int | None = None  # prompt tokens from the GPU cache at its first admission
         self.host_tokens = 0
         self.pool_tokens = 0
-        self.external = 0  # leading tokens that a peer has computed for it
+        self.external = 0  # leading tokens that a peer has computed
 
     @property
     def whole_tokens(self) -> int:
-        """What must be computed before its next token."""
+        """Tokens to compute before its next one."""
         return self.prompt_tokens + self.generated
 
     @property
     def cached_tokens(self) -> int:
+        """Prompt tokens from any cache."""
         return (self.local_tokens or 0) + self.host_tokens + self.pool_tokens
 
 
 class StrideResult(NamedTuple):
-    """What a step or stride brought."""
+    """The jobs that got their first or last token in a step or stride."""
 
-    firsts: list[EngineJob]  # their first token
-    dones: list[EngineJob]  # their last one
+    firsts: list[EngineJob]
+    dones: list[EngineJob]
 
 
 class EngineSurroundings(NamedTuple):
-    """What one engine has outside of its GPUs."""
+    """The memory outside of an engine's GPUs, and its links."""
 
     pool: KvTier | None
-    pool_wire: TransferLink | None
+    pool_link: TransferLink | None
     host: KvTier | None
-    host_wire: TransferLink | None
-    peer_wire: TransferLink | None
+    host_link: TransferLink | None
+    peer_link: TransferLink | None
 
 
 NO_SURROUNDINGS = EngineSurroundings(None, None, None, None, None)
@@ -103,41 +104,40 @@ class FastEngine:
         self.profile = profile
         self.cache = BlockCache(profile.kv_tokens, block_tokens)
         self.slowdown = 1.0
-        self.until_s: float | None = None  # when its step or stride ends; None: it has nothing to do
+        self.until_s: float | None = None  # when its step or stride ends; None: idle
         self.busy_s = self.prefill_s = 0.0
         self.preemptions = self.generated_tokens = 0
         self._size = block_tokens
         self._around = around
         self._max_queued = max_queued
         self._waiting: deque[EngineJob] = deque()
-        self._loading: dict[EngineJob, float] = {}  # until when
+        self._loading: dict[EngineJob, float] = {}  # until this time
         self._prefilling: deque[EngineJob] = deque()
         self._chunks: list[tuple[EngineJob, int]] = []  # of the current step
-        self._decoding: dict[EngineJob, None] = {}  # in the order in which they began
-        self._context_tokens = 0  # of all that decode
-        self._ends: list[
-            tuple[int, int, EngineJob]
-        ] = []  # by the step at which they end; some may have given way since
+        self._decoding: dict[EngineJob, None] = {}  # in the order of their begin
+        self._context_tokens = 0  # of all decoding jobs
+        # By the step at which they end; some may have been preempted since.
+        self._ends: list[tuple[int, int, EngineJob]] = []
         self._order = 0
-        self._steps = 0  # ever ended
+        self._steps = 0  # ended so far
         self._began_s = 0.0
-        self._stride = 0  # steps of the current stride; 0: it is a step with a prompt
+        self._stride = 0  # steps of the current stride; 0: a step with part of a prompt
 
-    # what is asked of it
+    # requests
 
     def submit(self, job: EngineJob, now: float) -> bool:
-        """False: it has no room for it, now (a full queue) or ever (too long)."""
+        """Queue `job`. Return False when the queue is full, or when it is too long for the memory."""
         if job.prompt_tokens + job.output_tokens > self.profile.kv_tokens:
             return False
         if self._max_queued is not None and len(self._waiting) >= self._max_queued:
             return False
         self._waiting.append(job)
         if len(self._waiting) == 1:
-            self._look(now)
+            self._admit_soon(now)
         return True
 
-    def loaded(self, now: float) -> None:
-        """A load may have ended."""
+    def end_loads(self, now: float) -> None:
+        """End the loads that are due."""
         done = [job for job, until_s in self._loading.items() if until_s <= now]
         for job in done:
             del self._loading[job]
@@ -146,20 +146,20 @@ class FastEngine:
             job.computed = reached
             self._prefilling.append(job)
         if done:
-            self._look(now)
+            self._admit_soon(now)
 
     @property
     def loads_until_s(self) -> float | None:
-        """When the next load ends."""
+        """When the next load ends; None without loads."""
         return min(self._loading.values(), default=None)
 
     @property
     def unfinished(self) -> list[EngineJob]:
-        """Whom it has in hand."""
+        """All jobs that have not ended."""
         return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
 
     def gauges(self) -> Gauges:
-        """Its metrics page."""
+        """Return its metrics."""
         return Gauges(
             len(self._decoding) + len(self._prefilling),
             len(self._waiting) + len(self._loading),
@@ -174,7 +174,7 @@ class FastEngine:
     # time
 
     def end(self, now: float) -> StrideResult:
-        """The step or stride that is due has ended; the next one begins."""
+        """End the step or stride that is due, and begin the next."""
         if self.until_s is None or now < self.until_s:
             return NOTHING_ENDED
         self.busy_s += self.until_s - self._began_s
@@ -182,21 +182,21 @@ class FastEngine:
         steps = self._stride or 1
         self._grow(steps)
         for job, count in self._chunks:
-            self._computed(job, count, ended)
+            self._end_chunk(job, count, ended)
         self._finish(ended)
         self.cache.fit()
         self._plan(self.until_s)
         return ended
 
-    def _look(self, now: float) -> None:
-        """Something new may begin: at once where nothing runs, else after the step that runs now."""
+    def _admit_soon(self, now: float) -> None:
+        """Let a new job begin: at once if the engine is idle, otherwise after the current step."""
         if self.until_s is None:
             self._plan(now)
         elif self._stride > 1 and (self._prefilling or self._may_admit()):
             self._cut(now)
 
     def _cut(self, now: float) -> None:
-        """The stride ends with the step that is under way."""
+        """Shorten the stride to end with the current step."""
         low, high = 1, self._stride
         while low < high:
             middle = (low + high) // 2
@@ -233,20 +233,20 @@ class FastEngine:
             self._plan_stride(now)
 
     def _plan_stride(self, now: float) -> None:
-        """As many steps as nothing else can happen in. (One alone always goes on: loads may hold the rest.)"""
+        """Plan the steps up to the next event. (A single job always goes on: loads may take the other memory.)"""
         while self._ends[0][2].finish_at != self._ends[0][0] or self._ends[0][2] not in self._decoding:
-            heappop(self._ends)  # gave way since
+            heappop(self._ends)  # preempted since
         room = (self.profile.kv_tokens - self.cache.live_tokens) // len(self._decoding)
         self._stride = max(1, min(self._ends[0][0] - self._steps, room))
         self.until_s = now + self._lasts_s(self._stride)
 
     def _make_room(self) -> None:
-        """For everybody's next token: the youngest gives way, until the rest fits."""
+        """Preempt the youngest jobs until the next token of all others fits."""
         while len(self._decoding) > 1 and self.cache.live_tokens + len(self._decoding) > self.profile.kv_tokens:
-            self._give_way(next(reversed(self._decoding)))
+            self._preempt(next(reversed(self._decoding)))
 
     def _step_s(self) -> float:
-        """Of the step that is planned."""
+        """Return the duration of the planned step."""
         profile, new, pairs, context = self.profile, 0, 0.0, self._context_tokens
         for job, count in self._chunks:
             new += count
@@ -256,37 +256,37 @@ class FastEngine:
         return profile.step_s(new, pairs, len(self._decoding), context)
 
     def _lasts_s(self, steps: int) -> float:
-        """`steps` steps in which everybody decodes: each reads one token per request more than the one before it."""
+        """Return the duration of `steps` steps that only decode; each reads one token per job more than the last."""
         profile, count = self.profile, len(self._decoding)
         compute = profile.us_per_decode * count
         memory = profile.weights_ms * 1e3 + profile.ns_per_context_token * self._context_tokens / 1e3
         growth = profile.ns_per_context_token * count / 1e3
-        flat = 0  # steps that computing holds up
+        flat = 0  # steps bound by compute
         if compute > memory:
             flat = steps if growth <= 0 else min(steps, int((compute - memory) / growth) + 1)
         left = steps - flat
         bound = left * (memory + growth * flat) + growth * left * (left - 1) / 2
         return (steps * profile.step_ms / 1e3 + (flat * compute + bound) / 1e6) * self.slowdown
 
-    # one request's way
+    # one job
 
     def _may_admit(self) -> bool:
-        """The head of the queue can begin."""
+        """Return whether the head of the queue can begin."""
         if not self._waiting or (
             len(self._decoding) + len(self._prefilling) + len(self._loading) >= self.profile.max_seqs
         ):
             return False
         job = self._waiting[0]
         hits = self._hits(job)
-        idle = self.cache.idle(job.names[:hits]) * self._size
+        idle = self.cache.count_idle(job.names[:hits]) * self._size
         return self.cache.live_tokens + idle + job.whole_tokens - hits * self._size <= self.profile.kv_tokens
 
     def _hits(self, job: EngineJob) -> int:
-        """Leading blocks of it that are cached here; the last token is always computed."""
-        return self.cache.held(job.names[: (job.whole_tokens - 1) // self._size])
+        """Return how many of its leading blocks are cached; the last token is always computed."""
+        return self.cache.count_held(job.names[: (job.whole_tokens - 1) // self._size])
 
     def _admit(self, job: EngineJob, now: float) -> bool:
-        """It has all the room that its prompt needs. False: something of it must be loaded first."""
+        """Take the memory that its prompt needs. Return False when part of it must be loaded first."""
         hits = self._hits(job)
         self.cache.use(job.names[:hits])
         job.held = hits
@@ -304,28 +304,28 @@ class FastEngine:
         return True
 
     def _fetch(self, job: EngineJob, now: float, first: bool) -> float | None:
-        """Begins to load what lies beyond its own cache. As vLLM does: whatever is there, cheap or not."""
-        pool, pool_wire, host, host_wire, peer_wire = self._around
-        if job.external > job.computed and peer_wire is not None:
+        """Begin to load blocks beyond its own cache; None: no load. As in vLLM, cost is not considered."""
+        pool, pool_link, host, host_link, peer_link = self._around
+        if job.external > job.computed and peer_link is not None:
             tokens, job.computed, job.external = job.external - job.computed, job.external, 0
             job.pool_tokens += tokens
-            return peer_wire.loads(tokens, now)
+            return peer_link.load(tokens, now)
         names = job.names[: job.whole_tokens // self._size]
         until_s: float | None = None
-        if host is not None and host_wire is not None and (reach := host.held(names) * self._size) > job.computed:
-            until_s = host_wire.loads(reach - job.computed, now)
+        if host is not None and host_link is not None and (reach := host.count_held(names) * self._size) > job.computed:
+            until_s = host_link.load(reach - job.computed, now)
             host.use(names[: reach // self._size])
             job.host_tokens += (reach - job.computed) * first
             job.computed = reach
-        if pool is not None and pool_wire is not None and (reach := pool.held(names) * self._size) > job.computed:
-            until_s = pool_wire.loads(reach - job.computed, now if until_s is None else until_s)
+        if pool is not None and pool_link is not None and (reach := pool.count_held(names) * self._size) > job.computed:
+            until_s = pool_link.load(reach - job.computed, now if until_s is None else until_s)
             pool.use(names[: reach // self._size])
             job.pool_tokens += (reach - job.computed) * first
             job.computed = reach
         return until_s
 
-    def _computed(self, job: EngineJob, count: int, ended: StrideResult) -> None:
-        """A chunk of it is done."""
+    def _end_chunk(self, job: EngineJob, count: int, ended: StrideResult) -> None:
+        """End a chunk of `count` tokens of its prompt."""
         job.computed += count
         self._name(job, job.computed // self._size)
         if job.computed < job.whole_tokens:
@@ -341,7 +341,7 @@ class FastEngine:
             return
         job.finish_at = self._steps + job.output_tokens - job.generated
         self._decoding[job] = None
-        self._context_tokens += job.whole_tokens - 1  # its newest token is not in the cache yet
+        self._context_tokens += job.whole_tokens - 1  # its newest token is not cached yet
         self._order += 1
         heappush(self._ends, (job.finish_at, self._order, job))
 
@@ -351,7 +351,7 @@ class FastEngine:
             job.held = blocks
 
     def _save(self, job: EngineJob) -> None:
-        """Prompts go to the host's memory and to the pool; answers do not (vLLM: save_decode_cache is off)."""
+        """Save its prompt to host memory and pool; answers are not saved (vLLM: save_decode_cache is off)."""
         names = job.names[: job.prompt_tokens // self._size]
         if self._around.host is not None:
             self._around.host.use(names)
@@ -359,7 +359,7 @@ class FastEngine:
             self._around.pool.use(names)
 
     def _grow(self, steps: int) -> None:
-        """Everybody who decodes has so many tokens more."""
+        """Add `steps` tokens to every decoding job."""
         self._steps += steps
         more = steps * len(self._decoding)
         self.generated_tokens += more
@@ -377,7 +377,7 @@ class FastEngine:
             self._done(job, ended)
 
     def _done(self, job: EngineJob, ended: StrideResult) -> None:
-        """It leaves; what it has computed stays cached as far as it fills blocks."""
+        """Remove a job that has ended; its full blocks stay cached."""
         in_cache = job.whole_tokens - 1
         full = min(in_cache // self._size, len(job.names))
         if full > job.held:
@@ -387,8 +387,8 @@ class FastEngine:
         job.held = 0
         ended.dones.append(job)
 
-    def _give_way(self, job: EngineJob) -> None:
-        """It goes back to the head of the queue, and computes anew what will be gone from the cache by then."""
+    def _preempt(self, job: EngineJob) -> None:
+        """Put a job back to the head of the queue; it computes anew what is evicted until it returns."""
         del self._decoding[job]
         self.preemptions += 1
         job.generated = job.output_tokens - (job.finish_at - self._steps)

@@ -1,7 +1,7 @@
-"""What a simulation comes to: every request's story in columns, and the figures that people compare.
+"""The outcome of a simulation: every request as a row of columns, and the figures for comparisons.
 
-Columns, because a million requests as objects would not fit: one `array` entry per request and fact, in the order in
-which the requests ended. NaN stands for a moment that never came.
+A million requests as objects would not fit into memory, so each fact has one `array` entry per request, in the order in
+which the requests ended. NaN stands for a time that was never reached.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 class RequestEnd(IntEnum):
     OK = 0
-    SHED = 1  # the door or every engine's queue refused it
+    SHED = 1  # admission control or every engine's queue refused it
     FAILED = 2  # engines died on it, or none was left
 
 
@@ -25,38 +25,38 @@ class SimulationOutcome:
     def __init__(self, instances: int) -> None:
         self.instances = instances
         self.arrived_s = array("d")  # when the client sent it
-        self.waited_s = array("d")  # of that at the door
-        self.ttft_s = array("d")  # from sending to the first token, the wait at the door included
+        self.waited_s = array("d")  # of that in the admission queue
+        self.ttft_s = array("d")  # from sending to the first token, the admission queue included
         self.duration_s = array("d")  # from sending to the last token
         self.session = array("q")
-        self.instance = array("l")  # that answered; -1: none
+        self.instance = array("l")  # number of the one that answered; -1: none
         self.prompt_tokens = array("l")
         self.local_tokens = array("l")  # of the prompt, from its GPU's cache
         self.host_tokens = array("l")  # from its host memory
         self.pool_tokens = array("l")  # from the shared pool
         self.output_tokens = array("l")
-        self.end = array("b")  # an `RequestEnd`
+        self.end = array("b")  # a `RequestEnd`
         self.took_s = 0.0  # virtual seconds from the start to the last end
         self.busy_s = [0.0] * instances  # computing, per instance
         self.prefill_s = [0.0] * instances  # of that, what its prompts alone would have taken
         self.preemptions = 0
         self.decisions = 0
         self.deciding_s = 0.0  # of real time, where a stopwatch was given
-        self.double_bookings = 0  # what the books still hold when all has ended: a defect, if not 0
+        self.double_bookings = 0  # requests still booked after the last end: a defect if not 0
 
     def __len__(self) -> int:
         return len(self.end)
 
 
 class ServiceLimits(NamedTuple):
-    """What a request must meet to count as served well."""
+    """Limits that a request must meet to count as served well."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1
 
 
 class SimulationFigures(NamedTuple):
-    """Of the requests that were sent within a window. None: nobody was there to be measured."""
+    """Figures over the requests that were sent within a window; None when no request has the value."""
 
     requests: int  # that ended well
     shed: int
@@ -76,18 +76,19 @@ class SimulationFigures(NamedTuple):
     pool_share: float | None
     imbalance: float | None  # most computed prompt tokens of an instance over the mean of all; 1: even
     good_per_s: float  # requests per second that met both limits
-    waited_p50_s: float | None  # at the door, of those who had to
+    waited_p50_s: float | None  # in the admission queue, of requests that had to wait
     waited_p90_s: float | None
 
     @property
     def hit_share(self) -> float | None:
+        """Share of prompt tokens from any cache."""
         if self.local_share is None:
             return None
         return self.local_share + (self.host_share or 0.0) + (self.pool_share or 0.0)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The first of these values, which are in order, that has such a share of them before it; None of none."""
+    """Return the first of these sorted values with `share` of them before it; None without values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
@@ -100,7 +101,10 @@ def compute_figures(
     since_s: float = 0.0,
     until_s: float | None = None,
 ) -> SimulationFigures:
-    """Requests are counted where they ended, latencies where they were sent: both within [since_s, until_s)."""
+    """Return the figures of the window [since_s, until_s).
+
+    Throughput counts requests that ended in it, latencies those that were sent in it.
+    """
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)
     sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]
@@ -135,7 +139,7 @@ def compute_figures(
 
 
 def _ended(outcome: SimulationOutcome, since_s: float, until_s: float) -> list[int]:
-    """Those that ended well in the window, its last moment included."""
+    """Return the rows that ended well in the window, its end included."""
     rows = enumerate(zip(outcome.end, outcome.arrived_s, outcome.duration_s, strict=True))
     return [row for row, (end, at_s, took_s) in rows if end == RequestEnd.OK and since_s <= at_s + took_s <= until_s]
 

@@ -1,9 +1,8 @@
-"""One router in virtual time: what `route.py`, the feeds and the health probes do with a `Scheduler`, without a
-network.
+"""A router in virtual time: drives the live `Scheduler` as `route.py`, the feeds and the health probes do.
 
-Everything that decides is the live router's own: `Scheduler` with its fleet, books, index, streams, learned speeds and
-desk. Here is only what stands around it: a request is opened, admitted and settled at the moments at which the line
-would do it, batches of events are heard when they arrive, metrics pages when they are polled.
+Everything that decides is the live router's own: `Scheduler` with its fleet, load books, index, event streams, latency
+models and selector. This module replaces only its surroundings: requests are opened, admitted and settled at the times
+at which the request path does it, event batches are applied when they arrive, metrics when they are polled.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MODEL = "simulated"
 SERVED = ServedModel(MODEL, None)
 CARDS = (ModelCard(MODEL, MODEL, None, None),)
 NO_SOURCE = UnknownIds("simulated")
-STORED_RESPONSES = 1  # stored responses: there are none
+STORED_RESPONSES = 1  # capacity for stored responses, of which there are none
 EngineFailure = Literal["connect", "busy", "died", "broken"]
 
 
@@ -49,88 +48,95 @@ class SimulatedTurn(NamedTuple):
     session: str
     names: Sequence[int]  # of the prompt's full blocks
     prompt_tokens: int
-    pooled_tokens: int | None  # leading ones that the pool holds; None: it did not say
+    pooled_tokens: int | None  # leading tokens that the pool holds; None: it did not answer
 
 
 class SimulatedRouter:
-    """One of the scenario's: behind its door is its share of the fleet's memory."""
+    """One router of a scenario; its admission control covers its share of the fleet's memory."""
 
     def __init__(self, policy: schema.PolicyConfig, scenario: Scenario, clock: Clock, *, seed: int) -> None:
-        told, shared_pool = schema.Config(), scenario.store is not None
+        config, shared_pool = schema.Config(), scenario.store is not None
         self.splits = scenario.prefills > 0
         self._clock = clock
         self._block_tokens = scenario.block_tokens
-        self._probes = told.fleet.health.failures
-        regime = PolicySet({"simulated": build_policy("simulated", policy)}, "simulated")
-        knowledge = KvIndexer(
-            BlockIndex(BlockNameKeyring(0), told.index.orphan_blocks),
-            SpeculativeBlocks(told.index.expected_ttl_s),
-            ApproximateBlocks(told.index.approximate_blocks, told.index.approximate_ttl_s),
+        self._probes = config.fleet.health.failures
+        policies = PolicySet({"simulated": build_policy("simulated", policy)}, "simulated")
+        indexer = KvIndexer(
+            BlockIndex(BlockNameKeyring(0), config.index.orphan_blocks),
+            SpeculativeBlocks(config.index.expected_ttl_s),
+            ApproximateBlocks(config.index.approximate_blocks, config.index.approximate_ttl_s),
             clock,
         )
-        self.core = Scheduler(
-            Fleet(told.fleet), knowledge, Selector(regime, seed=seed), clock, STORED_RESPONSES, shared_pool=shared_pool
+        self.scheduler = Scheduler(
+            Fleet(config.fleet),
+            indexer,
+            Selector(policies, seed=seed),
+            clock,
+            STORED_RESPONSES,
+            shared_pool=shared_pool,
         )
-        self.gate: ModelAdmission | None = None
+        self.admission: ModelAdmission | None = None
         if scenario.admission is not None and scenario.admission.enabled:
-            self.gate = ModelAdmission(
+            self.admission = ModelAdmission(
                 MODEL,
                 AdmissionController(scenario.admission, pooled=shared_pool),
-                self.core,
+                self.scheduler,
                 clock,
                 1 / scenario.routers,
             )
         self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
         for number in range(scenario.instances):
-            self.core.fleet.join(_instance(number, scenario.role(number)))
-            self.meets(number)
+            self.scheduler.fleet.join(_instance(number, scenario.role(number)))
+            self.on_probe_success(number)
 
     @property
     def booked(self) -> int:
-        """Requests that its books hold, all instances together."""
-        return sum(target.load_book.requests for target in self.core.fleet.targets_serving(None))
+        """Number of requests in its load books, over all instances."""
+        return sum(target.load_book.requests for target in self.scheduler.fleet.targets_serving(None))
 
     # engines
 
-    def meets(self, number: int) -> None:
-        """An instance answers its probes: it is asked who it is."""
+    def on_probe_success(self, number: int) -> None:
+        """Record that instance `number` answers its probes, and add it with its model and event endpoint."""
         name = self._names[number]
-        self.core.fleet.record_probe_success(name, self._clock.now())
-        self.core.add_instance(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
+        self.scheduler.fleet.record_probe_success(name, self._clock.now())
+        self.scheduler.add_instance(name, CARDS, (EventEndpoint(0, "tcp://simulated:1", "tcp://simulated:2", ""),))
 
-    def misses(self, number: int) -> None:
-        """An instance does not answer its probes."""
+    def on_probe_failure(self, number: int) -> None:
+        """Record as many failed probes of instance `number` as make it unhealthy."""
         for _ in range(self._probes):
-            self.core.fleet.record_probe_failure(self._names[number], self._clock.now())
+            self.scheduler.fleet.record_probe_failure(self._names[number], self._clock.now())
 
-    def connected(self, number: int) -> int | None:
-        """Its event stream is there. Like the next two it returns the number from which it wants a replay, if any."""
-        return self.core.indexer.on_connected(self._ids[number])
+    def on_stream(self, number: int) -> int | None:
+        """Connect its event stream. This and the next two return the number from which to replay; None: no replay."""
+        return self.scheduler.indexer.on_connected(self._ids[number])
 
-    def heard(self, number: int, batch: EventBatch) -> int | None:
-        return self.core.indexer.on_batch(self._ids[number], batch)
+    def on_events(self, number: int, batch: EventBatch) -> int | None:
+        return self.scheduler.indexer.on_batch(self._ids[number], batch)
 
-    def replayed(self, number: int, batches: Sequence[EventBatch]) -> int | None:
-        """The answer to a question for a replay, all of it."""
+    def on_replay(self, number: int, batches: Sequence[EventBatch]) -> int | None:
+        """Apply a complete replay."""
         for batch in batches:
-            self.core.indexer.on_replayed(self._ids[number], batch)
-        return self.core.indexer.on_replay_end(self._ids[number], True)
+            self.scheduler.indexer.on_replayed(self._ids[number], batch)
+        return self.scheduler.indexer.on_replay_end(self._ids[number], True)
 
     def in_flight(self, number: int) -> int:
-        """Requests that this router has there."""
-        member = self.core.fleet.get(self._names[number])
+        """Return the number of requests that this router has at instance `number`."""
+        member = self.scheduler.fleet.get(self._names[number])
         return 0 if member is None else member.requests
 
-    def polled(self, number: int, gauges: Gauges) -> None:
+    def on_metrics(self, number: int, gauges: Gauges) -> None:
+        """Apply the metrics of instance `number`."""
         name, now = self._names[number], self._clock.now()
-        self.core.fleet.begin_poll(name)
-        self.core.apply_metrics(name, {0: gauges}, now)
+        self.scheduler.fleet.begin_poll(name)
+        self.scheduler.apply_metrics(name, {0: gauges}, now)
 
     # requests
 
-    def opens(self, question: SimulatedTurn) -> SimulatedRequest:
-        number = self.core.selector.next_number()
+    def open(self, turn: SimulatedTurn) -> SimulatedRequest:
+        """Open the record of a request that has arrived."""
+        number = self.scheduler.selector.next_number()
         now = self._clock.now()
         record = Record(
             id=str(number),
@@ -141,23 +147,21 @@ class SimulatedRouter:
             model=MODEL,
             stream=True,
             tokens_from="given",
-            prompt_tokens_counted=question.prompt_tokens,
+            prompt_tokens_counted=turn.prompt_tokens,
             stages=Stages(),
         )
-        self.core.assign_policy(record, None)
+        self.scheduler.assign_policy(record, None)
         size = self._block_tokens
-        keys = question.names
-        ids = NamedTokens(keys, size, question.prompt_tokens - len(keys) * size)
+        keys = turn.names
+        ids = NamedTokens(keys, size, turn.prompt_tokens - len(keys) * size)
         known = TokenizedPrompt(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
-        prompt = Prompt(
-            Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=question.session
-        )
-        pooled = None if question.pooled_tokens is None else PoolHit(question.pooled_tokens, 0.0)
+        prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=turn.session)
+        pooled = None if turn.pooled_tokens is None else PoolHit(turn.pooled_tokens, 0.0)
         return SimulatedRequest(self, record, prompt, known, pooled)
 
 
 class SimulatedRequest:
-    """One request on its way through a router: where it goes, and what becomes of it."""
+    """A request in a router: its choices of targets and their ends."""
 
     __slots__ = ("_failed", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
 
@@ -172,15 +176,15 @@ class SimulatedRequest:
         self._failed: set[str] = set()
         self._ticket: Ticket | None = None
 
-    def arrives(self, gate: ModelAdmission) -> Admitted | Queued:
-        """At the door of its router."""
+    def arrive(self, admission: ModelAdmission) -> Admitted | Queued:
+        """Ask admission control of its router."""
         session = self._prompt.session
-        return gate.arrive(session.encode() if session else None, len(self._known.ids), self._known)
+        return admission.arrive(session.encode() if session else None, len(self._known.ids), self._known)
 
     def admit(self) -> Ticket | None:
-        """Choose and book. None: nobody is left."""
+        """Choose a target and book it. Return None when no target is left."""
         router = self.router
-        self._ticket = router.core.admit(
+        self._ticket = router.scheduler.admit(
             self._record,
             self._prompt,
             SERVED,
@@ -192,56 +196,60 @@ class SimulatedRequest:
         return self._ticket
 
     @property
-    def has_killed(self) -> bool:
-        """An engine died with it."""
+    def engine_died(self) -> bool:
+        """Whether an engine died with it."""
         return self._record.deaths > 0
 
     @property
     def is_poison(self) -> bool:
-        """Too many did."""
+        """Whether too many engines died with it for another attempt."""
         return self._record.deaths > DEATHS_ALLOWED
 
-    def prefilled(self) -> Target:
-        """A pair's prompt is computed. Returns who answers."""
+    def on_prefilled(self) -> Target:
+        """Record that a pair's prompt is computed, and return the target that answers."""
         assert self._ticket is not None
-        self.router.core.settle_prefill(self._ticket, "ok", 200)
+        self.router.scheduler.settle_prefill(self._ticket, "ok", 200)
         return self._ticket.target
 
-    def first_byte(self) -> None:
+    def on_first_byte(self) -> None:
+        """Record the first byte of the answer."""
         assert self._ticket is not None
         self._ticket.status = 200
-        self.router.core.on_first_byte(self._ticket)
+        self.router.scheduler.on_first_byte(self._ticket)
 
-    def done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
+    def on_done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
+        """Record the end of the answer, with the token counts that the engine reports."""
         assert self._ticket is not None
         record = self._record
         record.status, record.done = 200, True
         record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
         self._ticket.end = "ok"
-        self.router.core.settle(self._ticket)
-        self.router.core.complete(record)
+        self.router.scheduler.settle(self._ticket)
+        self.router.scheduler.complete(record)
 
-    def failed_at(self, end: EngineFailure, status: int | None = None) -> None:
-        """End this attempt without an answer. While the prefill half of a pair runs, it is that half that failed."""
-        ticket, core = self._ticket, self.router.core
+    def on_failure(self, end: EngineFailure, status: int | None = None) -> None:
+        """End this attempt without an answer. While the prefill half of a pair runs, that half has failed."""
+        ticket, scheduler = self._ticket, self.router.scheduler
         assert ticket is not None
         culprit = ticket.target
         attempt_end: AttemptEnd = end
         if ticket.prefill is not None and ticket.prefill.leg.end == "running":
             assert end != "broken", "a pair answers only after its prefill half has ended"
-            core.settle_prefill(ticket, end, status)
+            scheduler.settle_prefill(ticket, end, status)
             culprit, attempt_end, status = ticket.prefill.target, "prefill", None
         ticket.end, ticket.status = attempt_end, status
         self._failed.add(culprit.id)
-        core.settle(ticket)
+        scheduler.settle(ticket)
 
 
 def instance_name(number: int) -> str:
+    """Return the name of instance `number`."""
     return f"engine-{number}"
 
 
-def instance_number(instance: str) -> int:
-    return int(instance.rpartition("-")[2])
+def instance_number(name: str) -> int:
+    """Return the number in an instance's name."""
+    return int(name.rpartition("-")[2])
 
 
 def _instance(number: int, role: str) -> schema.InstanceConfig:

@@ -1,13 +1,13 @@
 """A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `SimulationOutcome`.
 
-    client      sends a turn ------> router: door, admit ------> plant: engines
-                                        ^   ^                       |
-    next turn,  <---- last token -------+   +--- events, gauges ----+
-    after its pause                              as late as the lags say
+    client      sends a turn ------> router: admission, choice -> cluster: engines
+                                        ^   ^                        |
+    next turn,  <---- last token -------+   +--- events, metrics ----+
+    after its pause                              after the lags
 
-Here is what becomes of each request; who sends them is `clients.py`, engines and what is told of them are `plant.py`,
-time is `moments.py`. The routers are the live one's own core (`router.py`): nothing in here decides anything. Same
-arguments, same outcome, to the last digit: there is no other source of chance than the seed.
+This module takes each request from its sending to its end. `clients.py` sends them, `cluster.py` has the engines and
+their events, `event_queue.py` is time, and the routers are the live scheduler (`router.py`): nothing here decides. The
+same arguments give the same outcome, to the last digit: the seed is the only source of randomness.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from router.testbed.simulator.router import (
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads import Session, Workload
 
-TURNS = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
-SOON_S = 0.001  # the least time between two looks at a door by the clock
-TOLD_EVERY = 256  # ended requests
+ROUND_ROBIN = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
+SOON_S = 0.001  # least time between two timed releases of an admission queue
+PROGRESS_EVERY = 256  # ended requests
 
 
 def simulate(
@@ -51,38 +51,40 @@ def simulate(
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
 ) -> SimulationOutcome:
-    """Serves `workload` by `policy`. `at_once`: closed loop, so many sessions at a time, the next begins when one ends;
-    None: each begins at its `start_s`. `staggered`: the first ones begin somewhere in their course, so that they do not
-    all grow old together. `until_s`: virtual time at which nothing more is sent; what runs is finished. `stopwatch`
-    times decisions. `progress` is told virtual seconds and ended requests now and then.
+    """Serve `workload` by `policy` and return the outcome.
+
+    `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session begins
+    at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow long at the
+    same time. `until_s`: virtual time from which nothing is sent; requests under way are finished. `stopwatch` times
+    decisions. `progress` gets virtual seconds and the number of ended requests now and then.
     """
     run = _Run(scenario, policy, workload.sessions, seed, until_s, stopwatch, progress)
     return run.serve(at_once, staggered)
 
 
 class _Request:
-    """From its sending to its end. `asked` is its way through the router that it came to, whichever come later."""
+    """A request from its sending to its end, in the router to which it came, even if others replace that router."""
 
-    __slots__ = ("admission", "asked", "first_s", "job", "prefill", "said", "sent_s", "waited_s")
+    __slots__ = ("admission", "first_s", "job", "prefill", "routed", "sent_s", "turn", "waited_s")
 
-    def __init__(self, said: ClientTurn, asked: SimulatedRequest, sent_s: float) -> None:
-        self.said = said
-        self.asked = asked
+    def __init__(self, turn: ClientTurn, routed: SimulatedRequest, sent_s: float) -> None:
+        self.turn = turn
+        self.routed = routed
         self.sent_s = sent_s
         self.waited_s = 0.0
         self.first_s = 0.0
-        self.admission: Admission | None = None  # its place in the door's books
+        self.admission: Admission | None = None  # None: without admission control
         self._begin()
 
-    def failed_at(self, end: EngineFailure, status: int | None = None) -> None:
-        """This attempt is over, and has left nothing that a next one could use."""
-        self.asked.failed_at(end, status)
+    def on_failure(self, end: EngineFailure, status: int | None = None) -> None:
+        """End this attempt; a next one begins from the start."""
+        self.routed.on_failure(end, status)
         self._begin()
 
     def _begin(self) -> None:
-        said = self.said
-        self.job = EngineJob(said.names, said.prompt_tokens, said.output_tokens, self)  # that answers
-        self.prefill: EngineJob | None = None  # that computes its prompt elsewhere
+        turn = self.turn
+        self.job = EngineJob(turn.names, turn.prompt_tokens, turn.output_tokens, self)  # makes the answer
+        self.prefill: EngineJob | None = None  # computes its prompt at another instance
 
 
 class _Run:
@@ -101,187 +103,189 @@ class _Run:
         self._seed = seed
         self._stopwatch = stopwatch
         self._progress = progress
-        self._chance = Rng(seed ^ 0x5EED)
-        self._moments = EventQueue()
+        self._rng = Rng(seed ^ 0x5EED)
+        self._event_queue = EventQueue()
         self._retired: list[SimulatedRouter] = []
         self.routers: list[SimulatedRouter] = []
-        self._admissions: dict[Admission, _Request] = {}  # all that are in the books of one
-        self._looks_s: dict[ModelAdmission, float] = {}  # when doors must be looked at
+        self._admissions: dict[Admission, _Request] = {}  # requests under admission control
+        self._releases_s: dict[ModelAdmission, float] = {}  # next timed release
         self.outcome = SimulationOutcome(scenario.instances)
-        last_s = float("inf") if until_s is None else until_s
-        self._clients = SimulatedClients(sessions, scenario.block_tokens, self._moments, self._send, last_s)
-        self._plant = Cluster(scenario, self._moments, self._chance, self.outcome, self)
+        end_s = float("inf") if until_s is None else until_s
+        self._clients = SimulatedClients(sessions, scenario.block_tokens, self._event_queue, self._send, end_s)
+        self._cluster = Cluster(scenario, self._event_queue, self._rng, self.outcome, self)
 
     def serve(self, at_once: int | None, staggered: bool) -> SimulationOutcome:
+        """Run until every request has ended."""
         starts_s = self._scenario.trouble.router_starts_s
-        self.routers = self._built(TURNS if starts_s > 0 else self._policy)
-        self._plant.start()
+        self.routers = self._build_routers(ROUND_ROBIN if starts_s > 0 else self._policy)
+        self._cluster.start()
         if starts_s > 0:
-            self._moments.at(starts_s, self._start_routers)
-        self._plant.fail()
-        self._clients.begin(at_once, staggered, self._chance)
-        while self._clients.at_work and self._moments.step():
+            self._event_queue.at(starts_s, self._start_routers)
+        self._cluster.schedule_faults()
+        self._clients.begin(at_once, staggered, self._rng)
+        while self._clients.at_work and self._event_queue.step():
             pass
-        self._plant.end()
-        self.outcome.took_s = self._moments.now_s
+        self._cluster.end()
+        self.outcome.took_s = self._event_queue.now_s
         self.outcome.double_bookings = sum(router.booked for router in [*self._retired, *self.routers])
         return self.outcome
 
-    def _built(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:
-        scenario, clock, first = self._scenario, self._moments.clock, self._seed * 1000
+    def _build_routers(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:
+        scenario, clock, first = self._scenario, self._event_queue.clock, self._seed * 1000
         return [SimulatedRouter(policy, scenario, clock, seed=first + number) for number in range(scenario.routers)]
 
     def _start_routers(self) -> None:
-        """Fresh ones take over from those that only took turns: what those began, they end."""
-        self._retired, self.routers = self.routers, self._built(self._policy)
+        """Replace the round-robin routers; requests under way in those end there."""
+        self._retired, self.routers = self.routers, self._build_routers(self._policy)
         for number in range(self._scenario.instances):
-            self._plant.connect(number)
+            self._cluster.connect(number)
 
-    # a request's way
+    # one request
 
-    def _send(self, said: ClientTurn) -> None:
-        """It reaches its router, which may let it wait."""
-        session, names = said.session.number, self._prompt(said)
+    def _send(self, turn: ClientTurn) -> None:
+        """Give a turn to its router, which may queue it."""
+        session, names = turn.session.number, self._prompt(turn)
         router = self.routers[session % len(self.routers)]
-        question = SimulatedTurn(str(session), names, said.prompt_tokens, self._plant.pooled_tokens(names))
-        request = _Request(said, router.opens(question), self._moments.now_s)
-        if router.gate is None:
+        arrival = SimulatedTurn(str(session), names, turn.prompt_tokens, self._cluster.pooled_tokens(names))
+        request = _Request(turn, router.open(arrival), self._event_queue.now_s)
+        if router.admission is None:
             self._place(request)
             return
-        verdict = request.asked.arrives(router.gate)
+        verdict = request.routed.arrive(router.admission)
         request.admission = verdict.admission
         self._admissions[verdict.admission] = request
         if isinstance(verdict, Admitted):
             self._place(request)
-        self._look_at(router.gate)
+        self._release(router.admission)
 
-    def _prompt(self, said: ClientTurn) -> Sequence[int]:
-        """The names of its full blocks."""
-        return said.names[: said.prompt_tokens // self._scenario.block_tokens]
+    def _prompt(self, turn: ClientTurn) -> Sequence[int]:
+        """Return the names of its prompt's full blocks."""
+        return turn.names[: turn.prompt_tokens // self._scenario.block_tokens]
 
     def _place(self, request: _Request) -> None:
-        """An engine takes it, or it ends here."""
-        while (ticket := self._admit(request.asked)) is not None:
+        """Send it to targets until an engine accepts it, or end it."""
+        while (ticket := self._admit(request.routed)) is not None:
             job, target = request.job, ticket.target
             if ticket.prefill is not None:
-                self._plant.poll_soon(instance_number(target.instance.id))  # it is booked already
-                job = request.prefill = EngineJob(self._prompt(request.said), job.prompt_tokens, 1, request)
+                self._cluster.poll_soon(instance_number(target.instance.id))  # it is booked already
+                job = request.prefill = EngineJob(self._prompt(request.turn), job.prompt_tokens, 1, request)
                 target = ticket.prefill.target
             if self._submit(request, job, instance_number(target.instance.id)):
                 return
-        self._end(request, RequestEnd.FAILED if request.asked.has_killed else RequestEnd.SHED, -1)
+        self._end(request, RequestEnd.FAILED if request.routed.engine_died else RequestEnd.SHED, -1)
 
-    def _admit(self, asked: SimulatedRequest) -> Ticket | None:
+    def _admit(self, routed: SimulatedRequest) -> Ticket | None:
         self.outcome.decisions += 1
         if self._stopwatch is None:
-            return asked.admit()
+            return routed.admit()
         began_s = self._stopwatch()
-        ticket = asked.admit()
+        ticket = routed.admit()
         self.outcome.deciding_s += self._stopwatch() - began_s
         return ticket
 
     def _submit(self, request: _Request, job: EngineJob, number: int) -> bool:
-        """False: this attempt has failed."""
-        self._plant.poll_soon(number)
-        if not self._plant.is_alive(number):
-            request.asked.router.misses(number)  # who cannot reach it probes it at once
-            request.failed_at("connect")
+        """Submit `job` to instance `number`. Return False when this attempt has failed."""
+        self._cluster.poll_soon(number)
+        if not self._cluster.is_alive(number):
+            request.routed.router.on_probe_failure(number)  # a failed connect triggers a probe at once
+            request.on_failure("connect")
             return False
-        if not self._plant.submit(job, number):
-            request.failed_at("busy", 503)
+        if not self._cluster.submit(job, number):
+            request.on_failure("busy", 503)
             return False
         return True
 
-    def first(self, job: EngineJob) -> None:
-        """The plant: its first token. A prompt that is computed for another engine has none that counts."""
+    def on_first_token(self, job: EngineJob) -> None:
+        """Note the first token; that of a prompt computed for another engine does not count."""
         request = _request(job)
         if job is not request.prefill:
-            request.first_s = self._moments.now_s
-            request.asked.first_byte()
+            request.first_s = self._event_queue.now_s
+            request.routed.on_first_byte()
 
-    def done(self, job: EngineJob, number: int) -> None:
-        """The plant: its last one."""
+    def on_done(self, job: EngineJob, number: int) -> None:
+        """End the request, or hand a computed prompt over to the instance that answers."""
         request = _request(job)
         if job is request.prefill:
             self._hand_over(request)
             return
         source = request.prefill or job
-        request.asked.done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
+        request.routed.on_done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
         self._end(request, RequestEnd.OK, number, source)
 
     def _hand_over(self, request: _Request) -> None:
-        """Its prompt is computed: the other half goes on with it."""
-        job, target = request.job, request.asked.prefilled()
+        """Submit the other half of a pair, whose prompt is computed."""
+        job, target = request.job, request.routed.on_prefilled()
         job.external, job.local_tokens = job.prompt_tokens, 0
         if not self._submit(request, job, instance_number(target.instance.id)):
             self._place(request)
 
-    def died(self, job: EngineJob, number: int) -> None:
-        """The plant: its engine is gone. Before its first byte one more may try."""
+    def on_death(self, job: EngineJob, number: int) -> None:
+        """End the attempt; a request without its first byte may be tried elsewhere."""
         request = _request(job)
-        request.asked.router.misses(number)
+        request.routed.router.on_probe_failure(number)
         begun = request.first_s > 0
-        request.failed_at("broken" if begun else "died")
-        if begun or request.asked.is_poison:
+        request.on_failure("broken" if begun else "died")
+        if begun or request.routed.is_poison:
             self._end(request, RequestEnd.FAILED, -1)
         else:
             self._place(request)
 
     def _end(self, request: _Request, end: RequestEnd, number: int, source: EngineJob | None = None) -> None:
-        now, outcome, said = self._moments.now_s, self.outcome, request.said
+        now, outcome, turn = self._event_queue.now_s, self.outcome, request.turn
         outcome.arrived_s.append(request.sent_s)
         outcome.waited_s.append(request.waited_s)
         outcome.ttft_s.append(request.first_s - request.sent_s if end is RequestEnd.OK else float("nan"))
         outcome.duration_s.append(now - request.sent_s)
-        outcome.session.append(said.session.number)
+        outcome.session.append(turn.session.number)
         outcome.instance.append(number)
-        outcome.prompt_tokens.append(said.prompt_tokens)
+        outcome.prompt_tokens.append(turn.prompt_tokens)
         outcome.local_tokens.append((source.local_tokens or 0) if source is not None else 0)
         outcome.host_tokens.append(source.host_tokens if source is not None else 0)
         outcome.pool_tokens.append(source.pool_tokens if source is not None else 0)
-        outcome.output_tokens.append(said.output_tokens)
+        outcome.output_tokens.append(turn.output_tokens)
         outcome.end.append(end)
-        if self._progress is not None and len(outcome) % TOLD_EVERY == 0:
+        if self._progress is not None and len(outcome) % PROGRESS_EVERY == 0:
             self._progress(now, len(outcome))
         if request.admission is not None:
             self._leave_admission(request, request.admission, source)
-        request.job.tag = None  # a circle less per request for the collector of garbage to find
-        self._clients.ended(said, end is RequestEnd.OK)
+        request.job.tag = None  # one reference cycle less per request for the garbage collector
+        self._clients.on_end(turn, end is RequestEnd.OK)
 
-    # doors
+    # admission control
 
-    def _leave_admission(self, request: _Request, turn: Admission, source: EngineJob | None) -> None:
-        """It gives back what it took there. `source`: what computed its prompt; None: it has no answer."""
-        gate, said = request.asked.router.gate, request.said
-        assert gate is not None, "it came through one"
-        self._admissions.pop(turn, None)
+    def _leave_admission(self, request: _Request, place: Admission, source: EngineJob | None) -> None:
+        """Return its share of KV memory. `source`: the job that computed its prompt; None: there is no answer."""
+        admission, turn = request.routed.router.admission, request.turn
+        assert admission is not None, "it was admitted"
+        self._admissions.pop(place, None)
         if source is not None:
-            context_tokens = said.prompt_tokens + said.output_tokens
-            # Loads from the pool count as computed: KV memory is what the door is about.
-            gate.on_answer(turn, said.prompt_tokens, context_tokens, source.local_tokens)
+            context_tokens = turn.prompt_tokens + turn.output_tokens
+            # Loads from the pool count as computed: admission control is about KV memory.
+            admission.on_answer(place, turn.prompt_tokens, context_tokens, source.local_tokens)
         else:
-            gate.on_leave(turn)
-        self._look_at(gate)
+            admission.on_leave(place)
+        self._release(admission)
 
-    def _look_at(self, gate: ModelAdmission) -> None:
-        called = gate.release_waiting()
-        for turn in called.admitted:
-            request = self._admissions[turn]
-            request.waited_s = self._moments.now_s - request.sent_s
+    def _release(self, admission: ModelAdmission) -> None:
+        """Place or end the requests that admission control releases, and schedule its next timed release."""
+        released = admission.release_waiting()
+        for place in released.admitted:
+            request = self._admissions[place]
+            request.waited_s = self._event_queue.now_s - request.sent_s
             self._place(request)
-        for hold in called.refused:
-            self._end(self._admissions[hold.admission], RequestEnd.SHED, -1)
-        next_s = gate.next_s
-        if next_s is not None and self._looks_s.get(gate) != next_s:
-            self._looks_s[gate] = next_s
-            self._moments.at(max(next_s, self._moments.now_s + SOON_S), self._look_is_due, gate, next_s)
+        for refused in released.refused:
+            self._end(self._admissions[refused.admission], RequestEnd.SHED, -1)
+        next_s = admission.next_s
+        if next_s is not None and self._releases_s.get(admission) != next_s:
+            self._releases_s[admission] = next_s
+            self._event_queue.at(max(next_s, self._event_queue.now_s + SOON_S), self._on_release_due, admission, next_s)
 
-    def _look_is_due(self, gate: ModelAdmission, next_s: float) -> None:
-        if self._looks_s.get(gate) == next_s:
-            del self._looks_s[gate]
-            self._look_at(gate)
+    def _on_release_due(self, admission: ModelAdmission, next_s: float) -> None:
+        if self._releases_s.get(admission) == next_s:
+            del self._releases_s[admission]
+            self._release(admission)
 
 
 def _request(job: EngineJob) -> _Request:
-    assert isinstance(job.tag, _Request), "nobody else sends jobs"
+    assert isinstance(job.tag, _Request), "every job is sent here"
     return job.tag

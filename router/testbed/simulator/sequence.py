@@ -1,6 +1,6 @@
-"""A request on its way through a simulated engine: its tokens so far, its blocks, how far it is computed.
+"""A request in a simulated engine: its tokens so far, its blocks, how far it is computed.
 
-It knows its own block hashes and what it says next; who runs when, and on which blocks, is the engine's business.
+It has its own block hashes and determines its next token; the engine decides when it runs, and on which blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.testbed.simulator.engine_types import EngineShape, Finish, RequestId
 
 
 class Sequence:
-    """`computed` tokens of it have their KV in `blocks`; the first `registered` blocks can be hit by others."""
+    """A request. The KV of its first `computed` tokens is in `blocks`; others can hit the first `registered` blocks."""
 
     __slots__ = (
         "_chain",
@@ -30,8 +30,8 @@ class Sequence:
         "labels",
         "registered",
         "request",
+        "rng",
         "tokens",
-        "voice",
         "waits_for_peer",
     )
 
@@ -42,21 +42,22 @@ class Sequence:
         self.request = request
         self.tokens = array("I", request.token_ids)
         self.blocks: list[int] = []
-        self.digests: list[Digest] = []  # of every full block of `tokens`, as far as they were needed
-        self.labels: list[EngineHash] = []  # the same blocks
+        self.digests: list[Digest] = []  # of full blocks of `tokens`, computed on demand
+        self.labels: list[EngineHash] = []  # of the same blocks
         self.computed = 0
         self.registered = 0
-        self.cached_tokens: int | None = None  # None until first admitted
-        self.external_tokens = request.external_tokens or 0  # to be had outside, once
+        self.cached_tokens: int | None = None  # None until it is first admitted
+        self.external_tokens = request.external_tokens or 0  # available outside, once
         self.waits_for_peer = bool(self.external_tokens) and request.source == "peer"
-        self.voice = Rng(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
+        self.rng = Rng(xxhash.xxh3_64_intdigest(self.tokens.tobytes(), request.seed & 0xFFFFFFFF))
 
     @property
     def generated(self) -> int:
+        """Number of output tokens so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
     def label(self, full: int) -> list[EngineHash]:
-        """The labels of at least its first `full` blocks."""
+        """Return the labels of at least its first `full` blocks."""
         size, request, known = self._shape.block_tokens, self.request, len(self.digests)
         if full > known:
             adapter = None if request.adapter is None else (request.adapter, self._shape.adapters[request.adapter])
@@ -66,8 +67,8 @@ class Sequence:
             self.labels += map(self._chain.event_hash, new)
         return self.labels
 
-    def speak(self) -> tuple[int, Finish | None]:
-        """Its next token, and how it ends with it."""
+    def next_token(self) -> tuple[int, Finish | None]:
+        """Return its next token, and how the request ends with it; None: it does not."""
         request, shape, position = self.request, self._shape, self.generated
         ends = len(request.script) + 1 if request.script is not None else request.natural_tokens
         if ends is not None and position + 1 >= ends:
@@ -75,5 +76,5 @@ class Sequence:
         if request.script is not None:
             token = request.script[position]
         else:
-            token = shape.vocabulary[self.voice.below(len(shape.vocabulary))]
+            token = shape.vocabulary[self.rng.below(len(shape.vocabulary))]
         return token, "length" if position + 1 >= request.max_tokens else None

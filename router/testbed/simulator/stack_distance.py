@@ -1,14 +1,14 @@
-"""An LRU cache of every size at once: one pass over the requests says how big a cache would still have each block.
+"""LRU stack distances: one pass over the requests gives the hits of an LRU cache of every size.
 
 The blocks of a prompt are a path in a tree, from the first block down, and a request touches a whole path, its last
 block first, so that tails are evicted first. LRU keeps what was touched last, whatever its size (Mattson et al. 1970):
-a block is still in a cache of C blocks exactly if its stack distance, the number of blocks touched since counting
-itself, is at most C.
+a block is still in a cache of C blocks exactly if its stack distance, the number of blocks touched since then, itself
+included, is at most C.
 
-Of an earlier request's path only a tail can be what it touched last, for whoever came by later began at the top. So a
-path is a few runs of blocks that the same request touched last, and in a run the distance grows by one per block: what
-is counted is blocks per request, in a Fenwick tree (Fenwick 1994), and a request costs log(requests) per run instead of
-log(blocks) per block.
+Later requests touch an earlier one's path from the top, so the blocks that the earlier one touched last are a tail of
+it. A path is therefore a few runs of blocks that the same request touched last, and in a run the distance grows by one
+per block. Blocks are counted per request, in a Fenwick tree (Fenwick 1994): a request costs log(requests) per run
+instead of log(blocks) per block.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 
 class DistanceRun(NamedTuple):
-    """Leading blocks of a path, continued: the first of them has this stack distance, each next one more."""
+    """A run of blocks in a path: the first has this stack distance, each next one a distance larger by 1."""
 
     blocks: int
     distance: int
-    request: int  # that touched them last
+    request: int  # number of the one that touched them last
 
 
 def count_within(runs: Iterable[DistanceRun], capacity: int) -> int:
-    """Leading blocks that a cache of `capacity` blocks would still have: all at a distance up to it."""
+    """Return how many leading blocks a cache of `capacity` blocks still holds: those at a distance up to it."""
     held = 0
     for run in runs:
         if run.distance > capacity:
@@ -37,19 +37,19 @@ def count_within(runs: Iterable[DistanceRun], capacity: int) -> int:
 
 
 class StackDistances:
-    """Remembers who touched which block last. A block's name must determine all before it, as chained hashes do."""
+    """The last request of each block. A block's name must determine all blocks before it, as chained hashes do."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}  # block -> the request that touched it last
-        self._left = PrefixCounts()  # per request: the blocks that it touched last
+        self._left = PrefixCounts()  # per request: number of blocks that it touched last
 
     @property
     def blocks(self) -> int:
-        """That a cache must hold to forget nothing."""
+        """Number of different blocks: the size of a cache that evicts nothing."""
         return len(self._last)
 
     def runs(self, path: Sequence[int]) -> list[DistanceRun]:
-        """Of the leading blocks of `path` that were ever touched, as things stand before it is."""
+        """Return the runs of the leading blocks of `path` that were touched before."""
         found: list[DistanceRun] = []
         for request, same in groupby(map(self._last.get, path)):
             if request is None:
@@ -58,7 +58,7 @@ class StackDistances:
         return found
 
     def touch(self, path: Sequence[int], runs: Iterable[DistanceRun] | None = None) -> None:
-        """The next request has all of `path`. `runs`: what `runs(path)` has just said, where it was asked."""
+        """Touch all of `path` by the next request. `runs`: the result of `runs(path)`, if the caller has it."""
         for run in self.runs(path) if runs is None else runs:
             self._left.add(run.request, -run.blocks)
         self._last.update(dict.fromkeys(path, len(self._left)))
@@ -66,7 +66,7 @@ class StackDistances:
 
 
 class PrefixCounts:
-    """A row of counts that grows at its end and can say what stands after any of them, both in log time."""
+    """A list of counts that grows at its end and gives the sum after any of them, both in log time."""
 
     def __init__(self) -> None:
         self._sums = [0]  # of index i: the counts (i - lowest bit of i, i]
@@ -92,7 +92,7 @@ class PrefixCounts:
             at += at & -at
 
     def after(self, index: int) -> int:
-        """The sum of all counts behind `index`."""
+        """Return the sum of all counts after `index`."""
         at, up_to = index + 1, 0
         while at:
             up_to += self._sums[at]

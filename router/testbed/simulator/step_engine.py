@@ -1,4 +1,4 @@
-"""A vLLM engine core without a GPU: what it would cache, announce, delay and answer, as a pure function of time.
+"""A vLLM engine core without a GPU: its caching, events, delays and answers as a pure function of time.
 
 One `StepEngine` is one data-parallel rank. It works in steps, as vLLM's scheduler does:
 
@@ -7,10 +7,9 @@ One `StepEngine` is one data-parallel rank. It works in steps, as vLLM's schedul
                  +-- loading from outside ------+
 
 A step is planned when the one before it has ended; planning takes blocks (evicting, announcing), ending it yields one
-token per request that is fully computed, together with everything the cache announced since. `step(now)` does
-whatever is due and says when to be called again, so the same object serves real sockets (`router/testbed/emulator`)
-and virtual time. It knows no clock, no I/O and nothing of the router: who holds KV outside, and where saves go, others
-know.
+token per request that is fully computed, together with the cache events since then. `step(now)` does what is due and
+returns when to call it again, so the same object serves real sockets (`router/testbed/emulator`) and virtual time. It
+has no clock and no I/O, and knows neither the router nor where KV outside is held and saved.
 
 Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, sliding
 windows, offloading to its own host, priorities.
@@ -56,8 +55,8 @@ class StepEngine:
         self._waiting: deque[Sequence] = deque()
         self._loads = KvLoads(shape)
         self._running: list[Sequence] = []
-        self._kept: dict[RequestId, list[int]] = {}  # blocks of finished requests, for their peers
-        self._step: list[tuple[Sequence, int]] = []  # what the current step computes: how many tokens of whom
+        self._held: dict[RequestId, list[int]] = {}  # blocks of finished requests, which peers may fetch
+        self._step: list[tuple[Sequence, int]] = []  # the current step: sequences and how many of their tokens
         self._step_ends_s: float | None = None
         self._saves: list[BlockSave] = []
         self._queried = self._hits = self._prompted = self._generated = 0
@@ -65,7 +64,7 @@ class StepEngine:
         self._preemptions = self._stopped = self._truncated = self._cancelled = 0
 
     def submit(self, request: SequenceRequest, now: float) -> RequestId | Refusal:
-        """Queue a request; it is looked at when the current step ends (call `step` next when the engine was idle)."""
+        """Queue a request for the next step; if the engine was idle, call `step` next. Return its id or a refusal."""
         if not request.token_ids:
             return "empty prompt"
         if len(request.token_ids) + request.max_tokens > self.shape.capacity_tokens:
@@ -79,7 +78,7 @@ class StepEngine:
         return sequence.id
 
     def cancel(self, id: RequestId, now: float) -> bool:
-        """Forget a request and release its blocks. False: it was not here (any more)."""
+        """Forget a request and release its blocks. Return False when the engine does not have it."""
         if (sequence := _with_id(id, self._running)) is not None:
             self._leave(sequence)
         elif (sequence := self._loads.drop(id)) is not None:
@@ -91,14 +90,14 @@ class StepEngine:
         self._cancelled += 1
         return True
 
-    def arrived(self, id: RequestId, now: float) -> None:
-        """The peer has computed the prompt of this request: its KV begins to come as soon as there is room for it."""
+    def on_peer_ready(self, id: RequestId, now: float) -> None:
+        """Begin to load the KV of request `id`, computed by its peer, as soon as there is room for it."""
         if (sequence := _with_id(id, self._waiting)) is not None:
             sequence.waits_for_peer = False
-        self._loads.arrived(id, now)
+        self._loads.on_peer_ready(id, now)
 
-    def lost(self, id: RequestId) -> None:
-        """The peer's KV will not come: the prompt is computed here."""
+    def on_peer_lost(self, id: RequestId) -> None:
+        """Compute the prompt of request `id` here, because its peer's KV will not come."""
         if (sequence := _with_id(id, self._waiting)) is not None:
             sequence.external_tokens = 0
         elif (sequence := self._loads.drop(id)) is not None:
@@ -106,18 +105,18 @@ class StepEngine:
             self._running.append(sequence)
 
     def free(self, id: RequestId) -> None:
-        """Nobody needs the blocks any longer that this finished request has kept."""
-        self._pool.release(self._kept.pop(id, []))
+        """Release the blocks that a finished request holds for its peer."""
+        self._pool.release(self._held.pop(id, []))
 
     def digests(self, request: SequenceRequest) -> list[Digest]:
-        """What the full blocks of its prompt are called in the shared pool."""
+        """Return the names of its prompt's full blocks in the shared pool."""
         full = len(request.token_ids) // self.shape.block_tokens
         sequence = Sequence(RequestId(-1), request, self.shape, self._chain)
         sequence.label(full)
         return sequence.digests
 
     def step(self, now: float) -> StepResult:
-        """End the step that is due, if any, and plan the next. A busy engine's steps follow without gaps."""
+        """End the step that is due, if any, and plan the next. Steps of a busy engine follow without gaps."""
         if self._step_ends_s is None:
             self._plan(now)
             return StepResult(self._wake_s, {}, [])
@@ -131,17 +130,17 @@ class StepEngine:
         return StepResult(self._wake_s, outputs, events, saves)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; refused while a block is in use. As on vLLM it is announced with the next step."""
+        """Drop all cached prefixes, announced with the next step as in vLLM. Return False while a block is in use."""
         return self._pool.reset()
 
     @property
     def load(self) -> int:
-        """What vLLM's balancer compares between ranks: four times the queue plus what runs."""
+        """The load that vLLM's balancer compares between ranks: four times the waiting plus the running requests."""
         return 4 * (len(self._waiting) + len(self._loads)) + len(self._running)
 
     @property
     def stepping(self) -> bool:
-        """It computes: what is new is looked at when it has done."""
+        """Whether a step is under way; new requests wait for its end."""
         return self._step_ends_s is not None
 
     @property
@@ -149,6 +148,7 @@ class StepEngine:
         return self._loads.next_s if self._step_ends_s is None else self._step_ends_s
 
     def gauges(self) -> EngineGauges:
+        """Return its metrics."""
         return EngineGauges(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._loads),
@@ -177,7 +177,7 @@ class StepEngine:
     def _plan(self, now: float) -> None:
         """Choose what the next step computes, take the blocks for it, and set its end."""
         self._step = []
-        for load in self._loads.finished(now):
+        for load in self._loads.take_finished(now):
             self._resume(load)
         budget, preempted = self._plan_running(self.shape.max_num_batched_tokens)
         if not preempted:
@@ -185,14 +185,17 @@ class StepEngine:
         self._step_ends_s = now + self._duration_s() if self._step else None
 
     def _plan_running(self, budget: int) -> tuple[int, bool]:
-        """Those already running, oldest first; out of blocks, the youngest gives up its own and waits again."""
+        """Plan running requests, oldest first; without free blocks the youngest is preempted.
+
+        Return the rest of the budget, and whether a request was preempted.
+        """
         preempted = False
         place = 0
         while place < len(self._running) and budget > 0:
             sequence = self._running[place]
             count = min(len(sequence.tokens) - sequence.computed, budget)
             while not self._fits(sequence, count):
-                victim = self._running[-1]  # never one already planned: those stand before `place`
+                victim = self._running[-1]  # never one already planned: those are before `place`
                 self._preempt(victim)
                 preempted = True
                 if victim is sequence:
@@ -203,7 +206,7 @@ class StepEngine:
         return budget, preempted
 
     def _plan_waiting(self, budget: int, now: float) -> None:
-        """First come, first served, while whole prompts fit: a head that must wait holds the rest."""
+        """Admit requests, first come, first served, while whole prompts fit: a head that must wait blocks the rest."""
         while self._waiting and budget > 0 and len(self._running) + len(self._loads) < self.shape.max_num_seqs:
             sequence = self._waiting[0]
             if not self._admit(sequence):
@@ -218,13 +221,13 @@ class StepEngine:
             budget -= count
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Take the blocks its prefix finds in the cache, if there is room for the rest of it."""
+        """Take the cached blocks of its prefix if there is room for the rest. Return whether there is."""
         size = self.shape.block_tokens
         length = len(sequence.tokens)
         labels = sequence.label(length // size)
-        hits = self._pool.leading(labels[: (length - 1) // size])  # the last token is always computed
+        hits = self._pool.find_leading(labels[: (length - 1) // size])  # the last token is always computed
         missing = -(-length // size) - len(hits)
-        if missing > self._pool.free - self._pool.waiting(hits):
+        if missing > self._pool.free - self._pool.count_free(hits):
             return False
         self._pool.touch(hits)
         sequence.blocks = hits
@@ -235,7 +238,7 @@ class StepEngine:
         return True
 
     def _count(self, sequence: Sequence) -> None:
-        """It is admitted for the first time: where its prompt comes from."""
+        """Count the sources of its prompt, at its first admission."""
         length, local = len(sequence.tokens), sequence.computed
         sequence.cached_tokens = max(local, sequence.external_tokens)
         self._prompted += length
@@ -246,13 +249,13 @@ class StepEngine:
             self._external_hits += sequence.cached_tokens - local
 
     def _load(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """Park it, with room for what comes from outside. That happens once: preempted, it computes all itself."""
+        """Park it, with blocks for the load. That happens once: after a preemption it computes everything itself."""
         sequence.external_tokens = 0
         sequence.blocks += self._pool.take(self._missing(sequence, tokens))
         self._loads.begin(sequence, tokens, now)
 
     def _resume(self, load: KvLoad) -> None:
-        """All is here: announce it as its own. Of a prompt that came whole the last token is computed all the same."""
+        """Run a request whose load has ended, and announce its blocks. A prompt's last token is always computed."""
         sequence, reached = load.sequence, load.sequence.computed + load.tokens
         sequence.computed = min(reached, len(sequence.tokens) - 1)
         self._announce(sequence, reached // self.shape.block_tokens)
@@ -273,12 +276,12 @@ class StepEngine:
         self._announce(sequence, (sequence.computed + count) // self.shape.block_tokens)
 
     def _announce(self, sequence: Sequence, full: int) -> None:
-        """Its first `full` blocks can be hit from here on."""
+        """Announce its first `full` blocks, which can be hit from now on."""
         first, size, request = sequence.registered, self.shape.block_tokens, sequence.request
         if full <= first:
             return
         labels = sequence.label(full)[first:full]
-        self._pool.hold(sequence.blocks[first:full], labels)
+        self._pool.label(sequence.blocks[first:full], labels)
         self._pool.events.append(
             BlocksStored(
                 hashes=labels,
@@ -295,7 +298,7 @@ class StepEngine:
         sequence.registered = full
 
     def _duration_s(self) -> float:
-        """By the profile; without one prefill costs by the token, and decoding once per step however many decode."""
+        """Return the step's duration by the profile; without one, prefill costs per token, decoding per step."""
         if self.shape.profile is not None:
             return self._profiled_s(self.shape.profile) * self.slowdown
         prefill, decodes = 0, False
@@ -324,7 +327,7 @@ class StepEngine:
     # -- ending a step
 
     def _end(self) -> dict[RequestId, SequenceOutput]:
-        """Whoever is computed to the end of its tokens gets one more; whoever got its last one leaves."""
+        """Add a token to each fully computed sequence, and remove those that got their last one."""
         outputs: dict[RequestId, SequenceOutput] = {}
         for sequence, count in self._step:
             if not sequence.blocks:
@@ -334,7 +337,7 @@ class StepEngine:
                 continue
             if self.shape.saves and not sequence.generated:
                 self._save(sequence)
-            token, finish = sequence.speak()
+            token, finish = sequence.next_token()
             sequence.tokens.append(token)
             self._generated += 1
             outputs[sequence.id] = SequenceOutput(token, finish, sequence.cached_tokens or 0)
@@ -343,7 +346,7 @@ class StepEngine:
         return outputs
 
     def _save(self, sequence: Sequence) -> None:
-        """Its full blocks, all of the prompt: what is said later is not saved, as vLLM does it by default."""
+        """Save the full blocks of its prompt; as in vLLM by default, output is not saved."""
         size = self.shape.block_tokens
         if full := len(sequence.tokens) // size:
             self._saves.append(BlockSave(sequence.tokens[: full * size], sequence.digests[:full], size))
@@ -352,7 +355,7 @@ class StepEngine:
         self._stopped += finish == "stop"
         self._truncated += finish == "length"
         if finish in sequence.request.keeps_after:
-            self._kept[sequence.id], sequence.blocks = sequence.blocks, []
+            self._held[sequence.id], sequence.blocks = sequence.blocks, []
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -361,7 +364,7 @@ class StepEngine:
         sequence.blocks = []
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Its blocks go; what was cached of it may be hit again when it comes back, first in the queue."""
+        """Release its blocks and put it first in the queue; what stays cached may be hit when it returns."""
         self._leave(sequence)
         sequence.computed = sequence.registered = 0
         self._waiting.appendleft(sequence)

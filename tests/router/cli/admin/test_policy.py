@@ -17,7 +17,7 @@ def test_list_says_what_is_in_use_and_what_went_wrong(router: Running) -> None:
     with pytest.raises(ConfigError):
         router.here(router.house.control.put_policy, "new", BROKEN, "ann")
     said = router.said(policy, "list")
-    rows = {line.split()[0]: line.split()[2:] for line in said.splitlines() if line.startswith("  ") and line.strip()}
+    rows = {line.split()[0]: line.split()[2:] for line in said.splitlines() if line.startswith(" ") and line.strip()}
     assert rows["near"] == ["active,", "arm", "50%"]
     assert rows["far"] == ["arm", "50%"]
     assert rows["other"] == ["-", "-"]

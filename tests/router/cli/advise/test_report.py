@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from router.cli.advise.report import LADDER_GB, AdviceReport, in_gb, parse_sizes_gb
+from router.cli.terminal.output import render
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed
@@ -55,10 +56,10 @@ def some(
     )
 
 
-def printed(counsel: AdviceReport) -> str:
+def printed(report: AdviceReport) -> str:
     console = Console(file=io.StringIO(), width=120)
-    for table in counsel.tables():
-        console.print(table)
+    for grid in report.grids():
+        console.print(render(grid))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -66,7 +67,7 @@ def printed(counsel: AdviceReport) -> str:
 def test_sentences() -> None:
     assert some().sentences() == [
         "1 instance: 200 GB more pool (200 -> 400 GB): +7.3 points of hits, mean prefill 490 -> 412 ms",
-        "2 instances: none of these pools brings a hit that its own caches have not",
+        "2 instances: none of these pools adds hits to those of the instances' own caches",
         "2 instances, no pool: placed by prefix, not at random: +5.0 points of hits, mean prefill 356 -> 300 ms",
     ]
 

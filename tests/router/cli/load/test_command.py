@@ -62,7 +62,7 @@ async def test_lengths_come_near_the_workloads_with_another_seed_too() -> None:
             assert await run_load(asked(fake.url, at_once=None, text_seed=seed, processes=1), few, console=told)
             calls = fake.seen("/v1/chat/completions")
         assert len(calls) == 6 + 2  # and two that calibrate
-        (line,) = [line for line in printed(told).splitlines() if "real / asked" in line]
+        (line,) = [line for line in printed(told).splitlines() if "real / requested" in line]
         real = float(line.split()[-3].rstrip("%"))
         assert real == pytest.approx(100, abs=4)
 

@@ -152,7 +152,7 @@ def test_a_spec_of_a_later_version_is_no_crash() -> None:
         replay.add_policy(entry) if isinstance(entry, LoggedPolicy) else replay.add(entry)
     (found,) = replay.report().reproduced
     assert found.unbuilt is not None
-    assert found.unbuilt.startswith("this version does not understand its spec")
+    assert found.unbuilt.startswith("this version cannot read its definition")
     assert "hats" in found.unbuilt
 
 
@@ -186,7 +186,7 @@ def test_who_might_have_chosen_somebody_left_out_is_said_to_be_partly_seen() -> 
     report = replayed(of_a_large_fleet("expected_ttft", 20), *others)
     assert [(one.choices, one.partial) for one in report.contended] == [(20, 20), (20, 0), (20, 20)]
     said = [line for line in remarks(report) if "partly seen" in line]
-    assert [line.partition(" of a large")[0] for line in said] == [
+    assert [line.partition(" for a large")[0] for line in said] == [
         f"[yellow]{name}: 20 of 20 choices are partly seen:" for name in ("round_robin", "least_requests")
     ]
 

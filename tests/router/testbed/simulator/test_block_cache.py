@@ -9,7 +9,7 @@ A, B = [1, 2, 3, 4], [1, 2, 30, 40]  # two prompts that share two blocks
 
 def computed(cache: BlockCache, names: list[int]) -> None:
     """A request comes, computes what is missing, and leaves."""
-    hits = cache.held(names)
+    hits = cache.count_held(names)
     cache.use(names[:hits])
     cache.nameless_tokens += (len(names) - hits) * cache.block_tokens
     cache.fit()
@@ -22,8 +22,8 @@ def test_the_tail_goes_before_the_head_and_the_shared_prefix_last() -> None:
     computed(cache, A)
     computed(cache, B)  # six blocks of seven
     computed(cache, [50, 60, 70])  # two must go: the longest unused is A's tail
-    assert cache.held(A) == 2
-    assert cache.held(B) == 4
+    assert cache.count_held(A) == 2
+    assert cache.count_held(B) == 4
     stored, _, removed, _ = cache.drain()
     assert isinstance(stored, BlocksStored)
     assert (stored.hashes, stored.parent) == (A, None)
@@ -35,11 +35,11 @@ def test_live_blocks_are_never_evicted() -> None:
     cache.nameless_tokens = 40
     cache.name(A, 0, 4)
     cache.fit()
-    assert cache.held(A) == 4
+    assert cache.count_held(A) == 4
     assert cache.live_tokens == 40
-    assert cache.idle(A) == 0
+    assert cache.count_idle(A) == 0
     cache.release(A)
-    assert cache.idle(A) == 4
+    assert cache.count_idle(A) == 4
     assert cache.live_tokens == 0
 
 
@@ -75,4 +75,4 @@ def test_whoever_is_cached_is_cached_with_all_before_it(prompts: list[list[int]]
                 told.difference_update(event.hashes)
         assert len(told) == cache.cached_blocks <= blocks
         assert all(every[name] == 0 or every[name] in told for name in told)
-        assert cache.held(names) == len(names)
+        assert cache.count_held(names) == len(names)

@@ -14,7 +14,7 @@ def removed(*labels: EngineHash) -> list[BlocksRemoved]:
 
 def filled(pool: BlockPool, *labels: EngineHash) -> list[int]:
     blocks = pool.take(len(labels))
-    pool.hold(blocks, labels)
+    pool.label(blocks, labels)
     return blocks
 
 
@@ -40,7 +40,7 @@ def test_a_request_loses_its_tail_first() -> None:
     pool.release(filled(pool, A, B, C))
     pool.take(2)
     assert pool.drain() == removed(C, B)
-    assert len(pool.leading([A, B, C])) == 1
+    assert len(pool.find_leading([A, B, C])) == 1
 
 
 def test_the_request_released_first_goes_first_unless_it_was_touched_again() -> None:
@@ -59,7 +59,7 @@ def test_a_touched_block_cannot_be_taken() -> None:
     pool = BlockPool(2)
     blocks = filled(pool, A, B)
     pool.release(blocks)
-    pool.touch(pool.leading([A]))
+    pool.touch(pool.find_leading([A]))
     assert pool.free == 1
     assert pool.take(1) == [blocks[1]]
 
@@ -81,17 +81,17 @@ def test_copies_are_removed_one_by_one_and_hit_until_the_last() -> None:
     assert pool.cached == 2
     pool.take(1)
     assert pool.drain() == removed(A)
-    assert len(pool.leading([A])) == 1
+    assert len(pool.find_leading([A])) == 1
     pool.release([0])
     pool.take(2)
     assert pool.drain() == removed(A)
-    assert pool.leading([A]) == []
+    assert pool.find_leading([A]) == []
 
 
 def test_leading_stops_at_the_first_hole() -> None:
     pool = BlockPool(4)
     filled(pool, A, C)
-    assert len(pool.leading([A, B, C])) == 1
+    assert len(pool.find_leading([A, B, C])) == 1
 
 
 def test_reset_is_refused_while_a_block_is_in_use_and_then_forgets_all() -> None:
@@ -101,7 +101,7 @@ def test_reset_is_refused_while_a_block_is_in_use_and_then_forgets_all() -> None
     assert pool.drain() == []
     pool.release(blocks)
     assert pool.reset()
-    assert pool.leading([A]) == []
+    assert pool.find_leading([A]) == []
     assert pool.drain() == [BlocksCleared()]
     pool.take(2)
     assert pool.drain() == []  # nothing left to remove

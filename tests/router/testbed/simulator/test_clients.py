@@ -33,17 +33,17 @@ def sent_by(
     ok: Callable[[int], bool] = lambda _: True,
 ) -> list[Sent]:
     """All that is sent. `ok`: by how many were sent before, is it answered?"""
-    moments, sent = EventQueue(), list[Sent]()
+    event_queue, sent = EventQueue(), list[Sent]()
 
     def send(said: ClientTurn) -> None:
-        moments.at(moments.now_s + TOOK_S, clients.ended, said, ok(len(sent)))
-        sent.append(Sent(moments.now_s, said))
+        event_queue.at(event_queue.now_s + TOOK_S, clients.on_end, said, ok(len(sent)))
+        sent.append(Sent(event_queue.now_s, said))
 
-    clients = SimulatedClients(sessions, 10, moments, send, until_s)
+    clients = SimulatedClients(sessions, 10, event_queue, send, until_s)
     clients.begin(at_once, staggered, Rng(1))
     while clients.at_work:
-        assert moments.step(), "sessions are at work, and nothing more will happen"
-    assert not moments.step()
+        assert event_queue.step(), "sessions are at work, and nothing more will happen"
+    assert not event_queue.step()
     return sent
 
 

@@ -106,7 +106,7 @@ def by_strides(profile: EngineProfile, sent: Sequence[Sent], around: EngineSurro
         if wake is None:
             return [stories[number] for number in range(len(sent))]
         ended = engine.end(wake)
-        engine.loaded(wake)
+        engine.end_loads(wake)
         for job in ended.firsts:
             assert isinstance(job.tag, int)
             firsts[job.tag] = wake

@@ -163,10 +163,10 @@ def test_the_prompts_full_blocks_are_offered_once_and_nothing_that_was_said() ->
     (save,) = offered
     assert list(save.token_ids) == NINE[:8]
     assert save.digests == engine.digests(SequenceRequest(NINE, 1))
-    first, second = save.pooled(set(save.digests))
+    first, second = save.announce(set(save.digests))
     assert (first.parent, second.parent) == (None, first.hashes[0])
     assert [list(one.token_ids) for one in (first, second)] == [NINE[:4], NINE[4:8]]
-    assert save.pooled({save.digests[1]}) == [second]
+    assert save.announce({save.digests[1]}) == [second]
 
 
 def test_nothing_is_offered_where_no_pool_is_or_no_block_is_full() -> None:
@@ -184,7 +184,7 @@ def test_a_peers_kv_is_waited_for_in_blocks_that_are_taken() -> None:
     assert drive(engine) == []
     assert engine.gauges().kv_usage == 3 / 16
     assert engine.gauges().loading == 1
-    engine.arrived(id, 5.0)
+    engine.on_peer_ready(id, 5.0)
     steps = drive(engine, 5.0)
     # 2 ms + 9 * 0.25 ms; the last token is computed all the same: 1 ms
     assert [at for at, _ in steps] == [5.00525]
@@ -198,7 +198,7 @@ def test_a_peer_that_was_quicker_than_the_queue() -> None:
     submit(engine, range(100, 105))
     engine.step(0.0)
     id = submit(engine, NINE, external_tokens=9, source="peer")
-    engine.arrived(id, 0.001)
+    engine.on_peer_ready(id, 0.001)
     when = {id: at for at, result in drive(engine) for id in result.outputs}
     assert when[id] == 0.01025  # admitted at 5 ms
 
@@ -209,7 +209,7 @@ def test_what_a_peer_lost_is_computed_here(admitted: bool) -> None:
     id = submit(engine, NINE, external_tokens=9, source="peer")
     if admitted:
         engine.step(0.0)
-    engine.lost(id)
+    engine.on_peer_lost(id)
     steps = drive(engine)
     assert [at for at, _ in steps] == [0.009]
     assert outputs(steps)[id].cached_tokens == 0
@@ -284,16 +284,16 @@ def test_every_request_ends_and_no_block_is_lost(plan: list[tuple[Any, ...]], bl
         id = submit(engine, prompt, answer, now, keeps_after=("length",) if keeps else (), **more)
         due[id] = source
         if source == "peer":
-            engine.arrived(id, now)
+            engine.on_peer_ready(id, now)
         now = run(now, steps)
         if cancelled and engine.cancel(id, now):
             del due[id]
     for _ in range(1 + len(plan)):  # what waits for room may only get it when others have been fetched
         for id, source in due.items():
             if source == "lost peer":
-                engine.lost(id)
+                engine.on_peer_lost(id)
             elif source == "late peer":
-                engine.arrived(id, now)
+                engine.on_peer_ready(id, now)
         now = run(now, 10_000)
         for id in ended:
             engine.free(id)

@@ -10,8 +10,8 @@ def test_the_longest_unused_goes_first_its_tail_before_its_head() -> None:
     held.use([7, 8])
     held.use([1, 2, 3])  # used again
     held.use([9])
-    assert held.held([7, 8]) == 1
-    assert held.held([1, 2, 3]) == 3
+    assert held.count_held([7, 8]) == 1
+    assert held.count_held([1, 2, 3]) == 3
     assert len(held) == 5
 
 
@@ -20,14 +20,14 @@ def test_a_pool_that_is_away_has_nothing_and_takes_nothing_and_comes_back_as_it_
     held.use([1, 2])
     held.away = True
     held.use([3])
-    assert held.held([1, 2]) == 0
+    assert held.count_held([1, 2]) == 0
     held.away = False
-    assert held.held([1, 2]) == 2
+    assert held.count_held([1, 2]) == 2
     assert len(held) == 2
 
 
-def test_loads_over_one_wire_follow_each_other() -> None:
-    wire = TransferLink(LinkSpeed(1000.0, 10.0))
-    assert wire.loads(100, 0.0) == pytest.approx(0.11)
-    assert wire.loads(100, 0.05) == pytest.approx(0.22)
-    assert wire.loads(100, 1.0) == pytest.approx(1.11)
+def test_loads_over_one_link_follow_each_other() -> None:
+    link = TransferLink(LinkSpeed(1000.0, 10.0))
+    assert link.load(100, 0.0) == pytest.approx(0.11)
+    assert link.load(100, 0.05) == pytest.approx(0.22)
+    assert link.load(100, 1.0) == pytest.approx(1.11)

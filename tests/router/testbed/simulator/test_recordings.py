@@ -147,7 +147,7 @@ def test_a_computed_prompt_is_saved_and_announced_block_by_block(label: str) -> 
     result = finished(pool_engine(), SequenceRequest(stored[0].token_ids, 1))
     assert [plain(event) for event in result.events] == stored
     (save,) = result.saves
-    assert [plain(event) for event in save.pooled(set(save.digests))] == saved
+    assert [plain(event) for event in save.announce(set(save.digests))] == saved
     assert len(saved) == {"A-cold-A": 8, "A-next-A": 2, "B-next-B": 2}[label]
 
 
@@ -160,7 +160,7 @@ def test_what_is_loaded_from_the_pool_is_announced_as_the_real_engine_did() -> N
     (output,) = result.outputs.values()
     assert output.cached_tokens == 896
     (save,) = result.saves
-    assert save.pooled(set()) == []  # nothing new in the pool: B announced nothing
+    assert save.announce(set()) == []  # nothing new in the pool: B announced nothing
 
 
 def finished(engine: StepEngine, request: SequenceRequest) -> StepResult:

@@ -334,13 +334,13 @@ def test_metrics_are_polled_at_every_tick_where_requests_are_and_every_ten_secon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     polls: list[tuple[int, float, int | None]] = []
-    polled = SimulatedRouter.polled
+    polled = SimulatedRouter.on_metrics
 
     def noted(router: SimulatedRouter, number: int, gauges: Gauges) -> None:
-        polls.append((number, router.core._clock.now(), gauges.running))
+        polls.append((number, router.scheduler._clock.now(), gauges.running))
         polled(router, number, gauges)
 
-    monkeypatch.setattr(SimulatedRouter, "polled", noted)
+    monkeypatch.setattr(SimulatedRouter, "on_metrics", noted)
     # 8,000 tokens take 0.5 s, 100 of an answer 1.3 s; a last one keeps time going. Ticks: 0.125 and 0.25, 0.25 apart.
     asked = alone((12.0, 1, 8000), (25.0, 2, 100), answer=100)
     outcome = simulate(replace(FLEET, instances=2), WARM, asked)

@@ -165,7 +165,7 @@ def possible(trouble: Trouble, *, prefills: int = 0, pooled: bool = False) -> No
     [
         (down(4), 0, "mine: there is no instance 4 among 4, which are numbered from 0 to 3"),
         (Trouble(pool_away=((1.0, 2.0),)), 0, "mine: pool_away needs a pool; give one with --pool"),
-        (down(0, 1, 2, 3), 0, "mine: instances 0 to 3 die for good and which leaves none to answer"),
+        (down(0, 1, 2, 3), 0, "mine: instances 0 to 3 die for good, which leaves none to answer"),
         (down(2, 3), 2, "mine: instances 2 to 3 die for good"),
     ],
 )

@@ -11,7 +11,7 @@ from router.testbed.sweep import option_values
 
 def test_lists_have_commas_and_each_value_once() -> None:
     assert option_values.parse_list("--instances", "8, 4,8,") == ["8", "4"]
-    with pytest.raises(ConfigError, match="--instances: found nothing"):
+    with pytest.raises(ConfigError, match="--instances: no value found"):
         option_values.parse_list("--instances", " , ")
 
 

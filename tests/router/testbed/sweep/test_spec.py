@@ -83,7 +83,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     [
         ({"prefills": 4, "instances": "8,4"}, "--prefills: 4 of 4 instances leave none to decode; give at most 3"),
         ({"routers": 9}, "--routers: 9 routers for 8 instances"),
-        ({"rate": "1", "rho": "0.9"}, "--rate and --rho both say"),
+        ({"rate": "1", "rho": "0.9"}, "--rate and --rho both set"),
         ({"sessions_per_instance": "8"}, "tools is an open workload"),
         ({"workload": "codex", "requests": None, "sessions": 1, "rho": "0.9"}, "codex is a closed loop"),
         ({"workload": "codex"}, "requests"),

@@ -67,7 +67,7 @@ def test_tokens_that_nobody_spells_have_a_length_and_are_cut_at_blocks() -> None
     tokens = NamedTokens([7, 8, 9], BLOCK, more=5)
     assert len(tokens) == 3 * BLOCK + 5
     assert list(tokens[BLOCK:].names) == [8, 9]
-    with pytest.raises(TypeError, match="cut at blocks only"):
+    with pytest.raises(TypeError, match="sliced at block boundaries only"):
         tokens[1:]
     with pytest.raises(TypeError, match="no ids"):
         tokens[0]

@@ -77,7 +77,7 @@ def test_half_a_file_does_not_stay(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ends in \.jsonl"):
+    with pytest.raises(ConfigError, match=r"must end in \.jsonl"):
         write_lines(tmp_path / "a.csv", [])
     (tmp_path / "file").touch()
     with pytest.raises(WarmrouteError, match="--out"):

@@ -100,7 +100,7 @@ def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> Non
     with pytest.raises(ConfigError) as refused:
         load_workload(given)
     assert "line 6: 1 hash_ids for 600 tokens" in str(refused.value)
-    assert "and 2 more like that" in str(refused.value)
+    assert "and 2 more unusable lines" in str(refused.value)
     assert "5 requests could be used" in str(refused.value)
     told: list[str] = []
     assert len(load_workload(given, on_unusable=told.append).sessions) == 5
@@ -116,10 +116,10 @@ def test_bad_lines_are_refused_or_told(file: Callable[[str, bytes], str]) -> Non
         ("codex", {"within_s": (0, 1)}, "within_s does not apply"),
         ("tools", {"sessions": 3}, "tools is an open loop: sessions does not apply to it; what does: requests, rate"),
         ("tools", {"think": 0.5}, "think does not apply"),
-        ("groups", {"rate": 0.0}, "rate: 0.0: wanted more than 0"),
-        ("groups", {"requests": -1}, "requests: -1: wanted more than 0"),
+        ("groups", {"rate": 0.0}, "rate: 0.0: must be above 0"),
+        ("groups", {"requests": -1}, "requests: -1: must be above 0"),
         ("groups", {"rate": float("nan")}, "rate: nan"),
-        ("groups", {"within_s": (2.0, 1.0)}, "from before until"),
+        ("groups", {"within_s": (2.0, 1.0)}, "the first before the second"),
         ("groups", {"within_s": (1e6, 2e6)}, "there are no requests in it"),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_is_refused(given: str, asked: dict[str, Any], why: str) -> None:
 
 def test_what_is_refused_of_files(file: Callable[[str, bytes], str]) -> None:
     for name, content, asked, why in (
-        ("a.txt", GOOD, {}, "wanted a name that ends in .jsonl"),
+        ("a.txt", GOOD, {}, "the name must end in .jsonl"),
         ("a.jsonl", b"", {}, "there are no requests in it"),
         ("b.jsonl", BAD, {}, "0 requests could be used"),
         (

@@ -180,5 +180,5 @@ def test_a_request_without_an_answer_or_a_count_is_named() -> None:
     assert workload.turns == 1
     assert [str(bad) for bad in unusable] == [
         "record run-0: it has no answer (status 503, unplaced)",
-        "record run-1: nobody counted its prompt",
+        "record run-1: its prompt was not counted",
     ]
