@@ -1,4 +1,4 @@
-"""Chance that repeats: a tiny seeded generator, so that a simulated engine says and fails the same way every run.
+"""A tiny seeded random number generator, so that a simulated engine answers and fails the same way in every run.
 
 splitmix64 (Steele, Lea, Flood 2014): one multiplication chain per number, no state but 64 bits. Good enough to pick
 words and to decide whether a message is lost; no good for secrets.
@@ -10,7 +10,7 @@ MASK = (1 << 64) - 1
 
 
 class Rng:
-    """Numbers that follow from the seed alone."""
+    """Random numbers that depend on the seed alone."""
 
     __slots__ = ("_state",)
 
@@ -18,15 +18,16 @@ class Rng:
         self._state = seed & MASK
 
     def bits(self) -> int:
-        """64 uniform bits."""
+        """Return 64 uniform bits."""
         self._state = z = (self._state + 0x9E3779B97F4A7C15) & MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
         return z ^ (z >> 31)
 
     def below(self, n: int) -> int:
-        """A whole number in [0, n)."""
+        """Return a whole number in [0, n)."""
         return self.bits() % n
 
     def happens(self, probability: float) -> bool:
+        """Return True with this probability."""
         return probability > 0 and (self.bits() >> 11) / (1 << 53) < probability

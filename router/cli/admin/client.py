@@ -24,6 +24,7 @@ class AdminClient:
     """The admin API at `url`. `token_env`: environment variable with the admin token; None sends no token."""
 
     def __init__(self, url: str = DEFAULT, token_env: str | None = None) -> None:
+        """Raise ConfigError for a bad URL, or when the environment variable is not set."""
         self._url = url.rstrip("/")
         self._headers = {}
         try:

@@ -14,7 +14,7 @@ from router.errors import ConfigError, WarmrouteError
 if TYPE_CHECKING:
     from router.cli.admin.client import AdminClient
 
-experiment = typer.Typer(name="experiment", invoke_without_command=True, help="Compare policies on live requests.")
+experiment = typer.Typer(name="experiment", invoke_without_command=True)
 
 REFRESH_S = 2.0
 
@@ -32,6 +32,11 @@ def about(
     admin: AdminOption = HERE,
     token_env: TokenOption = None,
 ) -> None:
+    """Compare policies on live requests.
+
+    \f
+    Raises ConfigError for options before the command.
+    """
     if context.invoked_subcommand is None:
         show(chart, watch, admin, token_env)
     elif (chart, watch, admin, token_env) != (None, False, HERE, None):
@@ -44,7 +49,11 @@ def about(
 def show(
     chart: ChartOption = None, watch: WatchOption = False, admin: AdminOption = HERE, token_env: TokenOption = None
 ) -> None:
-    """Show the arms, their figures with intervals, and the verdicts."""
+    """Show the arms, their figures with intervals, and the verdicts.
+
+    \f
+    Raises WarmrouteError when a chart is requested of no experiment.
+    """
     from router.cli.admin import charts, tables
     from router.cli.terminal import drawing
 

@@ -43,7 +43,7 @@ class SweepResult(NamedTuple):
 
 
 class SweepOutput(NamedTuple):
-    """What to do with the cells, and where results go."""
+    """Destination and form of the results."""
 
     capacity_share: float | None = None  # search per cell for the highest load with this share of requests in limits
     jobs: int | None = None  # processes; None: one per core

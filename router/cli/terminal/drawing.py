@@ -1,4 +1,4 @@
-"""What all charts share: canvas, axes without ornament, headings, bars, distributions, and the file they go to.
+"""Parts of all charts: canvas, axes without ornament, headings, bars, distributions, and the file they go to.
 
 matplotlib is an extra (`pip install 'warmroute[bench]'`), so it is imported only where something is drawn, and without
 pyplot: no global state, no display.

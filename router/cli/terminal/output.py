@@ -1,4 +1,4 @@
-"""What commands share that print results: consoles, tables, progress bars, versions, and files they write."""
+"""Output of commands: consoles, tables, progress bars, versions, and the files that they write."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class DifferentChoice(msgspec.Struct, frozen=True):
 
 
 class ReproductionResult(msgspec.Struct, frozen=True):
-    """How many of a policy's logged choices came out the same."""
+    """Counts of a policy's logged choices, decided again."""
 
     policy: str
     digest: str
@@ -38,7 +38,7 @@ class ReproductionResult(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether every choice came out the same."""
+        """Return whether every choice came out the same."""
         return self.same == self.choices
 
 

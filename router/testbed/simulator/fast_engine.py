@@ -150,7 +150,7 @@ class FastEngine:
 
     @property
     def loads_until_s(self) -> float | None:
-        """When the next load ends; None without loads."""
+        """Time at which the next load ends; None without loads."""
         return min(self._loading.values(), default=None)
 
     @property

@@ -40,7 +40,7 @@ class KvLoads:
 
     @property
     def next_s(self) -> float | None:
-        """When the next load is ready; None when no such time is known."""
+        """Time at which the next load is ready; None when no such time is known."""
         return min((load.ready_s for load in self._all.values() if load.ready_s is not None), default=None)
 
     def begin(self, sequence: Sequence, tokens: int, now: float) -> None:

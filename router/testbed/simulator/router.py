@@ -197,12 +197,12 @@ class SimulatedRequest:
 
     @property
     def engine_died(self) -> bool:
-        """Whether an engine died with it."""
+        """Return whether an engine died with it."""
         return self._record.deaths > 0
 
     @property
     def is_poison(self) -> bool:
-        """Whether too many engines died with it for another attempt."""
+        """Return whether too many engines died with it for another attempt."""
         return self._record.deaths > DEATHS_ALLOWED
 
     def on_prefilled(self) -> Target:

@@ -140,7 +140,7 @@ class StepEngine:
 
     @property
     def stepping(self) -> bool:
-        """Whether a step is under way; new requests wait for its end."""
+        """Return whether a step is under way; new requests wait for its end."""
         return self._step_ends_s is not None
 
     @property

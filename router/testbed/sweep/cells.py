@@ -30,7 +30,7 @@ class WorkloadSource(NamedTuple):
 
 
 class LoadLevel(NamedTuple):
-    """How much of a workload arrives at once."""
+    """The amount of a workload that arrives at once."""
 
     kind: Literal["rate", "rho", "sessions"]
     value: float  # requests per second | rho of testbed/workloads/offered_load.py | sessions per instance

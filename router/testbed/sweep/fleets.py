@@ -32,7 +32,7 @@ class FleetOption(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """Everything but the size; options that are off are left out, except for the pool."""
+        """Description without the size; options that are off are left out, except for the pool."""
         parts = [
             f"{self.prefills} of them prefill" if self.prefills else "",
             _describe("pool", self.pool) or "no pool",

@@ -39,9 +39,7 @@ class SweepStopped(WarmrouteError):
 
 
 def run_parallel(
-    tasks: Sequence[SweepCell | CapacitySearch],
-    jobs: int,
-    look: Callable[[int, float], bool],
+    tasks: Sequence[SweepCell | CapacitySearch], jobs: int, look: Callable[[int, float], bool]
 ) -> list[Result]:
     """Run `tasks` in up to `jobs` processes and return the results of those that were done.
 

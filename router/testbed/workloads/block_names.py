@@ -96,6 +96,7 @@ class NamedTokens(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> NamedTokens: ...
     def __getitem__(self, at: SupportsIndex | slice) -> int | NamedTokens:
+        """Return the tokens from block boundary `at.start` on. Raises TypeError for anything else."""
         if isinstance(at, slice) and at.stop is None and at.step is None and at.start % self._block_tokens == 0:
             return NamedTokens(self.names[at.start // self._block_tokens :], self._block_tokens, self._more)
         raise TypeError("simulated tokens have no ids, and are sliced at block boundaries only")

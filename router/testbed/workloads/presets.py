@@ -39,11 +39,7 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "output, mean": "900",
             "ideal hits": "> 95 %",
         },
-        "groups": {
-            "rate": "3 to 60 /s",
-            "input, mean": "7,200",
-            "output, mean": "1,000",
-        },
+        "groups": {"rate": "3 to 60 /s", "input, mean": "7,200", "output, mean": "1,000"},
         "tools": {
             "requests": "23,608",
             "rate": "6.56 /s",

@@ -140,7 +140,7 @@ class InfiniteCache:
 
 
 class BlockReuse(NamedTuple):
-    """How often full blocks of prompts are used."""
+    """Reuse of the full blocks of all prompts."""
 
     blocks: int  # different full blocks in all prompts
     mean_uses: float  # prompts per block

@@ -107,7 +107,7 @@ class HashIdTree:
 
 
 def read_mooncake(lines: Iterable[bytes], name: str) -> Trace:
-    """Read the lines of a Mooncake trace."""
+    """Read the lines of a Mooncake trace; a line that raises ValueError is left out."""
     decode = msgspec.json.Decoder(TraceLine).decode
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     for number, line in enumerate(lines, 1):
@@ -129,7 +129,7 @@ def read_mooncake(lines: Iterable[bytes], name: str) -> Trace:
 def read_azure(lines: Iterable[bytes], name: str) -> Trace:
     """Read the lines of an Azure LLM inference trace (https://github.com/Azure/AzurePublicDataset).
 
-    It does not say which prompts share tokens, so none do.
+    It does not say which prompts share tokens, so none do. A line that raises ValueError is left out.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
     arrivals, unusable = OpenArrivals(), list[UnusableLines]()
@@ -155,7 +155,7 @@ def read_decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
     """Return the requests of a decision log, at their own times.
 
     Lengths are those that engines reported, if they did. A prompt without known blocks shares nothing. A request
-    without an answer has no length and is left out. Requests of one session have the same number.
+    without an answer has no length (ValueError) and is left out. Requests of one session have the same number.
     """
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
     numbers: dict[object, int] = {}
