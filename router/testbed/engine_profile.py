@@ -38,7 +38,7 @@ class EngineProfile:
         return self.step_ms / 1e3 + max(compute, memory) / 1e6
 
     def prefill_s(self, new: int, context: int) -> float:
-        """Return the seconds to compute `new` tokens after `context` cached ones in an idle instance, chunk by chunk."""
+        """Return the seconds to compute `new` tokens after `context` cached ones in an idle instance, by chunks."""
         seconds, done = 0.0, 0
         while done < new:
             chunk = min(self.batched_tokens, new - done)
