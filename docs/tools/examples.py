@@ -3,6 +3,7 @@
 A comment directly above a block changes what is done with it:
 
     <!-- kind: part of a profile -->     YAML that is no main file, policy, experiment, profile or fault file by itself
+    <!-- from: router/FILE.py -->        Python that is a verbatim part of that file
     <!-- not checked: WHY -->            no check at all
     <!-- not run: WHY -->                a shell block that `tests/docs/test_examples.py` must not run
 
@@ -30,7 +31,7 @@ from router.config.schema import Config, PolicyConfig
 from router.errors import ConfigError
 from router.scheduling.policy.policy import build_policies, build_policy
 
-NOTES = frozenset({"kind", "not checked", "not run"})
+NOTES = frozenset({"kind", "from", "not checked", "not run"})
 SHOWN_ONLY = frozenset({"", "text", "promql", "make"})
 KNOWN = SHOWN_ONLY | SHELL | {"yaml", "json", "toml", "python"}
 ABSOLUTE_PATH = re.compile(r'(?P<key>\w+):(?P<gap> +"?)(?P<path>/[\w./-]+)')
@@ -53,6 +54,10 @@ def check(block: Block) -> Iterator[str]:
     if block.note in ("not checked", "not run"):
         if len(block.value) < 10:
             yield "say why"
+        return
+    if block.note == "from":
+        if block.text not in (ROOT / block.value).read_text(encoding="utf-8"):
+            yield f"{block.value} no longer contains this"
         return
     try:
         if block.language == "yaml":

@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from docs.tools import examples
-from docs.tools.pages import ROOT, SHELL, Block, all_blocks
+from docs.tools.pages import ROOT, SHELL, Block, all_blocks, blocks
+from router.cli.serve.command import FIRST_STEPS
 from router.errors import ConfigError
 
 CHECKED = [block for block in all_blocks() if block.language not in SHELL]
@@ -145,6 +146,23 @@ def test_it_runs(block: Block, fleet: RunningFleet) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     missing = words(shown) - words(done.stdout + done.stderr)
     assert len(missing) <= 0.1 * len(words(shown)), f"no longer printed: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/get-started/embedded-fleet.md"])
+def test_the_second_turn_is_a_hit(page: str, fleet: RunningFleet) -> None:
+    """The first success of a newcomer: what the page says to run, and lines of the form that it shows."""
+    (code,) = [block.text for block in blocks(ROOT / page) if block.language == "python"]
+    (fleet.folder / "turns.py").write_text(code.replace(":8000", f":{fleet.port}"), encoding="utf-8")
+    done = fleet.run(f"{sys.executable} turns.py")
+    assert done.returncode == 0, done.stderr
+    (_, first_tokens, _), (_, tokens, cached) = [line.split() for line in done.stdout.splitlines()]
+    assert int(tokens) > int(first_tokens)
+    assert int(cached) > 0.8 * int(first_tokens)
+
+
+def test_the_page_shows_what_the_fleet_prints() -> None:
+    shown = [block.text for block in blocks(ROOT / "docs/get-started/embedded-fleet.md") if "Ready." in block.text]
+    assert shown == [FIRST_STEPS.format(port=8000, admin=8001, model="warm-tiny").lstrip("\n")]
 
 
 def test_what_is_not_run_says_why() -> None:
