@@ -3,6 +3,7 @@
 #
 #     docker build -t warmroute .
 #     docker run -p 8000:8000 -v "$PWD/my-config:/etc/warmroute:ro" warmroute
+#     docker run -p 8000:8000 warmroute http://10.0.0.1:8100 http://10.0.0.2:8100
 #
 # The admin listener stays on the container's loopback: `docker exec` reaches it, the network does not.
 
