@@ -145,7 +145,7 @@ async def test_an_endpoint_that_is_down_is_one_line_and_1() -> None:
     told = await load("--url", "http://127.0.0.1:1", *SMALL)
     assert told.code == 1
     assert len(told.err.splitlines()) == 1
-    assert "does it run there" in told.err
+    assert "is it running there" in told.err
 
 
 @pytest.mark.parametrize(

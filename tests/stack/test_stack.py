@@ -130,7 +130,7 @@ def test_from_start_to_ctrl_c(configured: Configured, tmp_path: Path) -> None:
         assert command.ended() == 0
         assert alive(processes) == set()
         assert "Ready. Try it:" in command.said()
-        assert "engine-0 works after" in command.said()
+        assert "engine-0 is ready after" in command.said()
 
 
 def predicted(command: Command) -> int | None:
@@ -149,7 +149,7 @@ def test_a_port_in_use_is_one_line(configured: Configured, tmp_path: Path) -> No
         with running(configured(master_http_port=port), tmp_path) as command:
             assert command.ended() == 1
             assert command.said().splitlines() == [
-                f"port {port} is in use: end what listens there, or change stack.master_http_port"
+                f"port {port} is in use: stop what listens there, or change stack.master_http_port"
             ]
 
 

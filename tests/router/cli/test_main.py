@@ -169,7 +169,7 @@ def test_a_stack_whose_router_has_no_port_does_not_start(shell: Shell) -> None:
         text = f"listen: {{port: {port}}}\nstack: {{}}\npolicies: {{warm: {{scorers: [{{name: random}}]}}}}\n"
         said = shell("stack", "-c", shell.file(text))
     assert (said.code, said.out) == (1, "")
-    assert said.err == f"port {port} is in use: end what listens there, or change listen.port\n"
+    assert said.err == f"port {port} is in use: stop what listens there, or change listen.port\n"
 
 
 @pytest.mark.parametrize(
