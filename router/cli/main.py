@@ -107,7 +107,7 @@ def load(
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and hits."""
     from router.cli.load.command import LoadRequest, run_load
-    from router.testbed.loadgen.sharding import limit_requests, pace_sessions
+    from router.testbed.loadgen.processes import limit_requests, pace_sessions
     from router.testbed.workloads import PRESETS, AgentsWorkload
     from router.testbed.workloads.source import load_workload
 

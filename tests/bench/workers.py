@@ -26,7 +26,7 @@ from router.clock import SystemClock
 from router.errors import WarmrouteError
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet
-from router.testbed.loadgen.job import LoadJob, SentRequest
+from router.testbed.loadgen.load import LoadJob, SentRequest
 from router.testbed.loadgen.load import load as drive
 from router.testbed.loadgen.report import compute_hit_share
 from router.testbed.workloads import CODEX, Workload

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from router.clock import SystemClock
-from router.testbed.emulator.http_exchange import HttpExchange
+from router.testbed.emulator.http_server import HttpExchange
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.server import EmulatedServer
 from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine

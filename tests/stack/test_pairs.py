@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.testbed.local_stack.commands import decode, prefill
 from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.kv_transfer_config import decode, prefill
 from router.testbed.local_stack.preflight import free_ports
 from router.testbed.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running

@@ -28,10 +28,9 @@ from router.errors import WarmrouteError
 from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
 from router.testbed.loadgen.client import LoadClient
 from router.testbed.loadgen.conversations import Prompts
-from router.testbed.loadgen.job import LoadJob, SentRequest
-from router.testbed.loadgen.processes import run_clients
+from router.testbed.loadgen.load import LoadJob, SentRequest
+from router.testbed.loadgen.processes import run_clients, split_sessions
 from router.testbed.loadgen.report import LoadReport, load_json
-from router.testbed.loadgen.sharding import split_sessions
 from router.testbed.workloads import Workload
 
 

@@ -31,8 +31,8 @@ from router.testbed.bench.environment import (
     EnvironmentFactory,
     clear_caches,
     read_engine_facts,
+    run_router,
 )
-from router.testbed.bench.router_process import run_router
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.conversations import TokenConversation
 from router.testbed.workloads import Session, Workload

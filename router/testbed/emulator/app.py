@@ -24,7 +24,7 @@ from router.errors import BadRequest, NotFound, RequestRefused
 from router.tasks import Tasks
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed
 from router.testbed.emulator.generate import SHAPES, GenerateEndpoints
-from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
+from router.testbed.emulator.http_server import ClientLeft, HttpExchange, Message, Receive, Send
 from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.metrics import render_metrics
 from router.testbed.emulator.options import EngineOptions
@@ -56,7 +56,7 @@ class EmulatorApp:
         self._clock = clock
         self.requests: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
         self._generate = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
-        self._key = _digest(options.api_key) if options.api_key else None
+        self._key_digest = _digest(options.api_key) if options.api_key else None
         other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generate for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): other.count_tokens,
@@ -69,13 +69,13 @@ class EmulatorApp:
             ("GET", "/version"): other.version,
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
-            ("GET", "/load"): self._load,
+            ("GET", "/load"): _serve_json(lambda: {"server_load": self._generate.in_flight}),
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/kv_event_sources"): self._sources,
+            ("GET", "/kv_event_sources"): _serve_json(cores.sources),
             ("POST", "/reset_prefix_cache"): self._reset,
             ("GET", "/emulate/last"): self._last,
-            ("GET", "/emulate/state"): self._state,
-            ("GET", "/emulate/faults"): self._faults,
+            ("GET", "/emulate/state"): _serve_json(self._state),
+            ("GET", "/emulate/faults"): _serve_json(lambda: cores.faults),
             ("POST", "/emulate/faults"): self._change_faults,
             ("POST", "/emulate/restart"): self._restart,
         }
@@ -94,7 +94,11 @@ class EmulatorApp:
             return
 
     async def _handle(self, exchange: HttpExchange) -> None:
-        if self._key is not None and exchange.path.startswith(AUTHENTICATED_PATHS) and not self._has_key(exchange):
+        if (
+            self._key_digest is not None
+            and exchange.path.startswith(AUTHENTICATED_PATHS)
+            and not self._has_key(exchange)
+        ):
             await exchange.send_json({"error": "Unauthorized"}, 401)
             return
         try:
@@ -121,8 +125,10 @@ class EmulatorApp:
         raise NotFound("Not Found")
 
     def _has_key(self, exchange: HttpExchange) -> bool:
+        if self._key_digest is None:
+            return True
         scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key), self._key or b"")
+        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key), self._key_digest)
 
     # -- endpoints of vLLM
 
@@ -135,16 +141,10 @@ class EmulatorApp:
     async def _health(self, exchange: HttpExchange) -> None:
         await exchange.send_body(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)
 
-    async def _load(self, exchange: HttpExchange) -> None:
-        await exchange.send_json({"server_load": self._generate.in_flight})
-
     async def _metrics(self, exchange: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
         body = render_metrics(self._options, gauges, self._clock.wall())
         await exchange.send_body(body, "text/plain; version=0.0.4; charset=utf-8")
-
-    async def _sources(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(self._cores.sources())
 
     async def _reset(self, exchange: HttpExchange) -> None:
         """Answer 200 whether the reset worked or not, as vLLM does."""
@@ -158,12 +158,9 @@ class EmulatorApp:
         path = parse_qs(exchange.query).get("path", [None])[0]
         await exchange.send_json([_describe_request(one) for one in self.requests if path in (None, one.path)])
 
-    async def _state(self, exchange: HttpExchange) -> None:
+    def _state(self) -> dict[str, object]:
         ranks = [core.engine.gauges()._asdict() for core in self._cores.all]
-        await exchange.send_json({"in_flight": self._generate.in_flight, "ranks": ranks})
-
-    async def _faults(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(self._cores.faults)
+        return {"in_flight": self._generate.in_flight, "ranks": ranks}
 
     async def _change_faults(self, exchange: HttpExchange) -> None:
         try:
@@ -178,6 +175,10 @@ class EmulatorApp:
         self._cores.restart()
         self._connectors.restart()
         await exchange.send_json({})
+
+
+def _serve_json(read: Callable[[], object]) -> Handler:
+    return lambda exchange: exchange.send_json(read())
 
 
 def _describe_request(exchange: HttpExchange) -> dict[str, object]:

@@ -16,8 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
-from router.testbed.emulator.listener import EmulatorListener
+from router.testbed.emulator.http_server import ClientLeft, EmulatorListener, HttpExchange, Message, Receive, Send
 
 
 class _FetchRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ from router.testbed.emulator.answer_shape import (
 )
 from router.testbed.emulator.disaggregation import DecodeParams
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed, RequestGone, TokenStream
-from router.testbed.emulator.http_exchange import HttpExchange
+from router.testbed.emulator.http_server import HttpExchange
 from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.messages import MessageShape
 from router.testbed.emulator.openai_shapes import ChatShape, CompletionShape

@@ -22,8 +22,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from router.testbed.child_process import run_from_argument, run_service
-from router.testbed.emulator.http_exchange import ClientLeft, HttpExchange, Message, Receive, Send
-from router.testbed.emulator.listener import EmulatorListener
+from router.testbed.emulator.http_server import ClientLeft, EmulatorListener, HttpExchange, Message, Receive, Send
 
 Tier = Literal["memory", "disk"]
 Handler = Callable[[HttpExchange], Awaitable[None]]

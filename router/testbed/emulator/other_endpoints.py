@@ -14,7 +14,7 @@ import xxhash
 from router.clock import Clock
 from router.errors import BadRequest
 from router.testbed.emulator.generate import read_json
-from router.testbed.emulator.http_exchange import HttpExchange
+from router.testbed.emulator.http_server import HttpExchange
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.request_params import CHAT, MESSAGES, RequestParamsReader
 from router.testbed.emulator.vocabulary import Vocabulary

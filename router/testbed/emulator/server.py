@@ -18,8 +18,8 @@ from router.tasks import Tasks
 from router.testbed.child_process import run_service
 from router.testbed.emulator.app import EmulatorApp
 from router.testbed.emulator.engine_cores import EngineCores
+from router.testbed.emulator.http_server import EmulatorListener
 from router.testbed.emulator.kv_connectors import KvConnectors
-from router.testbed.emulator.listener import EmulatorListener
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.vocabulary import DATA, Vocabulary
 from router.testbed.simulator.engine_types import EngineShape

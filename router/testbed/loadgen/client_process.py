@@ -17,8 +17,7 @@ import uvloop
 
 from router.clock import SystemClock
 from router.tasks import Tasks
-from router.testbed.loadgen.job import LoadJob, SentRequest, encode_frame, read_frame
-from router.testbed.loadgen.load import load
+from router.testbed.loadgen.load import LoadJob, SentRequest, encode_frame, load, read_frame
 
 
 async def serve() -> None:

@@ -1,27 +1,76 @@
 """Several client processes as one load: each gets a share of the sessions, all begin together, their rows are gathered.
 
 A client that streams and measures in one thread is late for other requests long before an engine is busy; therefore
-processes. They are controlled through pipes (`client_process.py`) and do not get the terminal's Ctrl-C: on cancellation
-the parent closes their input, they report what they have, and end.
+processes. Which process sends what, and when, is settled before the start: so no process needs to know of another, and
+the same command sends the same requests. Processes are controlled through pipes (`client_process.py`) and do not get
+the terminal's Ctrl-C: on cancellation the parent closes their input, they report what they have, and end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from router.clock import Clock
-from router.errors import WarmrouteError
+from router.errors import ConfigError, WarmrouteError
 from router.tasks import Tasks
 from router.testbed.child_process import ChildProcess
-from router.testbed.loadgen.job import LoadJob, SentRequest, encode_frame, read_frame
-from router.testbed.loadgen.load import ReportRequest
+from router.testbed.loadgen.load import LoadJob, ReportRequest, SentRequest, encode_frame, read_frame
+from router.testbed.workloads import Session, Workload
 
 READY_TIMEOUT_S = 60.0
 START_DELAY_S = 0.1  # until the common start, so that all processes know of it by then
 DRAIN_TIMEOUT_S = 5.0  # for what is reported after the end of the input
+
+
+class ClientShare(NamedTuple):
+    """The share of one process."""
+
+    sessions: tuple[Session, ...]
+    concurrency: int | None  # agents of a closed loop; `None`: an open loop
+
+
+def limit_requests(workload: Workload, requests: int) -> Workload:
+    """Return the first `requests` requests, session by session."""
+    sessions: list[Session] = []
+    for session in workload.sessions:
+        if requests <= 0:
+            break
+        sessions.append(session._replace(turns=session.turns[:requests]))
+        requests -= len(sessions[-1].turns)
+    return workload._replace(sessions=tuple(sessions))
+
+
+def pace_sessions(workload: Workload, rate: float) -> Workload:
+    """Turn a closed loop into an open one whose sessions begin at even intervals, with `rate` requests per second.
+
+    Only the starts are set: a session's later turns need its answers, and so wait for them.
+    """
+    interval_s = workload.turns / len(workload.sessions) / rate
+    return workload._replace(
+        sessions=tuple(session._replace(start_s=n * interval_s) for n, session in enumerate(workload.sessions))
+    )
+
+
+def split_sessions(sessions: Sequence[Session], concurrency: int | None, processes: int) -> list[ClientShare]:
+    """Return the shares of at most `processes` processes, each with a session; a closed loop deals them out by agent.
+
+    Raises ConfigError when there is no session.
+    """
+    agents = min(len(sessions), concurrency or len(sessions))
+    if not agents:
+        raise ConfigError("the workload has no session: nothing to send")
+    processes = min(processes, agents)
+    return [
+        ClientShare(
+            tuple(session for n, session in enumerate(sessions) if n % agents % processes == number),
+            None if concurrency is None else len(range(number, agents, processes)),
+        )
+        for number in range(processes)
+    ]
 
 
 class ClientsNotStarted(WarmrouteError):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.testbed.loadgen.conversations import Prompts
-from router.testbed.loadgen.job import SentRequest
+from router.testbed.loadgen.load import SentRequest
 from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, compute_figures, quantile
 from router.testbed.workloads import Workload
 

@@ -26,9 +26,9 @@ from router.config.sections.kv_store import PoolConfig
 from router.config.sections.local_stack import LocalStackConfig
 from router.errors import WarmrouteError
 from router.testbed.local_stack import commands
+from router.testbed.local_stack.commands import EngineExtras
 from router.testbed.local_stack.guard import ProcessGuard
 from router.testbed.local_stack.install import find_allocator, stack_models, stack_venv
-from router.testbed.local_stack.kv_transfer_config import EngineExtras
 from router.testbed.local_stack.preflight import check_memory, check_ports, choose_ports
 from router.testbed.local_stack.process import StackProcess
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.testbed.loadgen.job import SentRequest
+from router.testbed.loadgen.load import SentRequest
 from router.testbed.loadgen.report import LoadReport
 from router.testbed.workloads import Workload
 

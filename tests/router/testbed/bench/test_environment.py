@@ -5,9 +5,11 @@ That a stack is started when none runs is tested with the real one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from router.clock import SystemClock
@@ -20,6 +22,7 @@ from router.testbed.bench.environment import (
     clear_caches,
     environment_factory,
     find_running_stack,
+    is_ready,
     read_engine_facts,
 )
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
@@ -82,3 +85,27 @@ async def test_a_stack_that_runs_is_measured_as_it_is(tmp_path: Path) -> None:
         async with environment_factory(settings, tmp_path, lines.append)(True) as environment:
             assert environment.engines == (fake.url,)
     assert lines == [f"measuring the stack that runs at {fake.url}"]
+
+
+def telling(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url="http://router", transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize(
+    ("states", "ready"),
+    [([], False), (["joining"], False), (["ready", "joining"], False), (["ready"], True), (["ready", "ready"], True)],
+)
+async def test_it_can_send_when_it_has_instances_and_all_are_ready(states: list[str], ready: bool) -> None:
+    listing = {"instances": [{"state": state} for state in states]}
+    async with telling(lambda _: httpx.Response(200, json=listing)) as http:
+        assert await is_ready(http) is ready
+
+
+async def test_one_that_does_not_answer_yet_is_not_ready() -> None:
+    def refused(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    async with telling(refused) as http:
+        assert not await is_ready(http)
+    async with telling(lambda _: httpx.Response(503)) as http:
+        assert not await is_ready(http)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.emulator import make_tokenizer
 from router.testbed.emulator.vocabulary import DATA, SPECIAL, Vocabulary
+from tests.router.testbed.emulator import make_tokenizer
 
 WORDS = Vocabulary()
 

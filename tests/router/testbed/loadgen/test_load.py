@@ -1,4 +1,4 @@
-"""One process's load against an emulated engine: everybody comes to his end, in time, and trouble is told."""
+"""One process's load against an emulated engine: sessions end in time, failures are reported; frames on a pipe."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.clock import SystemClock
-from router.testbed.loadgen.job import LoadJob, SentRequest
-from router.testbed.loadgen.load import load
+from router.testbed.loadgen.load import LoadJob, SentRequest, encode_frame, load, read_frame
 from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
 from tests.fakes.engines import FakeEngine, engine, eventually
 
@@ -146,3 +147,26 @@ def test_a_job_travels_as_it_is() -> None:
         url="http://x", model="m", api_key="k", concurrency=None, until_s=2.0, sessions=tuple(SMALL.sessions)
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=LoadJob) == told
+
+
+def read_all(sent: bytes) -> list[bytes]:
+    async def read() -> list[bytes]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(sent)
+        reader.feed_eof()
+        found = []
+        while (message := await read_frame(reader)) is not None:
+            found.append(message)
+        return found
+
+    return asyncio.run(read())
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5))
+def test_messages_come_out_as_they_went_in(messages: list[bytes]) -> None:
+    assert read_all(b"".join(map(encode_frame, messages))) == messages
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 6])
+def test_a_message_that_breaks_off_is_none(cut: int) -> None:
+    assert read_all(encode_frame(b"whole") + encode_frame(b"broken")[:cut]) == [b"whole"]

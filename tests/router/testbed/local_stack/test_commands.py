@@ -1,4 +1,4 @@
-"""Command lines: what the configuration says reaches the programs, and engines of one host keep apart."""
+"""Command lines and kv-transfer-configs: settings reach the programs, and engines of one host do not collide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack import commands
-from router.testbed.local_stack.kv_transfer_config import EngineExtras
+from router.testbed.local_stack.commands import INSIDE, STORE, EngineExtras, decode, prefill, set_lookup_port
+from tests.paths import CONFIGS
 
 VENV = Path("/venv")
 STACK = LocalStackConfig(model="/models/mid", master_port=7001, master_http_port=7002, client_port=7003, lease_ms=1234)
@@ -77,3 +78,34 @@ def test_an_engine_may_differ() -> None:
     program = engine(extra=EngineExtras(("--seed", "7"), {"OMP_NUM_THREADS": "2"}))
     assert program.command[-2:] == ["--seed", "7"]
     assert program.environment["OMP_NUM_THREADS"] == "2"
+
+
+MOONCAKE = CONFIGS / "mooncake"
+
+
+def test_the_file_for_the_store_is_what_runs() -> None:
+    assert json.loads((MOONCAKE / "store.kv-transfer.json").read_text()) == set_lookup_port(STORE, 0)
+
+
+def test_the_store_inside_of_many_gets_its_number() -> None:
+    transfer = prefill(8998, store=True).transfer
+    assert transfer is not None
+    peer, store = set_lookup_port(transfer, 8100)["kv_connector_extra_config"]["connectors"]
+    assert "lookup_rpc_port" not in peer["kv_connector_extra_config"]
+    assert store["kv_connector_extra_config"]["lookup_rpc_port"] == 8100
+    assert "lookup_rpc_port" not in STORE["kv_connector_extra_config"]
+
+
+def test_a_number_that_is_given_stays() -> None:
+    given = {**STORE, "kv_connector_extra_config": {"lookup_rpc_port": 5}}
+    assert set_lookup_port(given, 8100)["kv_connector_extra_config"]["lookup_rpc_port"] == 5
+
+
+def test_the_two_sides_of_a_pair() -> None:
+    first, second = prefill(8998, store=False), decode(store=False)
+    assert first.transfer is not None
+    assert second.transfer is not None
+    assert (first.transfer["kv_role"], second.transfer["kv_role"]) == ("kv_producer", "kv_consumer")
+    assert first.environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "8998"
+    assert (first.role, first.bootstrap_url) == ("prefill", "http://127.0.0.1:8998")
+    assert (INSIDE / "cpu_connector.py").exists(), "what the kv_connector_module_path names"

@@ -12,7 +12,7 @@ import pytest
 
 from router.config.schema import Config
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.kv_transfer_config import EngineExtras, prefill
+from router.testbed.local_stack.commands import EngineExtras, prefill
 from router.testbed.local_stack.preflight import PortTaken
 from router.testbed.local_stack.supervisor import RunningStack, StackFailed, build_router_config
 

@@ -1,4 +1,4 @@
-"""`python -m router.testbed.emulator.make_tokenizer [FOLDER]` trains the tokenizer that emulated engines ship with.
+"""`python -m tests.router.testbed.emulator.make_tokenizer [FOLDER]` trains the tokenizer of emulated engines.
 
 It is a real byte-level BPE of 4096 tokens, trained on English and code that every Python brings (the language reference
 in `pydoc_data.topics` and a few modules), with a ChatML template with tools: small enough to ship, and real enough to
