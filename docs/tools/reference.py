@@ -16,7 +16,7 @@ from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS
@@ -81,7 +81,7 @@ def metrics() -> Iterator[str]:
     yield "Everything that `GET /metrics` can show, in the order in which it appears there. Metrics of the router's"
     yield "process (`process_*`) come from the Prometheus client library. Alerts, and what to do about each, are in"
     yield "[Metrics and alerts](../operate/metrics.md).\n"
-    page = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).page()
+    page = Metrics(lambda: RouterSnapshot(), lambda model: True).page()
     rows = []
     for family in page.collect():
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -16,7 +16,6 @@ from router.backends.feeds.health import HealthProbe
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.report import PoolReport
 from router.backends.no_kv_store import NoKvStore
-from router.backends.token_ids import passthrough as handing
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.control import Control
@@ -31,12 +30,18 @@ from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import describe_record, to_plain
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.decision_log.writer import DecisionLogWriter, WriterStats
-from router.telemetry.metrics.admission import ModelAdmissionState
-from router.telemetry.metrics.policies import ArmUnits, DecisionLogState, PolicyInForce, PolicyState
-from router.telemetry.metrics.state import LinkState, PoolState, RouterSnapshot, TargetState, TokenizerState
-from router.telemetry.metrics.token_ids import PassthroughState
-from router.telemetry.metrics.tokenization import ModelTokenCounts, PrefixCacheState
+from router.telemetry.decision_log.writer import DecisionLogWriter
+from router.telemetry.metrics.snapshot import (
+    ArmUnits,
+    LinkState,
+    ModelAdmissionState,
+    PolicyInForce,
+    PolicyState,
+    PoolState,
+    PrefixCacheState,
+    RouterSnapshot,
+    TargetState,
+)
 from router.telemetry.recent_records import RecentRecords
 
 
@@ -143,31 +148,21 @@ class Status:
     # the state metrics
 
     def snapshot(self) -> RouterSnapshot:
+        memory = self._tokens.memory
         return RouterSnapshot(
             targets=[self._state(i, target) for i in self._core.fleet for target in i.targets.values()],
-            tokenizers=[
-                TokenizerState(model, told.source, told.proofs, told.mismatches)
-                for model, told in self._tokens.report().items()
-            ],
+            tokenizers=self._tokens.report(),
             policy_faults=self._core.selector.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
             unpaired=self._core.peers.unpaired,
             pool=pool_state(self._pool.report()),
-            steering=self._steering(),
-            handing=handing_state(self._handing.report()),
-            remembered=self._remembered(),
-            gates=[gate_state(gate) for gate in self._gates],
+            policies=self._policies(),
+            passthrough=self._handing.report(),
+            prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
+            admission=[gate_state(gate) for gate in self._gates],
         )
 
-    def _remembered(self) -> PrefixCacheState:
-        memory = self._tokens.memory
-        models = {
-            model: ModelTokenCounts(told.remembered_tokens, told.tokenised_tokens, told.incremental)
-            for model, told in self._tokens.report().items()
-        }
-        return PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted, models)
-
-    def _steering(self) -> PolicyState:
+    def _policies(self) -> PolicyState:
         regime, trial = self._core.selector.policy_set, self._core.experiment
         return PolicyState(
             in_force=list_policies_in_force(regime),
@@ -175,7 +170,7 @@ class Status:
             refusals=self._control.failures,
             arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
             shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in self._core.selector.shadows},
-            decision_log=None if self._decision_log is None else decision_log_state(self._decision_log.stats),
+            decision_log=None if self._decision_log is None else self._decision_log.stats,
             audit_failures=self._control.audit.failures,
         )
 
@@ -244,15 +239,6 @@ def list_policies_in_force(regime: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
     shadows = [PolicyInForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
     return [active, *arms, *shadows]
-
-
-def handing_state(told: handing.PassthroughReport) -> PassthroughState:
-    takers = {instance: taker.takes for instance, taker in told.instances.items()}
-    return PassthroughState(takers, told.sent, told.not_sent)
-
-
-def decision_log_state(stats: WriterStats) -> DecisionLogState:
-    return DecisionLogState(stats.written, stats.dropped, stats.bytes, stats.failures)
 
 
 def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
@@ -333,9 +319,9 @@ def pool_state(told: PoolReport | None) -> PoolState | None:
     return PoolState(
         masters={master.instance: master.instance == told.leader for master in told.masters},
         answers=count_answers(told),
-        questions=told.queries.questions,
+        queries=told.queries.questions,
         keys=told.queries.keys,
-        question_s=told.queries.answer_s,
+        query_s=told.queries.answer_s,
         answered=told.queries.answers,
         names={m.model: "refuted" if m.trouble is not None else m.calibration for m in told.models},
     )

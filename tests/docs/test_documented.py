@@ -14,7 +14,7 @@ from router.control.api.admin import admin_app
 from router.prompt.prompt import Endpoint
 from router.request.public_api import LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.registry import BUILTINS
 
 
@@ -38,7 +38,7 @@ def test_every_config_key(documents: str) -> None:
 
 
 def test_every_metric(documents: str) -> None:
-    page = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).page()
+    page = Metrics(lambda: RouterSnapshot(), lambda model: True).page()
     names = [f.name + ("_total" if f.type == "counter" else "") for f in page.collect()]
     ours = [name for name in names if name.startswith("warmroute_")]
     assert len(ours) > 35

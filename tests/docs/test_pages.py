@@ -14,7 +14,7 @@ import yaml
 
 from docs.tools.pages import DOCS, OUTSIDE, ROOT, pages, without_code
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.paths import CONFIGS
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -61,7 +61,7 @@ def test_every_alert_has_a_runbook_line() -> None:
 def test_alerts_use_metrics_and_labels_that_exist() -> None:
     families = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    for family in Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).page().collect():
+    for family in Metrics(lambda: RouterSnapshot(), lambda model: True).page().collect():
         for suffix in suffixes.get(family.type, ("",)):
             families[family.name + suffix] = {*getattr(family, "_labelnames", ()), "le"}
     assert len(rules()) > 15

@@ -1,6 +1,6 @@
-"""`/metrics`: what happened, counted as it happens, and what is the case (`state.py`), read when scraped.
+"""The `/metrics` page: events counted as they happen, and state (`state.py`) read when scraped.
 
-Label sets are closed: paths, models and reasons that nobody configured become `other`, or a client could fill the
+Label sets are closed: paths, models and reasons that are not configured become `other`, or a client could fill the
 memory of the router and of its Prometheus with names. Each router has metrics of its own; nothing is global.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec.structs import astuple
 from prometheus_client import ProcessCollector, generate_latest
@@ -29,14 +29,13 @@ from router.errors import (
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.metrics.series import Counter, Histogram, HistogramBuckets
-from router.telemetry.metrics.state import TIERS, RouterSnapshot, TargetState, TokenizerState, families
-
-__all__ = ["Metrics", "RouterSnapshot", "TargetState", "TokenizerState"]
+from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
+from router.telemetry.metrics.state import families
 
 OTHER = "other"
-MODELS_KEPT = 256  # adapters come and go; their counters stay
-ENDPOINTS_KEPT = 64
-TOKEN_SOURCES_KEPT = 32
+MAX_MODELS = 256  # adapters come and go; their counters stay
+MAX_ENDPOINTS = 64
+MAX_TOKEN_SOURCES = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
 ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline", "prefill"})
 REASONS: dict[type[RequestRefused], str] = {
@@ -54,28 +53,25 @@ WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.
 ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-Table = TypeVar("Table", Counter, Histogram)
-
-
 class LabelValues:
-    """Words that may be label values: the first `limit` that `admits` lets in; every other is `other`."""
+    """A closed set of label values: the first `limit` that `admits` accepts; every other value becomes `other`."""
 
-    def __init__(self, limit: int, admits: Callable[[str], bool] = lambda word: True) -> None:
+    def __init__(self, limit: int, admits: Callable[[str], bool] = lambda value: True) -> None:
         self._limit = limit
         self._admits = admits
         self._known: set[str] = set()
 
-    def __call__(self, word: str) -> str:
-        if word in self._known:
-            return word
-        if len(self._known) >= self._limit or not self._admits(word):
+    def __call__(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) >= self._limit or not self._admits(value):
             return OTHER
-        self._known.add(word)
-        return word
+        self._known.add(value)
+        return value
 
 
 class RequestCounters(NamedTuple):
-    """Where requests that ended alike are counted: found together, once, instead of table by table."""
+    """The series of requests that ended alike, looked up together once instead of table by table."""
 
     requests: tuple[str, str, str]  # labels: endpoint, model, class of the status
     model: tuple[str]
@@ -85,12 +81,12 @@ class RequestCounters(NamedTuple):
 
 
 class MetricsPage(Collector):
-    """One scrape: everything it will say, already fixed."""
+    """One scrape, its values already fixed."""
 
     def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
-        self._tables = [table.frozen() for table in tables]
+        self._tables = [table.freeze() for table in tables]
         self._in_flight = in_flight
-        # Other rooms go on counting in the tables that the snapshot refers to.
+        # Other parts go on counting in the tables that the snapshot refers to.
         self._now = now._replace(
             targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
             policy_faults=dict(now.policy_faults),
@@ -105,46 +101,49 @@ class MetricsPage(Collector):
         yield from ProcessCollector(registry=None).collect()
 
     def render(self) -> bytes:
-        """Takes tens of milliseconds with hundreds of targets, and may be done in another thread."""
+        """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
         return generate_latest(self)
 
 
 class Metrics:
-    """`snapshot` is read at every scrape; `knows_model` says which model names may become labels."""
+    """The counters of one router. `snapshot` is called at every scrape; `knows_model` says which model names may become
+    labels.
+    """
 
     def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
         self._snapshot = snapshot
-        self._model = LabelValues(MODELS_KEPT, knows_model)
-        self._endpoint = LabelValues(ENDPOINTS_KEPT)
-        self._token_source = LabelValues(TOKEN_SOURCES_KEPT)
+        self._model = LabelValues(MAX_MODELS, knows_model)
+        self._endpoint = LabelValues(MAX_ENDPOINTS)
+        self._token_source = LabelValues(MAX_TOKEN_SOURCES)
         self._in_flight = 0
         self._tables: list[Counter | Histogram] = []
-        self._lines: dict[
-            tuple[str, str, int | None, str], RequestCounters
-        ] = {}  # by the words of records, while they are labels
-        self._make_requests()
-        self._make_tokens()
-        self._make_arms()
-        self._make_waits()
+        self._counters: dict[tuple[str, str, int | None, str], RequestCounters] = {}  # only where all values are labels
+        self._create_request_tables()
+        self._create_token_tables()
+        self._create_arm_tables()
+        help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"
+        self._waits = self._counter("admission_waits_total", help_waits, "model", "queue", "end")
+        help_wait = "how long admitted requests waited"
+        self._wait_s = self._histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
 
     def on_request_start(self) -> None:
-        """A request was decided and is being relayed: its record is open."""
+        """Count a request whose record was opened."""
         self._in_flight += 1
 
     def on_request_end(self, record: Record) -> None:
-        """The request of a record has ended, in whatever way: to be called once, after `started`."""
+        """Count a request that ended, in whatever way: once, after `on_request_start`."""
         self._in_flight -= 1
-        words = record.endpoint, record.model, record.status, record.tokens_from
-        line = self._lines.get(words) or self._line(*words)
-        endpoint, _, status = line.requests
-        self._requests[line.requests] += 1
-        self._token_ids[line.source] += 1
+        key = record.endpoint, record.model, record.status, record.tokens_from
+        counters = self._counters.get(key) or self._look_up(*key)
+        endpoint, _, status = counters.requests
+        self._requests[counters.requests] += 1
+        self._token_ids[counters.source] += 1
         if (reason := _reason(record)) is not None:
             self._errors[endpoint, reason] += 1
         if record.ttft_ms is not None:
-            line.ttft.observe(record.ttft_ms / 1000)
+            counters.ttft.observe(record.ttft_ms / 1000)
         if record.duration_ms is not None:
-            line.duration.observe(record.duration_ms / 1000)
+            counters.duration.observe(record.duration_ms / 1000)
         for attempt in record.attempts:
             if attempt.prefill is not None:
                 self._halves[(attempt.prefill.end,)] += 1
@@ -153,140 +152,92 @@ class Metrics:
         for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
             if ms is not None:
                 buckets.observe(ms / 1000)
-        self._count_tokens(record, line.model)
+        self._count_tokens(record, counters.model)
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
 
-    def _line(self, endpoint: str, model: str, status: int | None, source: str) -> RequestCounters:
+    def _look_up(self, endpoint: str, model: str, status: int | None, source: str) -> RequestCounters:
         labels = self._endpoint(endpoint), self._model(model), "none" if status is None else f"{status // 100}xx"
         by_endpoint = labels[:2]
         source_labels = (self._token_source(source),)
-        line = RequestCounters(labels, labels[1:2], source_labels, self._ttft[by_endpoint], self._duration[by_endpoint])
-        if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other words come from clients, without end
-            self._lines[endpoint, model, status, source] = line
-        return line
+        ttft, duration = self._ttft[by_endpoint], self._duration[by_endpoint]
+        counters = RequestCounters(labels, labels[1:2], source_labels, ttft, duration)
+        if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other values come from clients, without end
+            self._counters[endpoint, model, status, source] = counters
+        return counters
 
     def on_refusal(self, endpoint: str, refusal: RequestRefused) -> None:
-        """A request was answered with an error before it had a record. `endpoint` is one that is served, or `other`."""
+        """Count a request that was refused before it had a record. `endpoint` is one that is served, or `other`."""
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, f"{refusal.status // 100}xx"] += 1
         self._errors[endpoint, REASONS.get(type(refusal), OTHER)] += 1
 
     def on_disconnect(self, endpoint: str) -> None:
-        """A client left before its request had a record."""
+        """Count a client that disconnected before its request had a record."""
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
 
     def on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
-        """A request no longer waits for admission. All words are the router's own, or models that engines serve."""
+        """Count a wait for admission. All values are the router's own, or models that engines serve."""
         self._waits[model, queue, end] += 1
         if end == "passed":
-            self._waited[model, queue].observe(seconds)
+            self._wait_s[model, queue].observe(seconds)
 
     def page(self) -> MetricsPage:
-        """What a scrape would say now. To be called on the event loop's thread."""
+        """Return what a scrape would say now. Call it on the event loop's thread."""
         return MetricsPage(self._tables, self._in_flight, self._snapshot())
 
     async def scrape(self) -> bytes:
-        """Fixed here, written elsewhere: the text of a large fleet takes longer than a first token may wait."""
+        """Return the metrics page, fixed now and rendered in a thread: the text of a large fleet takes longer than a
+        first token may wait.
+        """
         return await asyncio.to_thread(self.page().render)
 
-    def _kept(self, table: Table) -> Table:
-        self._tables.append(table)
-        return table
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        counter = Counter(f"warmroute_{name}", meaning, *labels)
+        self._tables.append(counter)
+        return counter
 
-    def _make_requests(self) -> None:
+    def _histogram(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> Histogram:
+        histogram = Histogram(f"warmroute_{name}", meaning, bounds, *labels)
+        self._tables.append(histogram)
+        return histogram
+
+    def _create_request_tables(self) -> None:
         by_endpoint = ("endpoint", "model")
-        self._requests = self._kept(
-            Counter("warmroute_requests_total", "requests ended, by class of their status", *by_endpoint, "status")
-        )
-        self._errors = self._kept(Counter("warmroute_errors_total", "requests not answered well", "endpoint", "reason"))
-        self._retries = self._kept(
-            Counter("warmroute_retries_total", "second choices, by how the first one ended", "reason")
-        )
-        self._halves = self._kept(
-            Counter("warmroute_prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
-        )
-        self._poisonous = self._kept(Counter("warmroute_poison_requests_total", "requests on which two engines died"))
-        self._ttft = self._kept(
-            Histogram("warmroute_ttft_seconds", "arrival to the first byte of the answer", WAIT_BOUNDS_S, *by_endpoint)
-        )
-        self._duration = self._kept(
-            Histogram(
-                "warmroute_request_duration_seconds", "arrival to the end of the answer", WAIT_BOUNDS_S, *by_endpoint
-            )
-        )
-        self._added = self._kept(
-            Histogram("warmroute_added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
-        )
-        self._stages = [self._added[(stage,)] for stage in STAGES]
+        self._requests = self._counter("requests_total", "requests ended, by class of status", *by_endpoint, "status")
+        self._errors = self._counter("errors_total", "requests that failed, by reason", "endpoint", "reason")
+        self._retries = self._counter("retries_total", "second attempts, by how the first one ended", "reason")
+        self._halves = self._counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
+        self._poisonous = self._counter("poison_requests_total", "requests on which two engines died")
+        first, last = "arrival to the first byte of the answer", "arrival to the end of the answer"
+        self._ttft = self._histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)
+        self._duration = self._histogram("request_duration_seconds", last, WAIT_BOUNDS_S, *by_endpoint)
+        added = self._histogram("added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
+        self._stages = [added[(stage,)] for stage in STAGES]
 
-    def _make_tokens(self) -> None:
-        self._prompt = self._kept(
-            Counter("warmroute_prompt_tokens_total", "prompt tokens, by the engines' count", "model")
-        )
-        self._output = self._kept(
-            Counter("warmroute_output_tokens_total", "answer tokens, by the engines' count", "model")
-        )
-        self._predicted = self._kept(
-            Counter(
-                "warmroute_predicted_tokens_total",
-                "prompt tokens that the index promised on the chosen target, of answers that told what they found",
-                "model",
-                "tier",
-            )
-        )
-        self._delivered = self._kept(
-            Counter("warmroute_delivered_tokens_total", "prompt tokens that engines reported as cached", "model")
-        )
-        self._token_ids = self._kept(
-            Counter(
-                "warmroute_token_ids_total",
-                "requests by where their token ids came from, or why there are none",
-                "source",
-            )
-        )
+    def _create_token_tables(self) -> None:
+        self._prompt = self._counter("prompt_tokens_total", "prompt tokens, as the engines counted them", "model")
+        self._output = self._counter("output_tokens_total", "answer tokens, as the engines counted them", "model")
+        predicted = "prompt tokens that the index predicted for the chosen target, of answers that reported a hit count"
+        self._predicted = self._counter("predicted_tokens_total", predicted, "model", "tier")
+        delivered = "prompt tokens that engines reported as cached"
+        self._delivered = self._counter("delivered_tokens_total", delivered, "model")
+        sources = "requests by where their token ids came from, or why there are none"
+        self._token_ids = self._counter("token_ids_total", sources, "source")
 
-    def _make_arms(self) -> None:
-        """By the arm that was drawn, a closed set of names. After a rollback the first arm decides for those, too."""
-        self._arm_requests = self._kept(
-            Counter("warmroute_arm_requests_total", "requests of an experiment's arm ended, by status", "arm", "status")
-        )
-        self._arm_ttft = self._kept(
-            Histogram("warmroute_arm_ttft_seconds", "arrival to the first byte, by arm", WAIT_BOUNDS_S, "arm")
-        )
-        self._arm_duration = self._kept(
-            Histogram(
-                "warmroute_arm_duration_seconds", "arrival to the end of the answer, by arm", WAIT_BOUNDS_S, "arm"
-            )
-        )
-        self._arm_prompt = self._kept(
-            Counter(
-                "warmroute_arm_prompt_tokens_total",
-                "prompt tokens, by arm, of answers that told what they found",
-                "arm",
-            )
-        )
-        self._arm_delivered = self._kept(
-            Counter("warmroute_arm_delivered_tokens_total", "of those, the ones that engines reported as cached", "arm")
-        )
-
-    def _make_waits(self) -> None:
-        self._waits = self._kept(
-            Counter(
-                "warmroute_admission_waits_total",
-                "requests that waited at the door, by how that ended (passed, refused, client_gone)",
-                "model",
-                "queue",
-                "end",
-            )
-        )
-        self._waited = self._kept(
-            Histogram(
-                "warmroute_admission_wait_seconds", "how long those waited that passed", WAIT_BOUNDS_S, "model", "queue"
-            )
-        )
+    def _create_arm_tables(self) -> None:
+        """Tables by the arm that was drawn, a closed set of names, even after a rollback to the first arm."""
+        ended = "requests of an experiment's arm ended, by status"
+        self._arm_requests = self._counter("arm_requests_total", ended, "arm", "status")
+        first, last = "arrival to the first byte, by arm", "arrival to the end of the answer, by arm"
+        self._arm_ttft = self._histogram("arm_ttft_seconds", first, WAIT_BOUNDS_S, "arm")
+        self._arm_duration = self._histogram("arm_duration_seconds", last, WAIT_BOUNDS_S, "arm")
+        prompt = "prompt tokens, by arm, of answers that reported cached tokens"
+        self._arm_prompt = self._counter("arm_prompt_tokens_total", prompt, "arm")
+        delivered = "of those, the ones that engines reported as cached"
+        self._arm_delivered = self._counter("arm_delivered_tokens_total", delivered, "arm")
 
     def _count_arm(self, record: Record, arm: str, status: str) -> None:
         self._arm_requests[arm, status] += 1
@@ -307,12 +258,12 @@ class Metrics:
             self._output[model] += record.output_tokens
         if record.cached_tokens is None or not record.attempts:
             return
-        if record.attempts[-1].prefill is None:  # what was handed over was neither promised nor found
+        if record.attempts[-1].prefill is None:  # KV that was handed over was neither predicted nor found
             self._delivered[model] += record.cached_tokens
             self._count_predicted(record.attempts[-1], *model)
 
     def _count_predicted(self, attempt: Attempt, model: str) -> None:
-        """Tiers hold cumulative runs; each label counts what its tier adds."""
+        """Count what each tier adds; the overlap holds cumulative runs."""
         if attempt.pool_tokens is not None:
             self._predicted[model, "pool"] += attempt.pool_tokens
         overlap = attempt.decision.row.overlap
@@ -325,7 +276,7 @@ class Metrics:
 
 
 def _reason(record: Record) -> str | None:
-    """Why the request was not answered well; None: it was. A 4xx is the engine's word on what the client sent."""
+    """Return why the request failed, or `None`. A 4xx is the engine's verdict on what the client sent."""
     if record.poison:
         return "poison"
     if record.attempts and (end := record.attempts[-1].end) in ENDS:

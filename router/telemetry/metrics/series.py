@@ -1,8 +1,8 @@
-"""Counters and histograms as plain tables: label values -> numbers.
+"""Counters and histograms as plain tables from label values to numbers.
 
 Why not `prometheus_client.Counter` and `Histogram`: they lock each number and search buckets one by one, and a finished
 request touches twenty of them (15 us; these cost a third). Only the event loop's thread counts, so nothing needs a
-lock; a scrape takes a `frozen` copy, which another thread may then write out.
+lock; a scrape takes a frozen copy (`freeze`), which another thread may then render.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Counter(dict[tuple[str, ...], float]):
     def __missing__(self, labels: tuple[str, ...]) -> float:
         return 0.0
 
-    def frozen(self) -> Self:
+    def freeze(self) -> Self:
         copy = type(self)(self.name, self.meaning, *self.labels)
         copy.update(self)
         return copy
@@ -38,7 +38,7 @@ class Counter(dict[tuple[str, ...], float]):
 
 
 class HistogramBuckets:
-    """One series of a histogram: how many values fell under each bound, the last one being infinity."""
+    """One series of a histogram: counts per bucket, the last bound being infinity."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -51,14 +51,14 @@ class HistogramBuckets:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
-    def frozen(self) -> HistogramBuckets:
+    def freeze(self) -> HistogramBuckets:
         copy = HistogramBuckets(self._bounds)
         copy.counts, copy.total = self.counts.copy(), self.total
         return copy
 
 
 class Histogram(dict[tuple[str, ...], HistogramBuckets]):
-    """A histogram with labels: `spread[("match",)].observe(0.002)`."""
+    """A histogram with labels: `added[("match",)].observe(0.002)`."""
 
     def __init__(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ class Histogram(dict[tuple[str, ...], HistogramBuckets]):
         buckets = self[labels] = HistogramBuckets(self.bounds)
         return buckets
 
-    def frozen(self) -> Self:
+    def freeze(self) -> Self:
         copy = type(self)(self.name, self.meaning, self.bounds, *self.labels)
-        copy.update((labels, buckets.frozen()) for labels, buckets in self.items())
+        copy.update((labels, buckets.freeze()) for labels, buckets in self.items())
         return copy
 
     def family(self) -> Metric:
@@ -78,7 +78,7 @@ class Histogram(dict[tuple[str, ...], HistogramBuckets]):
         edges = [*(str(bound) for bound in self.bounds), "+Inf"]
         for labels, buckets in self.items():
             if not any(buckets.counts):
-                continue  # made ready, and nothing has come yet
-            under = list(zip(edges, accumulate(buckets.counts), strict=True))
-            family.add_metric(labels, under, sum_value=buckets.total)
+                continue  # created in advance, nothing observed yet
+            cumulative = list(zip(edges, accumulate(buckets.counts), strict=True))
+            family.add_metric(labels, cumulative, sum_value=buckets.total)
         return family

@@ -1,354 +1,246 @@
-"""What is the case right now, as metrics: taken from a snapshot at the moment of a scrape.
+"""The state metrics: turns a snapshot into Prometheus metric families when scraped.
 
-Nothing is kept here between scrapes, so the series of an instance that left are gone by themselves, and nobody has to
-remember to set a gauge back. Counters of other rooms (event streams, tokenizers) come the same way. The composition
-root makes the snapshot; this file does not know where its numbers come from.
+Nothing is kept between scrapes, so the series of an instance that left disappear by themselves, and no gauge must be
+reset. Counters of other parts (event streams, tokenizers) come the same way. Names of policies are a closed set:
+anyone who may add one may also read this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from router.telemetry.metrics.admission import ModelAdmissionState, gate_families
-from router.telemetry.metrics.policies import PolicyState, steering_families
-from router.telemetry.metrics.token_ids import PassthroughState, handing_families
-from router.telemetry.metrics.tokenization import PrefixCacheState, remembered_families
+from router.prompt.tokenization.tokenization import TokenizationReport
+from router.telemetry.metrics.snapshot import (
+    BREAKER_STATES,
+    INSTANCE_STATES,
+    POOL_NAMES,
+    STREAM_STATES,
+    TIERS,
+    TOKENIZER_SOURCES,
+    ModelAdmissionState,
+    PolicyState,
+    PoolState,
+    PrefixCacheState,
+    RouterSnapshot,
+    TargetState,
+)
+
+Samples = Iterable[tuple[Sequence[str], float | None]]
+"""Label values and the value; `None` is no sample."""
 
 TARGET = ("target", "instance")
-TIERS = ("gpu", "cpu", "disk")
-INSTANCE_STATES = ("joining", "ready", "draining", "down")
-BREAKER_STATES = ("closed", "open", "half_open")
-STREAM_STATES = ("off", "new", "replaying", "live", "lost")
-TOKENIZER_SOURCES = ("local", "remote")
-LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
-POOL_NAMES = ("waiting", "proved", "refuted")
+MODEL, POLICY, REASON, SOURCE = ("model",), ("policy",), ("reason",), ("source",)
+
+HELP = {
+    "target_requests": "requests that this router has in flight there",
+    "target_prefilling_requests": "of those, without a first byte yet",
+    "engine_running_requests": "requests running, as last reported by the engine",
+    "engine_waiting_requests": "requests waiting, as last reported by the engine",
+    "engine_kv_usage_ratio": "share of cache blocks in use by live requests, as last reported by the engine",
+    "index_bytes": "estimated memory of the target's index entries",
+    "index_orphan_blocks": "blocks whose parent is not known (yet)",
+    "stream_trusted": "1 while the target's events are trusted, 0 while approximate knowledge is used instead",
+    "stream_lag_seconds": "age of the last event batch when it arrived, by both clocks",
+    "stream_batches_total": "event batches received",
+    "stream_events_total": "events applied",
+    "stream_gaps_total": "gaps in the sequence",
+    "stream_replays_total": "replays requested",
+    "stream_restarts_total": "engine restarts detected",
+    "stream_decode_errors_total": "messages that could not be decoded",
+    "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
+    "prefill_samples": "requests behind that fit; 0: the configured prior",
+    "instance_state": "1 for the state the instance is in",
+    "breaker_state": "1 for the state the target's breaker is in",
+    "stream_state": "1 for the state the target's event stream is in",
+    "index_blocks": "blocks that the index has for the target",
+    "stream_skipped_events_total": "events that do not concern token blocks, by reason",
+    "tokenizer_source": "1 for the source of the model's token ids",
+    "tokenizer_proofs_total": "comparisons with an engine's own token ids",
+    "tokenizer_mismatches_total": "comparisons and answers whose token count differed from the router's",
+    "policy_faults_total": "failures of a policy's plug-in; the fallback policy decides instead",
+    "discovery_trouble": "1 while the source of instances cannot be read and its last list is used",
+    "load_us_per_token": "fitted cost of loading KV, microseconds per token",
+    "load_base_ms": "fitted fixed cost of such a load, milliseconds",
+    "load_samples": "loads behind that fit; 0: the configured prior",
+    "unpaired_requests_total": "requests answered by one instance because no prefill instance could help, by reason",
+    "pool_master_leads": "1 for the Mooncake master that leads",
+    "pool_answers_total": "requests that queried the shared pool, by answer: held, nothing, or why it is unknown",
+    "pool_queries_total": "queries to the leading master",
+    "pool_keys_total": "keys in those queries",
+    "pool_query_seconds_total": "time until their answers, sum",
+    "pool_queries_answered_total": "queries that were answered",
+    "pool_names": "1 for whether the router's names of the model's blocks are proved to be the engines' own",
+    "policy_in_force": "1 for each policy that decides or is evaluated as a shadow",
+    "policy_switches_total": "policy switches, by source",
+    "policy_refusals_total": "policies and experiments that were refused, by source",
+    "arm_units": "units counted in the experiment so far",
+    "arm_rolled_back": "1 for an arm that was rolled back",
+    "shadow_decisions_total": "decisions that a shadow evaluated",
+    "shadow_agreements_total": "of those, where it would have chosen the same target",
+    "shadow_ttft_regret_seconds": "predicted time to first token of a shadow's choices minus the actual ones, mean",
+    "shadow_overlap_regret_tokens": "prompt tokens held by the chosen targets minus by the shadow's, mean",
+    "shadow_load_spread": "requests of the busiest target over the mean, by the shadow's choices",
+    "shadow_out": "1 for a shadow that failed and is no longer evaluated",
+    "decision_log_records_total": "records written to the decision log",
+    "decision_log_dropped_total": "records dropped because its queue was full",
+    "decision_log_bytes_total": "bytes written to it, before compression",
+    "decision_log_failures_total": "writes that failed",
+    "audit_failures_total": "writes of the audit log that failed",
+    "token_id_passthrough_supported": "1 for an instance that was seen to accept token ids",
+    "token_id_passthrough_prompts_total": "prompts sent to an engine together with their token ids",
+    "token_id_passthrough_skipped_total": "prompts whose token ids were known but not sent, by reason",
+    "memory_bytes": "estimated memory of tokenized prompts and their digests",
+    "memory_limit_bytes": "its limit (`tokens.memory_bytes`)",
+    "memory_evictions_total": "pieces and digests evicted for lack of room",
+    "remembered_tokens_total": "prompt tokens found in the prefix cache",
+    "tokenised_tokens_total": "prompt tokens tokenized by the router",
+    "tokenizer_incremental": "1 where only the new part of a prompt is tokenized, 0 where always the whole",
+    "admission_waiting_requests": "requests that wait for admission, by queue",
+    "admission_live_sessions": "sessions expected to come back",
+    "admission_context_tokens": "tokens of the contexts of those sessions",
+    "admission_capacity_tokens": "tokens that fit the KV caches; no sample while unknown: everything is admitted",
+}
+"""Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are gauges."""
+
+TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
+    "target_requests": lambda t: t.requests,
+    "target_prefilling_requests": lambda t: t.prefilling,
+    "engine_running_requests": lambda t: t.running,
+    "engine_waiting_requests": lambda t: t.waiting,
+    "engine_kv_usage_ratio": lambda t: t.kv_usage,
+    "index_bytes": lambda t: t.index_bytes,
+    "index_orphan_blocks": lambda t: t.orphans,
+    "stream_trusted": lambda t: t.trusted,
+    "stream_lag_seconds": lambda t: t.lag_s,
+    "stream_batches_total": lambda t: t.batches,
+    "stream_events_total": lambda t: t.events,
+    "stream_gaps_total": lambda t: t.gaps,
+    "stream_replays_total": lambda t: t.replays,
+    "stream_restarts_total": lambda t: t.restarts,
+    "stream_decode_errors_total": lambda t: t.malformed,
+    "prefill_us_per_token": lambda t: t.speed_us_per_token,
+    "prefill_samples": lambda t: t.speed_samples,
+}
 
 
-class LinkState(NamedTuple):
-    """The fitted cost of loading KV over one link."""
-
-    link: str  # one of LINKS
-    base_ms: float
-    us_per_token: float
-    samples: int
-
-
-class TargetState(NamedTuple):
-    """One target at the moment of the scrape. None: not known, and then there is no sample."""
-
-    target: str
-    instance: str
-    state: str  # one of INSTANCE_STATES
-    breaker: str  # one of BREAKER_STATES
-    requests: int
-    prefilling: int
-    running: int | None
-    waiting: int | None
-    kv_usage: float | None
-    index_blocks: tuple[int, int, int]  # per tier, as in TIERS
-    index_bytes: int
-    orphans: int
-    stream_state: str  # one of STREAM_STATES
-    trusted: bool
-    lag_s: float | None
-    batches: int
-    events: int
-    gaps: int
-    replays: int
-    restarts: int
-    malformed: int
-    skipped: Mapping[str, int]  # by reason
-    speed_us_per_token: float
-    speed_samples: int
-    links: Sequence[LinkState]
+def build_family(name: str, labels: Sequence[str], samples: Samples) -> Metric:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(f"warmroute_{name}", HELP[name], labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
 
 
-class TokenizerState(NamedTuple):
-    """One model's tokenizer."""
-
-    model: str
-    source: str  # one of TOKENIZER_SOURCES
-    proofs: int  # comparisons with an engine's own tokens
-    mismatches: int  # comparisons and answers that showed a difference
+def by_label(values: Mapping[str, float | None]) -> Samples:
+    return (((label,), value) for label, value in values.items())
 
 
-class PoolState(NamedTuple):
-    """The shared pool, as requests find it."""
-
-    masters: Mapping[str, bool]  # by name: whether it leads
-    answers: Mapping[str, int]  # requests by what the pool said: held, nothing, or why it is unknown
-    questions: int
-    keys: int  # asked for
-    question_s: float  # sum over `answered`
-    answered: int
-    names: Mapping[str, str]  # by model: one of POOL_NAMES
-
-
-class RouterSnapshot(NamedTuple):
-    targets: Sequence[TargetState]
-    tokenizers: Sequence[TokenizerState]
-    policy_faults: Mapping[tuple[str, str], int]  # by policy and plug-in
-    discovery_trouble: Mapping[str, bool]  # by source
-    unpaired: Mapping[str, int] = {}  # prefill halves that could not be, by why
-    pool: PoolState | None = None  # None: there is none
-    steering: PolicyState = PolicyState()
-    handing: PassthroughState = PassthroughState()
-    remembered: PrefixCacheState | None = None  # None: nothing is told of it
-    gates: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
-
-
-class TargetGauge(NamedTuple):
-    """One metric with a sample per target."""
-
-    family: type[CounterMetricFamily | GaugeMetricFamily]
-    name: str
-    meaning: str
-    value: Callable[[TargetState], float | None]
-
-
-READINGS = (
-    TargetGauge(GaugeMetricFamily, "warmroute_target_requests", "our requests in flight there", lambda t: t.requests),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_target_prefilling_requests",
-        "of those, still without a first byte",
-        lambda t: t.prefilling,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_engine_running_requests",
-        "requests running, as the engine last said",
-        lambda t: t.running,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_engine_waiting_requests",
-        "requests waiting, as the engine last said",
-        lambda t: t.waiting,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_engine_kv_usage_ratio",
-        "share of cache blocks in use by live requests, as the engine last said",
-        lambda t: t.kv_usage,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_index_bytes",
-        "estimated memory of what the index knows of the target",
-        lambda t: t.index_bytes,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_index_orphan_blocks",
-        "blocks whose parent is not known (yet)",
-        lambda t: t.orphans,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_stream_trusted",
-        "1 while the target's events are believed, 0 while approximate knowledge is used instead",
-        lambda t: t.trusted,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_stream_lag_seconds",
-        "age of the last event batch when it arrived, by both clocks",
-        lambda t: t.lag_s,
-    ),
-    TargetGauge(CounterMetricFamily, "warmroute_stream_batches_total", "event batches received", lambda t: t.batches),
-    TargetGauge(CounterMetricFamily, "warmroute_stream_events_total", "events applied", lambda t: t.events),
-    TargetGauge(CounterMetricFamily, "warmroute_stream_gaps_total", "holes in the sequence", lambda t: t.gaps),
-    TargetGauge(CounterMetricFamily, "warmroute_stream_replays_total", "replays asked for", lambda t: t.replays),
-    TargetGauge(CounterMetricFamily, "warmroute_stream_restarts_total", "engine restarts seen", lambda t: t.restarts),
-    TargetGauge(
-        CounterMetricFamily,
-        "warmroute_stream_decode_errors_total",
-        "messages that could not be decoded",
-        lambda t: t.malformed,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_prefill_us_per_token",
-        "fitted prefill cost of the instance, microseconds per uncached token",
-        lambda t: t.speed_us_per_token,
-    ),
-    TargetGauge(
-        GaugeMetricFamily,
-        "warmroute_prefill_samples",
-        "requests behind that fit; 0: the configured prior",
-        lambda t: t.speed_samples,
-    ),
-)
+def one_of(states: Sequence[str], current: Iterable[tuple[Sequence[str], str]]) -> Samples:
+    """Return 1 for the state a thing is in and 0 for the others, so that alerts can be written on any of them."""
+    return (((*labels, state), state == now) for labels, now in current for state in states)
 
 
 def families(now: RouterSnapshot) -> Iterator[Metric]:
-    """Every metric of this file, with or without samples."""
-    for reading in READINGS:
-        family = reading.family(reading.name, reading.meaning, labels=TARGET)
-        for t in now.targets:
-            if (value := reading.value(t)) is not None:
-                family.add_metric((t.target, t.instance), value)
-        yield family
-    yield from _states(now.targets)
-    yield _index_blocks(now.targets)
-    yield _skipped(now.targets)
+    """Yield every metric of this file, with or without samples."""
+    for name, value in TARGET_VALUES.items():
+        yield build_family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
+    yield from _target_states(now.targets)
     yield from _tokenizers(now.tokenizers)
-    yield _policy_faults(now.policy_faults)
-    yield _discovery_trouble(now.discovery_trouble)
+    yield build_family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
+    yield build_family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
     yield from _links(now.targets)
-    yield _unpaired(now.unpaired)
+    yield build_family("unpaired_requests_total", REASON, by_label(now.unpaired))
     yield from _pool(now.pool)
-    yield from steering_families(now.steering)
-    yield from handing_families(now.handing)
-    yield from remembered_families(now.remembered)
-    yield from gate_families(now.gates)
+    yield from _policies(now.policies)
+    supported = {instance: support.takes for instance, support in now.passthrough.instances.items()}
+    yield build_family("token_id_passthrough_supported", ("instance",), by_label(supported))
+    yield build_family("token_id_passthrough_prompts_total", MODEL, by_label(now.passthrough.sent))
+    yield build_family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
+    yield from _prefix_cache(now.prefix_cache, now.tokenizers)
+    yield from _admission(now.admission)
 
 
-def _states(targets: Sequence[TargetState]) -> Iterator[Metric]:
-    """1 for the state a thing is in, 0 for the others, so that alerts can be written on any of them."""
-    instance = GaugeMetricFamily(
-        "warmroute_instance_state", "1 for the state the instance is in", labels=("instance", "state")
-    )
-    for name, current in {t.instance: t.state for t in targets}.items():
-        for state in INSTANCE_STATES:
-            instance.add_metric((name, state), state == current)
-    breaker = GaugeMetricFamily(
-        "warmroute_breaker_state", "1 for the state the target's breaker is in", labels=(*TARGET, "state")
-    )
-    stream = GaugeMetricFamily(
-        "warmroute_stream_state", "1 for the state the target's event stream is in", labels=(*TARGET, "state")
-    )
-    for t in targets:
-        for state in BREAKER_STATES:
-            breaker.add_metric((t.target, t.instance, state), state == t.breaker)
-        for state in STREAM_STATES:
-            stream.add_metric((t.target, t.instance, state), state == t.stream_state)
-    yield from (instance, breaker, stream)
+def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    states = {(t.instance,): t.state for t in targets}
+    breakers = (((t.target, t.instance), t.breaker) for t in targets)
+    streams = (((t.target, t.instance), t.stream_state) for t in targets)
+    blocks = (((t.target, t.instance, tier), t.index_blocks[n]) for t in targets for n, tier in enumerate(TIERS))
+    skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
+    yield build_family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
+    yield build_family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
+    yield build_family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
+    yield build_family("index_blocks", (*TARGET, "tier"), blocks)
+    yield build_family("stream_skipped_events_total", (*TARGET, "reason"), skipped)
 
 
-def _index_blocks(targets: Sequence[TargetState]) -> Metric:
-    family = GaugeMetricFamily(
-        "warmroute_index_blocks", "blocks that the index knows the target to hold", labels=(*TARGET, "tier")
-    )
-    for t in targets:
-        for tier, blocks in zip(TIERS, t.index_blocks, strict=True):
-            family.add_metric((t.target, t.instance, tier), blocks)
-    return family
-
-
-def _skipped(targets: Sequence[TargetState]) -> Metric:
-    family = CounterMetricFamily(
-        "warmroute_stream_skipped_events_total",
-        "events that say nothing about token blocks, by reason",
-        labels=(*TARGET, "reason"),
-    )
-    for t in targets:
-        for reason, count in t.skipped.items():
-            family.add_metric((t.target, t.instance, reason), count)
-    return family
-
-
-def _tokenizers(tokenizers: Sequence[TokenizerState]) -> Iterator[Metric]:
-    source = GaugeMetricFamily(
-        "warmroute_tokenizer_source", "1 for where the model's token ids come from", labels=("model", "source")
-    )
-    proofs = CounterMetricFamily(
-        "warmroute_tokenizer_proofs_total", "comparisons with an engine's own token ids", labels=("model",)
-    )
-    mismatches = CounterMetricFamily(
-        "warmroute_tokenizer_mismatches_total",
-        "comparisons and answers whose token count differed from ours",
-        labels=("model",),
-    )
-    for t in tokenizers:
-        for choice in TOKENIZER_SOURCES:
-            source.add_metric((t.model, choice), choice == t.source)
-        proofs.add_metric((t.model,), t.proofs)
-        mismatches.add_metric((t.model,), t.mismatches)
-    yield from (source, proofs, mismatches)
-
-
-def _policy_faults(faults: Mapping[tuple[str, str], int]) -> Metric:
-    family = CounterMetricFamily(
-        "warmroute_policy_faults_total",
-        "failures of a policy's plug-in; a choice that fails so is made by the fallback",
-        labels=("policy", "plugin"),
-    )
-    for labels, count in faults.items():
-        family.add_metric(labels, count)
-    return family
-
-
-def _discovery_trouble(trouble: Mapping[str, bool]) -> Metric:
-    family = GaugeMetricFamily(
-        "warmroute_discovery_trouble",
-        "1 while the source of instances cannot be read and the last list stands",
-        labels=("source",),
-    )
-    for source, troubled in trouble.items():
-        family.add_metric((source,), troubled)
-    return family
+def _tokenizers(reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
+    sources = one_of(TOKENIZER_SOURCES, (((model,), report.source) for model, report in reports.items()))
+    yield build_family("tokenizer_source", ("model", "source"), sources)
+    yield build_family("tokenizer_proofs_total", MODEL, by_label({m: r.proofs for m, r in reports.items()}))
+    yield build_family("tokenizer_mismatches_total", MODEL, by_label({m: r.mismatches for m, r in reports.items()}))
 
 
 def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
+    links = [((t.target, t.instance, link.link), link) for t in targets for link in t.links]
     labels = (*TARGET, "link")
-    us = GaugeMetricFamily(
-        "warmroute_load_us_per_token", "fitted cost of loading KV, microseconds per token", labels=labels
-    )
-    base = GaugeMetricFamily("warmroute_load_base_ms", "fitted fixed cost of such a load, milliseconds", labels=labels)
-    samples = GaugeMetricFamily(
-        "warmroute_load_samples", "loads behind that fit; 0: the configured prior", labels=labels
-    )
-    for t in targets:
-        for link in t.links:
-            names = (t.target, t.instance, link.link)
-            us.add_metric(names, link.us_per_token)
-            base.add_metric(names, link.base_ms)
-            samples.add_metric(names, link.samples)
-    yield from (us, base, samples)
-
-
-def _unpaired(unpaired: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(
-        "warmroute_unpaired_requests_total",
-        "requests answered by one instance because no prefill instance could hand over, by why",
-        labels=("reason",),
-    )
-    for reason, count in unpaired.items():
-        family.add_metric((reason,), count)
-    return family
+    yield build_family("load_us_per_token", labels, ((names, link.us_per_token) for names, link in links))
+    yield build_family("load_base_ms", labels, ((names, link.base_ms) for names, link in links))
+    yield build_family("load_samples", labels, ((names, link.samples) for names, link in links))
 
 
 def _pool(pool: PoolState | None) -> Iterator[Metric]:
-    leads = GaugeMetricFamily("warmroute_pool_master_leads", "1 for the Mooncake master that leads", labels=("master",))
-    answers = CounterMetricFamily(
-        "warmroute_pool_answers_total",
-        "requests that asked the shared pool, by its answer: held, nothing, or why it is unknown",
-        labels=("answer",),
-    )
-    questions = CounterMetricFamily("warmroute_pool_queries_total", "questions to the leading master")
-    keys = CounterMetricFamily("warmroute_pool_keys_total", "keys asked for in them")
-    seconds = CounterMetricFamily("warmroute_pool_query_seconds_total", "time until their answers, summed up")
-    answered = CounterMetricFamily("warmroute_pool_queries_answered_total", "questions that were answered")
-    names = GaugeMetricFamily(
-        "warmroute_pool_names",
-        "1 for whether our names of the model's blocks are proved to be the engines' own",
-        labels=("model", "state"),
-    )
-    if pool is not None:
-        for master, leading in pool.masters.items():
-            leads.add_metric((master,), leading)
-        for answer, count in pool.answers.items():
-            answers.add_metric((answer,), count)
-        questions.add_metric((), pool.questions)
-        keys.add_metric((), pool.keys)
-        seconds.add_metric((), pool.question_s)
-        answered.add_metric((), pool.answered)
-        for model, current in pool.names.items():
-            for state in POOL_NAMES:
-                names.add_metric((model, state), state == current)
-    yield from (leads, answers, questions, keys, seconds, answered, names)
+    now = pool or PoolState({}, {}, None, None, None, None, {})
+    yield build_family("pool_master_leads", ("master",), by_label(now.masters))
+    yield build_family("pool_answers_total", ("answer",), by_label(now.answers))
+    yield build_family("pool_queries_total", (), [((), now.queries)])
+    yield build_family("pool_keys_total", (), [((), now.keys)])
+    yield build_family("pool_query_seconds_total", (), [((), now.query_s)])
+    yield build_family("pool_queries_answered_total", (), [((), now.answered)])
+    names = one_of(POOL_NAMES, (((model,), state) for model, state in now.names.items()))
+    yield build_family("pool_names", ("model", "state"), names)
+
+
+def _policies(now: PolicyState) -> Iterator[Metric]:
+    """Yield the metrics of policies, experiments, shadows, the decision log and the audit log."""
+    yield build_family("policy_in_force", ("role", "policy", "digest"), ((policy, 1) for policy in now.in_force))
+    yield build_family("policy_switches_total", SOURCE, by_label(now.switches))
+    yield build_family("policy_refusals_total", SOURCE, by_label(now.refusals))
+    yield build_family("arm_units", ("arm",), by_label({arm.arm: arm.units for arm in now.arms}))
+    yield build_family("arm_rolled_back", ("arm",), by_label({arm.arm: arm.rolled_back for arm in now.arms}))
+    shadows = [((policy,), comparison) for policy, (comparison, _) in now.shadows.items()]
+    ttft_s = ((policy, None if s.ttft_ms is None else s.ttft_ms / 1000) for policy, s in shadows)
+    overlap = ((policy, None if s.overlap_tokens is None else -s.overlap_tokens) for policy, s in shadows)
+    yield build_family("shadow_decisions_total", POLICY, ((policy, s.decisions) for policy, s in shadows))
+    yield build_family("shadow_agreements_total", POLICY, ((policy, s.agreed) for policy, s in shadows))
+    yield build_family("shadow_ttft_regret_seconds", POLICY, ttft_s)
+    yield build_family("shadow_overlap_regret_tokens", POLICY, overlap)
+    yield build_family("shadow_load_spread", POLICY, ((policy, s.uneven_other) for policy, s in shadows))
+    yield build_family("shadow_out", POLICY, by_label({policy: out for policy, (_, out) in now.shadows.items()}))
+    log = now.decision_log
+    yield build_family("decision_log_records_total", (), [((), log and log.written)])
+    yield build_family("decision_log_dropped_total", (), [((), log and log.dropped)])
+    yield build_family("decision_log_bytes_total", (), [((), log and log.bytes)])
+    yield build_family("decision_log_failures_total", (), [((), log and log.failures)])
+    yield build_family("audit_failures_total", (), [((), now.audit_failures)])
+
+
+def _prefix_cache(now: PrefixCacheState | None, reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
+    held, limit, evicted = now or (None, None, None)
+    models = reports.items() if now else ()
+    yield build_family("memory_bytes", (), [((), held)])
+    yield build_family("memory_limit_bytes", (), [((), limit)])
+    yield build_family("memory_evictions_total", (), [((), evicted)])
+    yield build_family("remembered_tokens_total", MODEL, by_label({m: r.remembered_tokens for m, r in models}))
+    yield build_family("tokenised_tokens_total", MODEL, by_label({m: r.tokenised_tokens for m, r in models}))
+    yield build_family("tokenizer_incremental", MODEL, by_label({m: r.incremental for m, r in models}))
+
+
+def _admission(models: Sequence[ModelAdmissionState]) -> Iterator[Metric]:
+    waiting = (((one.model, queue), count) for one in models for queue, count in one.waiting.items())
+    yield build_family("admission_waiting_requests", ("model", "queue"), waiting)
+    yield build_family("admission_live_sessions", MODEL, by_label({one.model: one.sessions for one in models}))
+    yield build_family("admission_context_tokens", MODEL, by_label({one.model: one.context_tokens for one in models}))
+    yield build_family("admission_capacity_tokens", MODEL, by_label({one.model: one.capacity_tokens for one in models}))

@@ -142,7 +142,7 @@ def test_whether_an_instance_takes_token_ids_and_why_not(house: House) -> None:
     house.takers["a"] = InstanceSupport(False, "it refused the ids of a prompt")
     shown = {one["id"]: one["token_ids"] for one in house.report.instances()}
     assert shown == {"a": {"takes": False, "why": "it refused the ids of a prompt"}, "b": None, "c": None}
-    assert house.report.snapshot().handing == ({"a": False}, {}, {})
+    assert house.report.snapshot().passthrough == (house.takers, {}, {})
 
 
 def test_no_stream_is_said_as_none(house: House) -> None:

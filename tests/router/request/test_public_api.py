@@ -21,7 +21,7 @@ from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
 from router.request.public_api import LOAD_ROUTED, PublicApi, ops_app
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.proxy.connections import an_exchange, sent
 
 KEY = "sk-one"
@@ -52,7 +52,7 @@ class Api:
         fleet = Fleet(schema.FleetConfig())
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
-        self.metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
+        self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
         services = SimpleNamespace(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=ManualClock(wall=1_700_000_000.9),
@@ -245,9 +245,7 @@ async def test_a_client_that_left_gets_no_answer_and_is_counted(make_api: Any) -
 
 
 def client(why_not: str | None = None) -> TestClient:
-    return TestClient(
-        ops_app(lambda: why_not, Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True).scrape)
-    )
+    return TestClient(ops_app(lambda: why_not, Metrics(lambda: RouterSnapshot(), lambda model: True).scrape))
 
 
 def test_health_does_not_care_about_engines() -> None:

@@ -37,7 +37,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import build_scheduler
 from tests.fakes.caches import RING
@@ -73,7 +73,7 @@ class Ship:
         regime = PolicySet({"warm": WARM, "other": OTHER}, "warm")
         core = build_scheduler(config, regime, RING, clock, secret=5, seat=WorkerRole(0, 5, self.leader))
         self.core = cast(SyncedScheduler, core)
-        metrics = Metrics(lambda: RouterSnapshot((), (), {}, {}), lambda model: True)
+        metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
         self.leader.take(LocalState("run0", self.core, RecentRecords(10), metrics))
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
         self.core.add_instance("a", [ModelCard("m", None, None, None)], [])

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import errors
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record, Stages
-from router.telemetry.metrics.prometheus import ENDPOINTS_KEPT, MODELS_KEPT, Metrics
-from router.telemetry.metrics.state import RouterSnapshot
+from router.telemetry.metrics.prometheus import MAX_ENDPOINTS, MAX_MODELS, Metrics
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.contract import Load, Overlap, Row, Speed, View
 
 CHAT = "/v1/chat/completions"
@@ -17,7 +17,7 @@ SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
 
 
 def metrics() -> Metrics:
-    return Metrics(lambda: RouterSnapshot((), (), {}, {}), knows_model=lambda model: model.startswith("known"))
+    return Metrics(lambda: RouterSnapshot(), knows_model=lambda model: model.startswith("known"))
 
 
 def attempt(end: str, overlap: Overlap | None = None) -> Attempt:
@@ -94,10 +94,10 @@ def test_requests_that_end_alike_and_otherwise_are_told_apart() -> None:
     assert samples(of, "warmroute_token_ids_total") == {("local",): 6, ("given",): 1}
 
 
-def test_names_that_nobody_serves_leave_nothing_behind() -> None:
+def test_model_names_that_no_engine_serves_leave_nothing_behind() -> None:
     of = ended(*(record(attempt("ok"), model=f"invented-{i}") for i in range(100)))
     assert samples(of, "warmroute_requests_total") == {(CHAT, "other", "2xx"): 100}
-    assert of._lines == {}
+    assert of._counters == {}
 
 
 def test_each_stage_that_ran() -> None:
@@ -184,19 +184,17 @@ def test_every_refusal_has_a_reason_of_its_own() -> None:
 
 
 def test_labels_are_closed() -> None:
-    of = ended(
-        *(record(model=f"known-{n}", endpoint=f"/x/{n}", tokens_from=f"why {n}") for n in range(MODELS_KEPT + 9))
-    )
+    of = ended(*(record(model=f"known-{n}", endpoint=f"/x/{n}", tokens_from=f"why {n}") for n in range(MAX_MODELS + 9)))
     of.on_request_start()
     of.on_request_end(record(model="client's own words"))
     requests = samples(of, "warmroute_requests_total")
-    assert len({model for _, model, _ in requests}) == MODELS_KEPT + 1
-    assert len({endpoint for endpoint, _, _ in requests}) == ENDPOINTS_KEPT + 1
+    assert len({model for _, model, _ in requests}) == MAX_MODELS + 1
+    assert len({endpoint for endpoint, _, _ in requests}) == MAX_ENDPOINTS + 1
     assert sum(count for (_, model, _), count in requests.items() if model == "other") == 10
     assert len(samples(of, "warmroute_token_ids_total")) <= 33
 
 
-def test_a_page_stands_still_while_counting_goes_on() -> None:
+def test_a_page_does_not_change_while_counting_goes_on() -> None:
     of = ended(record(attempt("ok")))
     page = of.page()
     of.on_request_start()
@@ -204,9 +202,9 @@ def test_a_page_stands_still_while_counting_goes_on() -> None:
     assert f'warmroute_requests_total{{endpoint="{CHAT}",model="known",status="2xx"}} 1.0' in page.render().decode()
 
 
-def test_a_page_does_not_follow_other_rooms_tables() -> None:
+def test_a_page_does_not_follow_the_tables_of_other_parts() -> None:
     faults = {("default", "a"): 1}
-    of = Metrics(lambda: RouterSnapshot((), (), faults, {}), lambda model: True)
+    of = Metrics(lambda: RouterSnapshot(policy_faults=faults), lambda model: True)
     page = of.page()
     faults["default", "b"] = 1
     assert b'plugin="a"' in page.render()

@@ -51,7 +51,7 @@ def test_a_frozen_copy_stands_still() -> None:
     counts, spread = Counter("x_total", "what", "a"), Histogram("y_seconds", "what", BOUNDS, "a")
     counts[("1",)] += 1
     spread[("1",)].observe(0.3)
-    copies = counts.frozen(), spread.frozen()
+    copies = counts.freeze(), spread.freeze()
     before = [samples(copy) for copy in copies]
     counts[("1",)] += 1
     counts[("2",)] += 1

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.telemetry.metrics.state import LinkState, PoolState, RouterSnapshot, TargetState, TokenizerState, families
+from router.backends.token_ids.passthrough import PassthroughReport
+from router.backends.token_ids.support import InstanceSupport
+from router.prompt.tokenization.tokenization import TokenizationReport
+from router.telemetry.metrics.snapshot import (
+    LinkState,
+    ModelAdmissionState,
+    PoolState,
+    PrefixCacheState,
+    RouterSnapshot,
+    TargetState,
+)
+from router.telemetry.metrics.state import HELP, families
 
 READY = TargetState(
     target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, running=5, waiting=2,
@@ -18,6 +29,17 @@ SILENT = READY._replace(
 )  # fmt: skip
 
 
+def a_report(source: str = "local", **fields: int | bool) -> TokenizationReport:
+    counts = {"proofs": 0, "mismatches": 0, "incremental": True, "remembered_tokens": 0, "tokenised_tokens": 0} | fields
+    return TokenizationReport(source=source, refuted={}, must_agree=0, whole_because=None, **counts)  # type: ignore[arg-type]
+
+
+def samples(now: RouterSnapshot, prefix: str) -> dict[tuple[str, ...], float]:
+    """Samples of the metrics that begin with `prefix`, by name and label values."""
+    found = [s for family in families(now) for s in family.samples if s.name.startswith(f"warmroute_{prefix}")]
+    return {(s.name, *s.labels.values()): s.value for s in found}
+
+
 def values(now: RouterSnapshot, **labels: str) -> dict[str, float]:
     """Samples with exactly these labels."""
     return {s.name: s.value for family in families(now) for s in family.samples if s.labels == labels}
@@ -29,7 +51,7 @@ def states(now: RouterSnapshot, name: str, **labels: str) -> Mapping[str, float]
 
 
 def test_every_reading_of_a_target() -> None:
-    assert values(RouterSnapshot([READY], [], {}, {}), target="a/0", instance="a") == {
+    assert values(RouterSnapshot([READY]), target="a/0", instance="a") == {
         "warmroute_target_requests": 3,
         "warmroute_target_prefilling_requests": 1,
         "warmroute_engine_running_requests": 5,
@@ -51,7 +73,7 @@ def test_every_reading_of_a_target() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    known = values(RouterSnapshot([SILENT], [], {}, {}), target="b/0", instance="b")
+    known = values(RouterSnapshot([SILENT]), target="b/0", instance="b")
     assert "warmroute_engine_running_requests" not in known
     assert "warmroute_engine_waiting_requests" not in known
     assert "warmroute_engine_kv_usage_ratio" not in known
@@ -60,7 +82,7 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_states_are_one_of_all() -> None:
-    now = RouterSnapshot([READY, SILENT], [], {}, {})
+    now = RouterSnapshot([READY, SILENT])
     assert states(now, "warmroute_instance_state", instance="a") == {"joining": 0, "ready": 1, "draining": 0, "down": 0}
     assert states(now, "warmroute_instance_state", instance="b") == {"joining": 0, "ready": 0, "draining": 0, "down": 1}
     assert states(now, "warmroute_breaker_state", target="a/0") == {"closed": 0, "open": 0, "half_open": 1}
@@ -69,13 +91,13 @@ def test_states_are_one_of_all() -> None:
 
 
 def test_an_instance_with_two_ranks_has_one_state() -> None:
-    now = RouterSnapshot([READY, READY._replace(target="a/1")], [], {}, {})
+    now = RouterSnapshot([READY, READY._replace(target="a/1")])
     family = next(f for f in families(now) if f.name == "warmroute_instance_state")
     assert len(family.samples) == 4
 
 
 def test_tiers_reasons_and_faults() -> None:
-    now = RouterSnapshot([READY], [], {("default", "prefix_overlap"): 2}, {})
+    now = RouterSnapshot([READY], policy_faults={("default", "prefix_overlap"): 2})
     for tier, blocks in (("gpu", 10), ("cpu", 20), ("disk", 30)):
         assert values(now, target="a/0", instance="a", tier=tier) == {"warmroute_index_blocks": blocks}
     assert values(now, target="a/0", instance="a", reason="group") == {"warmroute_stream_skipped_events_total": 5}
@@ -83,7 +105,7 @@ def test_tiers_reasons_and_faults() -> None:
 
 
 def test_tokenizers() -> None:
-    now = RouterSnapshot([], [TokenizerState("m", "remote", proofs=5, mismatches=1)], {}, {})
+    now = RouterSnapshot(tokenizers={"m": a_report("remote", proofs=5, mismatches=1)})
     assert values(now, model="m") == {
         "warmroute_tokenizer_proofs_total": 5,
         "warmroute_tokenizer_mismatches_total": 1,
@@ -93,17 +115,17 @@ def test_tokenizers() -> None:
 
 
 def test_sources_of_instances() -> None:
-    now = RouterSnapshot([], [], {}, {"config": False, "file": True})
+    now = RouterSnapshot(discovery_trouble={"config": False, "file": True})
     assert values(now, source="config") == {"warmroute_discovery_trouble": 0}
     assert values(now, source="file") == {"warmroute_discovery_trouble": 1}
 
 
-def test_who_left_is_gone() -> None:
-    assert [s for family in families(RouterSnapshot([], [], {}, {})) for s in family.samples] == []
+def test_an_instance_that_left_has_no_samples() -> None:
+    assert [s for family in families(RouterSnapshot()) for s in family.samples] == []
 
 
 def test_loading_per_link() -> None:
-    assert values(RouterSnapshot([READY], [], {}, {}), target="a/0", instance="a", link="pool") == {
+    assert values(RouterSnapshot([READY]), target="a/0", instance="a", link="pool") == {
         "warmroute_load_us_per_token": 10.25,
         "warmroute_load_base_ms": 5.5,
         "warmroute_load_samples": 3,
@@ -112,7 +134,7 @@ def test_loading_per_link() -> None:
 
 def test_the_pool_as_requests_find_it() -> None:
     pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
-    now = RouterSnapshot([], [], {}, {}, pool=pool)
+    now = RouterSnapshot(pool=pool)
     assert values(now) == {
         "warmroute_pool_queries_total": 7,
         "warmroute_pool_keys_total": 140,
@@ -127,5 +149,63 @@ def test_the_pool_as_requests_find_it() -> None:
 
 
 def test_prefill_halves_that_could_not_be() -> None:
-    now = RouterSnapshot([], [], {}, {}, unpaired={"engine_id": 2})
+    now = RouterSnapshot(unpaired={"engine_id": 2})
     assert values(now, reason="engine_id") == {"warmroute_unpaired_requests_total": 2}
+
+
+def test_every_help_text_belongs_to_one_metric_in_every_state() -> None:
+    names = [f.name + ("_total" if f.type == "counter" else "") for f in families(RouterSnapshot())]
+    assert sorted(names) == sorted(f"warmroute_{name}" for name in HELP)
+
+
+def test_admission_by_model() -> None:
+    models = [
+        ModelAdmissionState("m", {"parked": 1, "new": 2}, 3.5, 900.0, 1000),
+        ModelAdmissionState("n", {"new": 0}, 0.0, 0.0, None),
+    ]
+    assert samples(RouterSnapshot(admission=models), "admission") == {
+        ("warmroute_admission_waiting_requests", "m", "parked"): 1,
+        ("warmroute_admission_waiting_requests", "m", "new"): 2,
+        ("warmroute_admission_waiting_requests", "n", "new"): 0,
+        ("warmroute_admission_live_sessions", "m"): 3.5,
+        ("warmroute_admission_live_sessions", "n"): 0,
+        ("warmroute_admission_context_tokens", "m"): 900,
+        ("warmroute_admission_context_tokens", "n"): 0,
+        ("warmroute_admission_capacity_tokens", "m"): 1000,
+    }, "an unknown capacity is no sample"
+
+
+def test_token_id_passthrough_by_instance_model_and_reason() -> None:
+    takers = {"a": InstanceSupport(True, ""), "b": InstanceSupport(False, "")}
+    now = RouterSnapshot(passthrough=PassthroughReport(takers, {"m": 7}, {"check": 2}))
+    assert samples(now, "token_id_passthrough") == {
+        ("warmroute_token_id_passthrough_supported", "a"): 1,
+        ("warmroute_token_id_passthrough_supported", "b"): 0,
+        ("warmroute_token_id_passthrough_prompts_total", "m"): 7,
+        ("warmroute_token_id_passthrough_skipped_total", "check"): 2,
+    }
+
+
+def test_the_prefix_cache_and_the_tokens_of_each_model() -> None:
+    reports = {
+        "m": a_report(remembered_tokens=90, tokenised_tokens=10),
+        "n": a_report(tokenised_tokens=5, incremental=False),
+    }
+    now = RouterSnapshot(tokenizers=reports, prefix_cache=PrefixCacheState(700, 1000, 3))
+    assert samples(now, "memory") == {
+        ("warmroute_memory_bytes",): 700,
+        ("warmroute_memory_limit_bytes",): 1000,
+        ("warmroute_memory_evictions_total",): 3,
+    }
+    assert samples(now, "remembered") == {
+        ("warmroute_remembered_tokens_total", "m"): 90,
+        ("warmroute_remembered_tokens_total", "n"): 0,
+    }
+    assert samples(now, "tokenised") == {
+        ("warmroute_tokenised_tokens_total", "m"): 10,
+        ("warmroute_tokenised_tokens_total", "n"): 5,
+    }
+    assert samples(now, "tokenizer_incremental") == {
+        ("warmroute_tokenizer_incremental", "m"): 1,
+        ("warmroute_tokenizer_incremental", "n"): 0,
+    }

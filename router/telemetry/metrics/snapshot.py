@@ -1,0 +1,130 @@
+"""The state of the router at the moment of a scrape, as plain values.
+
+The composition root takes the snapshot; neither this file nor `state.py`, which turns it into metrics, knows where its
+values come from. `None` means unknown, and then there is no sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from router.backends.token_ids.passthrough import PassthroughReport
+from router.prompt.tokenization.tokenization import TokenizationReport
+from router.scheduling.experiments.regret import ChoiceComparison
+from router.telemetry.decision_log.writer import WriterStats
+
+TIERS = ("gpu", "cpu", "disk")
+INSTANCE_STATES = ("joining", "ready", "draining", "down")
+BREAKER_STATES = ("closed", "open", "half_open")
+STREAM_STATES = ("off", "new", "replaying", "live", "lost")
+TOKENIZER_SOURCES = ("local", "remote")
+LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
+POOL_NAMES = ("waiting", "proved", "refuted")
+ROLES = ("active", "arm", "shadow")
+
+
+class LinkState(NamedTuple):
+    """The fitted cost of loading KV over one link."""
+
+    link: str  # one of LINKS
+    base_ms: float
+    us_per_token: float
+    samples: int
+
+
+class TargetState(NamedTuple):
+    """One target."""
+
+    target: str
+    instance: str
+    state: str  # one of INSTANCE_STATES
+    breaker: str  # one of BREAKER_STATES
+    requests: int
+    prefilling: int
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    index_blocks: tuple[int, int, int]  # per tier, as in TIERS
+    index_bytes: int
+    orphans: int
+    stream_state: str  # one of STREAM_STATES
+    trusted: bool
+    lag_s: float | None
+    batches: int
+    events: int
+    gaps: int
+    replays: int
+    restarts: int
+    malformed: int
+    skipped: Mapping[str, int]  # by reason
+    speed_us_per_token: float
+    speed_samples: int
+    links: Sequence[LinkState]
+
+
+class PoolState(NamedTuple):
+    """The shared pool, as requests find it."""
+
+    masters: Mapping[str, bool]  # by name: whether it leads
+    answers: Mapping[str, int]  # requests by the pool's answer: held, nothing, or why it is unknown
+    queries: int | None
+    keys: int | None  # in those queries
+    query_s: float | None  # sum over `answered`
+    answered: int | None
+    names: Mapping[str, str]  # by model: one of POOL_NAMES
+
+
+class PolicyInForce(NamedTuple):
+    role: str  # one of ROLES
+    policy: str
+    digest: str  # of its specification
+
+
+class ArmUnits(NamedTuple):
+    arm: str
+    units: int  # counted so far
+    rolled_back: bool
+
+
+class PolicyState(NamedTuple):
+    """What operators switched, and what came of it."""
+
+    in_force: Sequence[PolicyInForce] = ()
+    switches: Mapping[str, int] = {}  # by source: files, admin, guard
+    refusals: Mapping[str, int] = {}  # by the source of what could not be read or built
+    arms: Sequence[ArmUnits] = ()
+    shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
+    decision_log: WriterStats | None = None
+    audit_failures: int | None = None  # writes of the audit log that failed; None: there is no audit log
+
+
+class PrefixCacheState(NamedTuple):
+    """The memory of tokenized prompts and their digests, over all models."""
+
+    bytes: int
+    limit_bytes: int
+    evicted: int
+
+
+class ModelAdmissionState(NamedTuple):
+    """Admission of one model."""
+
+    model: str
+    waiting: Mapping[str, int]  # by queue
+    sessions: float  # live: each counts with its probability to return
+    context_tokens: float  # of those
+    capacity_tokens: int | None  # None: unknown, so nothing waits
+
+
+class RouterSnapshot(NamedTuple):
+    targets: Sequence[TargetState] = ()
+    tokenizers: Mapping[str, TokenizationReport] = {}  # by model
+    policy_faults: Mapping[tuple[str, str], int] = {}  # by policy and plug-in
+    discovery_trouble: Mapping[str, bool] = {}  # by source
+    unpaired: Mapping[str, int] = {}  # requests without a prefill half, by reason
+    pool: PoolState | None = None  # None: there is none
+    policies: PolicyState = PolicyState()
+    passthrough: PassthroughReport = PassthroughReport({}, {}, {})
+    prefix_cache: PrefixCacheState | None = None
+    admission: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
