@@ -1,1 +1,1 @@
-"""Warmroute, the cache-aware router for LLM fleets. README.md here is the map of the modules."""
+"""Warmroute, a cache-aware router for vLLM fleets. `README.md` in this folder is the map of the modules."""

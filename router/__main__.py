@@ -1,4 +1,4 @@
-"""`python -m router` is the `warmroute` command."""
+"""Run the `warmroute` command with `python -m router`."""
 
 from router.cli.main import main
 

@@ -1,9 +1,9 @@
-"""The wiring: the only file that knows everyone. Config in, rooms built once, started and stopped in order.
+"""The composition root: builds all parts from the configuration, connects them, starts and stops them in order.
 
-    start   listeners, then feeds, then discovery: each instance it names is watched, asked who it is, and listened to
-    stop    not ready any more -> streams finish within the grace time -> feeds end, connections close
+    start   listeners -> feeds -> discovery, whose instances are probed, asked what they serve, and followed
+    stop    no longer ready -> open requests finish within the grace time -> feeds end, connections close
 
-Nothing is decided here, and nothing here is needed to understand how a request goes.
+The only module that knows all parts. It decides nothing, and a reader of the request path does not need it.
 """
 
 from __future__ import annotations
@@ -71,13 +71,15 @@ from router.wiring import (
 
 log = logging.getLogger("warmroute.app")
 
-LOOK_EVERY_S = 0.02
-KNOWN_WITHIN_S = 5.0  # the engines, by a worker that follows; later, one of them is enough
+POLL_S = 0.02
+ENGINES_TIMEOUT_S = 5.0  # a follower listens after this long even if some instances are still joining
 
 
 class App:
-    """One router, or one worker of it: built from its configuration, running between `start` and `stop`. `seat` is a
-    follower's; without one, it leads as many workers as the configuration says, or is the only one.
+    """One router process: built from its configuration, running between `start` and `stop`.
+
+    `file` is where the configuration was read, to be watched for changes. `role` is that of a follower; without one,
+    this process leads as many workers as the configuration says, or is the only one.
     """
 
     def __init__(
@@ -85,105 +87,127 @@ class App:
         config: schema.Config,
         clock: Clock | None = None,
         file: Path | None = None,
-        seat: WorkerRole | None = None,
+        role: WorkerRole | None = None,
     ) -> None:
         self._config = config
-        self._clock = clock = clock or SystemClock()
-        limits, run_id = config.limits, secrets.token_hex(4)
+        self._clock = clock or SystemClock()
+        self._run_id = secrets.token_hex(4)
         self._tasks = Tasks("router")
+        self._started = self._stopping = False
+        self._build_scheduler(role)
+        self._build_feeds()
+        self._build_control(file)
+        self._build_status()
+        self._build_listeners()
+
+    def _build_scheduler(self, role: WorkerRole | None) -> None:
+        """Build what a decision needs: index and scheduler, the shared pool, token ids."""
+        config, clock, limits = self._config, self._clock, self._config.limits
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
-        secret = resolve_key_secret(config, saved) if seat is None else seat.secret
-        seat = seat or create_leader_role(config, secret, clock, self._tasks)
-        self._leader, self._follower = (None, None) if seat is None else (seat.leader, seat.follower)
-        keyring = Keyring(secret)
-        memory = MemoryBudget(config.tokens.memory_bytes)
+        self._secret = secret = resolve_key_secret(config, saved) if role is None else role.secret
+        self._role = role = role or create_leader_role(config, secret, clock, self._tasks)
+        self._leader, self._follower = (None, None) if role is None else (role.leader, role.follower)
+        keyring, memory = Keyring(secret), MemoryBudget(config.tokens.memory_bytes)
         self._pool = build_kv_store(config, self._upstreams, clock, memory)
-        regime = PolicySet(build_configured_policies(config), config.active, config.experiment)
-        core = build_scheduler(config, regime, keyring, clock, self._pool, secret=secret, seat=seat)
+        policy_set = PolicySet(build_configured_policies(config), config.active, config.experiment)
+        self._scheduler = build_scheduler(config, policy_set, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
-            restore_index(saved, secret, core.indexer)
-        self._snapshots = build_snapshots(config, secret, core, self._tasks) if self._follower is None else None
-        self._tokens = build_tokenization(config, keyring, self._upstreams, clock, memory)
-        handing = build_token_id_passthrough(config, self._tokens, self._upstreams, self._tasks)
-        members = Membership(core, self._upstreams, self._tokens, handing, self._tasks)
-        fetch = self._upstreams.fetch
-        members.health = self._health = HealthProbe(members, fetch, self._tasks, clock, config.fleet.health)
-        members.polls = self._polls = MetricsPoller(members, fetch, self._tasks, clock, config.fleet.metrics)
-        members.events = self._events = KvEventSubscriber(
-            core.indexer, self._tasks, clock, config.index.replay_timeout_s
+            restore_index(saved, secret, self._scheduler.indexer)
+        follows = self._follower is not None
+        self._snapshots = None if follows else build_snapshots(config, secret, self._scheduler, self._tasks)
+        self._tokenization = build_tokenization(config, keyring, self._upstreams, clock, memory)
+        self._passthrough = build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
+
+    def _build_feeds(self) -> None:
+        """Build what watches the engines, and connect it to the fleet's membership."""
+        config, clock, tasks, fetch = self._config, self._clock, self._tasks, self._upstreams.fetch
+        self._membership = membership = Membership(
+            self._scheduler, self._upstreams, self._tokenization, self._passthrough, tasks
         )
-        self._bootstrap = BootstrapClient(core.peers, fetch, self._tasks, clock)
-        ring = RecentRecords(config.records.keep)
+        membership.health = self._health = HealthProbe(membership, fetch, tasks, clock, config.fleet.health)
+        membership.polls = self._polls = MetricsPoller(membership, fetch, tasks, clock, config.fleet.metrics)
+        membership.events = self._events = KvEventSubscriber(
+            self._scheduler.indexer, tasks, clock, config.index.replay_timeout_s
+        )
+        self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
         self._discoveries = build_discoveries(config.fleet)
-        audit = AuditLog(config.admin.audit_file)
-        self._control = Control(core, ring, audit, clock, file)
-        self._decision_log = build_decision_log(config, secret, run_id, clock)
-        waiting = AdmissionQueues(
+
+    def _build_control(self, file: Path | None) -> None:
+        """Build what an operator changes policies with, and what is kept of past requests."""
+        self._recent_records = RecentRecords(self._config.records.keep)
+        audit = AuditLog(self._config.admin.audit_file)
+        self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file)
+        if self._leader is not None:
+            self._control.wait_for_workers_with(self._leader.wait_until_applied)
+        self._decision_log = build_decision_log(self._config, self._secret, self._run_id, self._clock)
+
+    def _build_status(self) -> None:
+        """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
+        config, scheduler = self._config, self._scheduler
+        self._admission = AdmissionQueues(
             config.admission,
-            core,
-            clock,
-            lambda *told: metrics.on_wait_end(*told),  # made below, of what is known of this
+            scheduler,
+            self._clock,
+            lambda *wait: self._metrics.on_wait_end(*wait),  # built below, from a status that has this
             share=1 / config.workers,
             pooled=config.pool is not None,
         )
-        report = Status(
-            core,
-            self._tokens,
-            handing,
+        self._status = Status(
+            scheduler,
+            self._tokenization,
+            self._passthrough,
             self._pool,
             self._health,
             self._discoveries,
-            ring,
+            self._recent_records,
             self._control,
             self._decision_log,
-            clock,
-            run_id,
+            self._clock,
+            self._run_id,
             self._leader,
-            waiting,
+            self._admission,
         )
-        metrics = Metrics(report.snapshot, lambda model: core.fleet.resolve(model) is not None)
-        if seat is not None and isinstance(core, SyncedScheduler):
-            seat.others.take(LocalState(run_id, core, ring, metrics))
-        if self._leader is not None:
-            self._control.spreads(self._leader.everywhere)
-        clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
+        self._metrics = Metrics(self._status.snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+        if self._role is not None and isinstance(scheduler, SyncedScheduler):
+            self._role.worker.attach(LocalState(self._run_id, scheduler, self._recent_records, self._metrics))
+
+    def _build_listeners(self) -> None:
+        """Build the public API and the admin API, each on its listener."""
+        config, limits = self._config, self._config.limits
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
-        reading, skimming = build_read_options(config)
-        rooms = Services(
+        clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
+        full_read, light_read = build_read_options(config)
+        services = Services(
             config=config,
-            clock=clock,
-            scheduler=core,
+            clock=self._clock,
+            scheduler=self._scheduler,
             limiter=self._limiter,
-            admission=waiting,
+            admission=self._admission,
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
-            tokenization=self._tokens,
-            passthrough=handing,
+            tokenization=self._tokenization,
+            passthrough=self._passthrough,
             kv_store=self._pool,
-            full_read=reading,
-            light_read=skimming,
+            full_read=full_read,
+            light_read=light_read,
             header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
             upstreams=self._upstreams,
             health=self._health,
-            recent_records=ring,
+            recent_records=self._recent_records,
             decision_log=self._decision_log,
-            metrics=metrics,
+            metrics=self._metrics,
             admin_tokens=AdminTokens(config.admin.tokens),
-            run_id=run_id,
+            run_id=self._run_id,
         )
-        explain = Explain(config, clock, core, self._tokens, fetch, reading)
-        api = PublicApi(
-            rooms, ops_app(self.unready_reason, (seat.others if seat is not None else metrics).scrape), clients
-        )
-        admin = ListenConfig(host=config.admin.host, port=config.admin.port)
-        public = configure_server(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = HttpListener(public, shared=seat is not None)
-        operator = admin_app(report, self._control, explain, config.admin.tokens)
-        self._admin_listener = HttpListener(configure_server(operator, admin))
-        self._members = members
-        self._core = core
-        self._stopping = False
-        self._started = False
+        scrape = self._metrics.scrape if self._role is None else self._role.worker.scrape
+        api = PublicApi(services, ops_app(self.unready_reason, scrape), clients)
+        server = configure_server(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
+        self._listener = HttpListener(server, shared=self._role is not None)
+        fetch = self._upstreams.fetch
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, fetch, full_read)
+        operator = admin_app(self._status, self._control, explain, config.admin.tokens)
+        address = ListenConfig(host=config.admin.host, port=config.admin.port)
+        self._admin_listener = HttpListener(configure_server(operator, address))
 
     @property
     def port(self) -> int:
@@ -194,22 +218,23 @@ class App:
         return self._admin_listener.port
 
     def unready_reason(self) -> str | None:
+        """Return why this process should get no requests now; None when it should."""
         if self._stopping:
             return "stopping"
         if not self._started:
             return "starting"
-        if not any(instance.state is InstanceState.READY for instance in self._core.fleet):
+        if not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
             return "no instance is ready"
         return None
 
     async def start(self) -> None:
-        """Raises `ConfigError` when a port cannot be had."""
+        """Start listeners, feeds and discovery. Raises `ConfigError` when a port is not available."""
         if self._follower is None:
             if self._leader is not None:
                 check_port_free(self._config.listen.host, self._config.listen.port)
             await self._admin_listener.start()
             await self._listener.start()
-            background.start(self._control, self._core, self._clock, self._tasks, watch=self._config.watch)
+            background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
         if self._decision_log is not None:
             self._decision_log.start()
         if self._snapshots is not None:
@@ -227,35 +252,36 @@ class App:
             self._tasks.spawn("open", self._open(self._follower))
 
     async def _open(self, follower: FollowerWorker) -> None:
-        """A follower listens when it knows the engines: until then, others answer better."""
-        give_up_at = self._clock.now() + KNOWN_WITHIN_S
+        """Listen once this follower knows the engines; until then, other workers choose better."""
+        give_up_at = self._clock.now() + ENGINES_TIMEOUT_S
         while not self._knows_engines() and (self._clock.now() < give_up_at or self.unready_reason() is not None):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         await self._listener.start()
-        follower.up()
+        follower.announce_up()
 
     def _knows_engines(self) -> bool:
-        states = [instance.state for instance in self._core.fleet]
+        states = [instance.state for instance in self._scheduler.fleet]
         return bool(states) and InstanceState.JOINING not in states and self.unready_reason() is None
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
-            self._members.listed(name, instances)
+            self._membership.update_source(name, instances)
 
     def refuse(self) -> None:
-        """No new connections from here on, as far as that is known."""
+        """Accept no new connections from here on."""
         self._listener.stop_accepting()
 
     async def stop(self) -> None:
-        """`/ready` says 503 from here on, so that no new traffic is sent; what is under way, and what comes all the
-        same, has the grace time to finish.
+        """Stop within the grace time. `/ready` answers 503 at once, so that load balancers send no new requests.
+
+        Requests in progress, and those that arrive all the same, have the grace time to finish.
         """
         self._stopping = True
         if self._leader is not None:
-            self._leader.stopping()
+            self._leader.announce_stop()
         give_up_at = self._clock.now() + self._config.limits.grace_s
-        while self._limiter.in_flight and self._clock.now() < give_up_at:  # noqa: ASYNC110  the lobby only counts
-            await asyncio.sleep(LOOK_EVERY_S)
+        while self._limiter.in_flight and self._clock.now() < give_up_at:  # noqa: ASYNC110  the limiter only counts
+            await asyncio.sleep(POLL_S)
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:
             await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
@@ -268,17 +294,17 @@ class App:
         await self._control.audit.flush()
         if self._decision_log is not None:
             await asyncio.to_thread(self._decision_log.close)
-        self._tokens.close()
+        self._tokenization.close()
         self._upstreams.close()
 
 
 async def serve(
     config: schema.Config, when_ready: Callable[[App], None] = lambda app: None, file: Path | None = None
 ) -> None:
-    """Runs a router until SIGTERM or SIGINT. `when_ready` is called once, when an instance can be sent to. `file` is
-    where `config` was read: its changes take effect while the router runs, as far as they can.
+    """Run a router until SIGTERM or SIGINT. Raises `ConfigError` when a port is not available.
 
-    Raises `ConfigError` when a port cannot be had.
+    `when_ready` is called once, when an instance is ready for requests. `file` is where `config` was read; its changes
+    take effect while the router runs, as far as they can.
     """
     raise_open_file_limit()
     app = App(config, file=file)
@@ -290,29 +316,34 @@ async def serve(
     tune_garbage_collector()
     log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
     owner = Tasks("serve")
-    owner.spawn("when ready", _when_ready(app, when_ready))
+    owner.spawn("when ready", _call_when_ready(app, when_ready))
     await stop.wait()
-    log.info("stopping: up to %g s for what is under way", config.limits.grace_s)
+    log.info("stopping: requests in progress have up to %g s", config.limits.grace_s)
     await owner.close()
     await app.stop()
 
 
 def raise_open_file_limit() -> None:
-    """Every rank takes four descriptors, every stream two: more than the 1,024 that many systems begin with."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise the soft limit of open files to the hard one.
+
+    Each rank takes four descriptors and each stream two: more than the default of 1,024 on many systems.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def tune_garbage_collector() -> None:
-    """Thousands of records and millions of index entries live long and hold no cycles. Looking through them after
-    every 700 allocations, as CPython does by itself, cost a quarter of a small request's CPU.
+    """Make the garbage collector run rarely.
+
+    Thousands of records and millions of index entries live long and form no cycles. Scanning them after every 700
+    allocations, CPython's default, took a quarter of the CPU time of a small request.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _when_ready(app: App, call: Callable[[App], None]) -> None:
+async def _call_when_ready(app: App, callback: Callable[[App], None]) -> None:
     while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
-        await asyncio.sleep(LOOK_EVERY_S)
-    call(app)
+        await asyncio.sleep(POLL_S)
+    callback(app)

@@ -1,7 +1,6 @@
-"""Time as an argument: the only module (beside the composition root) that reads the machine's clocks.
+"""Time as an argument: beside the composition root, the only module that reads the machine's clocks.
 
-Everything that thinks takes a `Clock`, so tests and the simulator can hold time still. `now` is monotonic and only
-good for differences; `wall` is seconds since the epoch, for people and for timestamps that engines send.
+Everything that decides takes a `Clock`, so that tests and the simulator control time.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Monotonic seconds, meaningful only as differences."""
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds since the epoch, for people and for comparison with timestamps of engines."""
 
 
 class SystemClock:
@@ -24,7 +23,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until told: for tests and virtual time."""
+    """A clock that moves only through `advance`, for tests and virtual time."""
 
     def __init__(self, now: float = 0.0, wall: float = 0.0) -> None:
         self._now = now

@@ -1,37 +1,36 @@
-"""Every exception that crosses a room's border. Expected trouble (a gap, a silent engine, a full fleet's retry) is a
-value; these are for what ends a request or a start.
+"""All exceptions that leave a package. Expected trouble (an event gap, a silent engine, a retry) is a value instead.
 
     WarmrouteError
-    +-- ConfigError          a file the operator wrote: path, line, what, nearest known name
-    +-- RequestRefused       a request gets this answer: status, OpenAI error type, code, param, Retry-After
+    +-- ConfigError          a file of the operator is wrong: path, line, what, nearest known name
+    +-- RequestRefused       a request gets an error answer: status, OpenAI error type, code, param, Retry-After
         +-- BadRequest       400
         +-- Unauthorized     401
-        +-- Forbidden        403  known, and not allowed to do this
-        +-- NotFound         404 (unknown path, unknown model, unknown response id)
+        +-- Forbidden        403  authenticated, but not allowed
+        +-- NotFound         404  unknown path, model, or response id
         +-- TooLarge         413
-        +-- TooBusy          429 with Retry-After
-        +-- BadGateway       502  an engine took the request and died, or spoke nonsense
-        +-- NoTarget         503  nobody can serve it now
+        +-- TooBusy          429  with Retry-After
+        +-- BadGateway       502  an engine took the request and died, or answered with nonsense
+        +-- NoTarget         503  no engine can serve it now
         +-- DeadlineExceeded 504
 
-Foreign exceptions (zmq, httpx, OS) are translated where they arise and never travel.
+Exceptions of libraries (zmq, httpx, OS) are translated where they arise.
 """
 
 from __future__ import annotations
 
 
 class WarmrouteError(Exception):
-    """The root: catching it catches everything that this project raises on purpose."""
+    """The base class of everything that this project raises on purpose."""
 
 
 class ConfigError(WarmrouteError):
-    """A file of the operator's is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`."""
+    """A file of the operator is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`."""
 
 
 class RequestRefused(WarmrouteError):
-    """A request that gets an error answer in the OpenAI shape.
+    """A request gets an error answer in the OpenAI format.
 
-    `message` is for the client: it names the field or the limit, never an internal. `param` is the offending field.
+    `message` is for the client: it names the field or limit and nothing internal. `param` is the field at fault.
     """
 
     status = 500

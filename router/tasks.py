@@ -1,7 +1,7 @@
-"""Tasks with an owner and a name. Nothing else may start one.
+"""Background tasks with an owner and a name. All tasks of the router are started here.
 
-`spawn` runs something once; `supervise` runs something that should never end, and starts it again with growing
-pauses when it fails, so that one broken feed cannot take the router down or die in silence.
+`spawn` runs a coroutine once. `supervise` runs one that should never end, and starts it again after growing pauses
+when it fails, so that a broken feed neither takes the router down nor stops without a log line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Tasks:
-    """The tasks of one owner; `close` ends and awaits them all."""
+    """The tasks of one owner; `close` cancels and awaits them all."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -26,15 +26,17 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start `work`. Its failure is logged."""
         task = asyncio.create_task(work, name=f"{self.owner}:{name}")
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
         return task
 
     def supervise(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
-        return self.spawn(name, self._again(name, work))
+        """Start `work`, and start it again whenever it raises; a normal return ends the task."""
+        return self.spawn(name, self._run_supervised(name, work))
 
-    async def _again(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_supervised(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -46,18 +48,19 @@ class Tasks:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("task %s failed", task.get_name(), exc_info=failure)
 
-    async def finish(self, patience_s: float) -> None:
-        """Waits for what runs to end by itself, then closes."""
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the running tasks end by themselves, `timeout_s` at most, then close."""
         if self._running:
-            await asyncio.wait(self._running, timeout=patience_s)
+            await asyncio.wait(self._running, timeout=timeout_s)
         await self.close()
 
     async def close(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
         running = list(self._running)
         for task in running:
             task.cancel()

@@ -1,6 +1,6 @@
-"""The rooms from the configuration: each is built here, once, and nothing is started.
+"""Constructors of the router's parts from the configuration. Each part is built once; nothing is started here.
 
-`app.py` says which rooms there are and how they are tied together; what it takes to make one is said here.
+`app.py` decides which parts there are and how they are connected; this module knows what it takes to build one.
 """
 
 from __future__ import annotations
@@ -49,39 +49,39 @@ log = logging.getLogger("warmroute.app")
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
-    """Every policy, built, so that a broken one is known at the start. Raises `ConfigError`."""
+    """Build every policy, so that a broken one is found at the start. Raises ConfigError."""
     return build_policies(load_policies(config))
 
 
 def build_scheduler(
     config: schema.Config,
-    regime: PolicySet,
+    policy_set: PolicySet,
     keyring: Keyring,
     clock: Clock,
-    witness: StoredBlockObserver | None = None,
+    observer: StoredBlockObserver | None = None,
     *,
     secret: int = 0,
-    seat: WorkerRole | None = None,
+    role: WorkerRole | None = None,
 ) -> Scheduler:
+    """Build the scheduler with an empty index and fleet. `observer` gets every stored block that an event reports."""
     index = config.index
-    knowledge = KvIndexer(
+    indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
         SpeculativeBlocks(index.expected_ttl_s),
         ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
         clock,
-        witness,
+        observer,
     )
-    desk = Selector(regime, seed=config.seed if config.seed is not None else secrets.randbits(64))
-    fleet, pooled, kept = Fleet(config.fleet), config.pool is not None, config.limits.responses_kept
-    if seat is None:
-        return Scheduler(fleet, knowledge, desk, clock, kept, shared_pool=pooled, secret=secret)
-    return SyncedScheduler(
-        fleet, knowledge, desk, clock, kept, shared_pool=pooled, secret=secret, worker=seat.number, telling=seat.others
-    )
+    selector = Selector(policy_set, seed=config.seed if config.seed is not None else secrets.randbits(64))
+    parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept
+    pooled = config.pool is not None
+    if role is None:
+        return Scheduler(*parts, shared_pool=pooled, secret=secret)
+    return SyncedScheduler(*parts, shared_pool=pooled, secret=secret, worker=role.number, broadcast=role.worker)
 
 
 def build_read_options(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
-    """How prompts are read for policies that look at caches, and for those that do not."""
+    """Return how to read prompts for policies that need the cache state, and for those that do not."""
     strip, inject = frozenset(config.edge.strip_fields), config.usage == "inject"
     return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
 
@@ -114,15 +114,12 @@ def build_tokenization(
 
 
 def build_token_id_passthrough(
-    config: schema.Config, tokens: Tokenization, upstreams: Upstreams, tasks: Tasks
+    config: schema.Config, tokenization: Tokenization, upstreams: Upstreams, tasks: Tasks
 ) -> TokenIdPassthrough:
-    """Off where clients may set the field in which ids travel: what they put there is not ours to change."""
+    """Build the pass-through. It is off when clients may set the field of the ids, which must not be overwritten."""
     on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
-    return TokenIdPassthrough(
-        TokenIdSupport(tokens.local_tokenizer, upstreams.fetch, tasks),
-        lambda model: not tokens.uses_remote(model),
-        on=on,
-    )
+    support = TokenIdSupport(tokenization.local_tokenizer, upstreams.fetch, tasks)
+    return TokenIdPassthrough(support, lambda model: not tokenization.uses_remote(model), on=on)
 
 
 def build_discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
@@ -134,25 +131,30 @@ def build_discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
     return found
 
 
-def build_snapshots(config: schema.Config, secret: int, core: Scheduler, tasks: Tasks) -> snapshots.Snapshots | None:
+def build_snapshots(
+    config: schema.Config, secret: int, scheduler: Scheduler, tasks: Tasks
+) -> snapshots.Snapshots | None:
     index = config.index
     if index.snapshot_file is None:
         return None
-    return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, core.indexer, tasks)
+    return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, scheduler.indexer, tasks)
 
 
-def restore_index(saved: SavedIndex, secret: int, knowledge: KvIndexer) -> None:
-    """What the index knew before a restart, for whoever joins under the same name."""
+def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
+    """Give each target that joins under its former name what the index knew of it before the restart."""
     if saved.secret != secret:
-        log.warning("no snapshot of the index: its keys were made with another secret")
+        log.warning("index.snapshot_file: not restored, its keys were made with another secret")
         return
     for target in saved.targets:
-        knowledge.restore(target)
-    log.info("the index is back from its snapshot, unconfirmed: %d targets", len(saved.targets))
+        indexer.restore(target)
+    log.info("index.snapshot_file: restored %d targets, to be confirmed by their events", len(saved.targets))
 
 
 def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
-    """What block keys are seeded with: 64 bits that clients cannot know. Those of a snapshot, unless some are given."""
+    """Return the 64-bit secret that seeds block keys and that clients cannot know.
+
+    `index.key_secret_env` takes precedence over the snapshot's secret; without both it is random.
+    """
     name = config.index.key_secret_env
     if name is None and saved is not None:
         return saved.secret

@@ -1,1 +1,1 @@
-"""Tools of the documentation: reference pages made from the code, diagrams, checks of the examples."""
+"""What makes and checks the documentation: reference pages from the code, diagrams, examples in pages."""

@@ -31,18 +31,18 @@ async def follow(sock: socket.socket) -> None:
     tasks = Tasks("follow")
     follower = FollowerWorker(tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, follower.over.set)
+        loop.add_signal_handler(number, follower.stopping.set)
     try:
         start = await follower.connect(sock)
     except ConnectionError:
         return
     _log(start)
     raise_open_file_limit()
-    app = App(parse_config(start), seat=WorkerRole(start.number, start.secret, follower))
+    app = App(parse_config(start), role=WorkerRole(start.number, start.secret, follower))
     await app.start()
     tune_garbage_collector()
-    await follower.over.wait()
-    if follower.alone:  # the other workers take new connections, or the router is gone
+    await follower.stopping.wait()
+    if follower.stops_alone:  # others take what comes now, or nobody should
         app.refuse()
     await app.stop()
     await tasks.close()

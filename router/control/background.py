@@ -1,4 +1,4 @@
-"""The tasks of the operator's line: the files are followed, the experiment is looked at, the audit log is written."""
+"""The background tasks of the control plane: configuration files, the experiment's guard, and the audit log."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
-LOOK_EVERY_S = 1.0
-BEHIND_S = 0.02  # until the next look, when one was not enough
+GUARD_INTERVAL_S = 1.0
+BACKLOG_PAUSE_S = 0.02  # before the next check, when one did not get through everything
 
 
-def start(control: Control, core: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
-    """`watch`: changed files take effect."""
+def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
+    """Start the tasks. `watch`: apply changed configuration files."""
     tasks.supervise("audit", control.audit.run)
-    tasks.supervise("guard", lambda: guard_experiment(control, core, clock))
-    if watch and control.paths():
+    tasks.supervise("guard", lambda: guard_experiment(control, scheduler, clock))
+    if watch and control.watched_paths():
         tasks.supervise("files", lambda: follow_files(control))
 
 
 async def follow_files(control: Control) -> None:
-    async for _ in watch_changes(control.paths):
+    async for _ in watch_changes(control.watched_paths):
         await control.reload_files()
 
 
-async def guard_experiment(control: Control, core: Scheduler, clock: Clock) -> None:
-    behind = False
+async def guard_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> None:
+    backlog = False
     while True:
-        await asyncio.sleep(BEHIND_S if behind else LOOK_EVERY_S)
-        behind = check_experiment(control, core, clock)
+        await asyncio.sleep(BACKLOG_PAUSE_S if backlog else GUARD_INTERVAL_S)
+        backlog = check_experiment(control, scheduler, clock)
 
 
-def check_experiment(control: Control, core: Scheduler, clock: Clock) -> bool:
-    """One look at the experiment, about 10 ms at most. True: there is more to be looked at."""
-    if (trial := core.experiment) is None:
+def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bool:
+    """Check the running experiment once, for about 10 ms at most. Return whether units are left to check."""
+    if (experiment := scheduler.experiment) is None:
         return False
-    before = trial.open_units
-    for finding in trial.poll(clock.now()):
-        control.found(finding)
-    return before - trial.open_units >= CLOSES_AT_ONCE
+    before = experiment.open_units
+    for finding in experiment.poll(clock.now()):
+        control.handle_finding(finding)
+    return before - experiment.open_units >= CLOSES_AT_ONCE

@@ -1,12 +1,13 @@
-"""The operator's line: what may be asked of the router while it runs, by files, admin API, command line and guard.
+"""The control plane: what can be changed while the router runs, by files, admin API, command line and guard.
 
-    read (strictly) -> build -> plan on earlier requests -> swap, one assignment -> audit          (`switching.py`)
+    read (strictly) -> build -> dry run on earlier requests -> swap, one assignment -> audit log       (`switch.py`)
 
-What cannot be read or built changes nothing, and is remembered as that source's error until something of it can.
+A change that cannot be read or built has no effect. Its error is kept for its source until a change from there
+succeeds.
 
-`undo` goes back to what was in force before the last switch, and again to the one before that; there is no way forward
-but to switch again. It does not bring back an arm that was rolled back (`rollbacks.py`). Policies that were put here
-are in memory only. Files win where they change; a file that is as it was undoes nothing that was done here.
+`undo` returns to what was in force before the last switch, and repeated to the one before that; there is no redo. It
+does not bring back an arm that was rolled back (`rollbacks.py`). Policies added through the API are in memory only.
+A file takes precedence when it changes; an unchanged file does not undo what the API did.
 """
 
 from __future__ import annotations
@@ -46,210 +47,217 @@ class ControlConflict(RequestRefused):
 
 
 class SourceFailure(NamedTuple):
-    """Why a source's last word was not taken."""
+    """The reason why the last change of a source was not applied."""
 
     at_wall_s: float
     text: str
 
 
 class Control:
-    """Over the regime that the core was built with. `file` is the main configuration file, as it was read for that;
-    None: there is none.
+    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from, or None.
+
+    The operations of an operator raise `ConfigError`, `NotFound` or `ControlConflict`, and have changed nothing then.
     """
 
     def __init__(
-        self, core: Scheduler, ring: RecentRecords, audit: AuditLog, clock: Clock, file: Path | str | None = None
+        self,
+        scheduler: Scheduler,
+        recent_records: RecentRecords,
+        audit: AuditLog,
+        clock: Clock,
+        file: Path | str | None = None,
     ) -> None:
         self.audit = audit
-        self.failures: Counter[str] = Counter()  # by source: what could not be read or built
-        self.errors: dict[str, SourceFailure] = {}  # by source; gone when it reads well again
-        self.needs_restart: list[str] = []  # keys of the file that changed and do not take effect live
-        self._core = core
+        self.failures: Counter[str] = Counter()  # by source: changes that could not be read or built
+        self.errors: dict[str, SourceFailure] = {}  # by source; removed when a change from there succeeds
+        self.needs_restart: list[str] = []  # changed keys of the file that take effect only after a restart
+        self._scheduler = scheduler
         self._clock = clock
         self._registry = load_registry()
-        self._switching = PolicySwitch(core, ring, audit, clock)
+        self._switch = PolicySwitch(scheduler, recent_records, audit, clock)
         self._file = None if file is None else Path(file)
-        self._first_read = (
-            None if self._file is None else policy_files.read(self._file)
-        )  # what needs a restart counts from here
+        # The baseline for changes that need a restart. Its settings are those of the files and not of the policies in
+        # force, which may have been chosen otherwise at the start (`serve --policy`).
+        self._first_read = None if self._file is None else policy_files.read(self._file)
         self._folder = None if self._first_read is None else self._first_read.folder
-        # Of the files, not of the regime: that may have been chosen otherwise at the start (`serve --policy`).
-        self._said = (
-            proposals.extract_settings(core.selector.policy_set) if self._first_read is None else self._first_read.said
+        self._file_settings = (
+            proposals.extract_settings(self.policy_set) if self._first_read is None else self._first_read.settings
         )
 
-    def spreads(self, everywhere: Callable[[], Awaitable[None]]) -> None:
-        """Other processes decide by the same regime: a switch is done when `everywhere` returns."""
-        self._switching.everywhere = everywhere
+    def wait_for_workers_with(self, wait_until_applied: Callable[[], Awaitable[None]]) -> None:
+        """Let every switch wait until other workers have applied it too."""
+        self._switch.wait_until_applied = wait_until_applied
 
     @property
-    def regime(self) -> PolicySet:
-        return self._switching.regime
+    def policy_set(self) -> PolicySet:
+        """The policies in force."""
+        return self._switch.policy_set
 
     @property
     def switches(self) -> Counter[str]:
-        """How many there were, by source."""
-        return self._switching.switches
+        """Number of switches by source."""
+        return self._switch.switches
 
-    # what an operator may do: all raise ConfigError, NotFound or Conflict, and have changed nothing then
+    # operations
 
     async def put_policy(
         self, name: str, text: str, who: str, *, activate: bool = False, dry_run: bool = False
     ) -> SwitchSummary:
-        """Adds a policy, or replaces it, in memory; with `activate` it decides at once."""
-        asked = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
+        """Add a policy or replace it, in memory; with `activate` it also decides from now on. Raises ConfigError."""
+        request = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
         active = name if activate else None
-        with self._remembered(asked):
+        with self._recording_failure(request):
             spec = await asyncio.to_thread(parse_policy, text, name)
-            return await self._switching.switch(
-                asked, lambda now: proposals.propose_policies(now, {name: spec}, self._registry, active)
+            return await self._switch.switch(
+                request, lambda now: proposals.propose_policies(now, {name: spec}, self._registry, active)
             )
 
     async def put_policies(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """As `put_policy` for several, by name: all or none."""
-        asked = SwitchRequest(ADMIN, who, "put policies", dry_run)
-        with self._remembered(asked):
+        """Add or replace several policies by name: all or none. Raises ConfigError."""
+        request = SwitchRequest(ADMIN, who, "put policies", dry_run)
+        with self._recording_failure(request):
             specs = await asyncio.to_thread(parse_policies, text)
-            asked = asked._replace(what=f"put policies {', '.join(specs)}")
-            return await self._switching.switch(
-                asked, lambda now: proposals.propose_policies(now, specs, self._registry)
+            request = request._replace(what=f"put policies {', '.join(specs)}")
+            return await self._switch.switch(
+                request, lambda now: proposals.propose_policies(now, specs, self._registry)
             )
 
     async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Let this policy decide, and end a running experiment; a shipped policy need not be loaded before.
+        """Make a policy decide for all requests, which ends a running experiment.
 
-        Raises NotFound for an unknown name.
+        A shipped policy need not be loaded before. Raises NotFound for an unknown name.
         """
-        file = None if name in self.regime.policies else list_shipped_policies().get(name)
+        file = None if name in self.policy_set.policies else list_shipped_policies().get(name)
         shipped = {} if file is None else {name: await asyncio.to_thread(read_policy_file, file)}
 
-        def make(now: PolicySet) -> Proposal:
+        def propose(now: PolicySet) -> Proposal:
             if name in shipped and name not in now.policies:
                 return proposals.propose_policies(now, shipped, self._registry, name)
             find_policy(now, name)
             return proposals.propose_activation(now, name)
 
-        return await self._switching.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), make)
+        return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
 
     async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """It begins, in the place of one that runs."""
-        asked = SwitchRequest(ADMIN, who, "start experiment", dry_run)
-        with self._remembered(asked):
-            experiment = await asyncio.to_thread(parse_experiment, text, self.regime.policies)
-            asked = asked._replace(what=f"start experiment of {', '.join(experiment.arms)}")
-            return await self._switching.switch(asked, lambda now: proposals.propose_experiment(now, experiment))
+        """Start an experiment, in place of a running one. Raises ConfigError."""
+        request = SwitchRequest(ADMIN, who, "start experiment", dry_run)
+        with self._recording_failure(request):
+            experiment = await asyncio.to_thread(parse_experiment, text, self.policy_set.policies)
+            request = request._replace(what=f"start experiment of {', '.join(experiment.arms)}")
+            return await self._switch.switch(request, lambda now: proposals.propose_experiment(now, experiment))
 
     async def end_experiment(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """The active policy decides for everybody again."""
+        """End the experiment: the active policy decides for all requests. Raises ControlConflict when none runs."""
 
-        def make(now: PolicySet) -> Proposal:
+        def propose(now: PolicySet) -> Proposal:
             if now.experiment is None:
                 raise ControlConflict("no experiment is running", code="no_experiment")
             return proposals.propose_end(now)
 
-        return await self._switching.switch(SwitchRequest(ADMIN, who, "end experiment", dry_run), make)
+        return await self._switch.switch(SwitchRequest(ADMIN, who, "end experiment", dry_run), propose)
 
     async def undo(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Back to before the last switch."""
+        """Return to what was in force before the last switch. Raises ControlConflict when there is none."""
 
-        def make(now: PolicySet) -> Proposal:
-            if not self._switching.undo:
+        def propose(now: PolicySet) -> Proposal:
+            if not self._switch.undo:
                 raise ControlConflict("there is no switch left to undo", code="nothing_to_undo")
-            what, before = self._switching.undo[-1]
+            what, before = self._switch.undo[-1]
             return Proposal(before, (f"undone: {what}",))
 
-        return await self._switching.switch(SwitchRequest(ADMIN, who, "undo", dry_run), make, back=True)
+        return await self._switch.switch(SwitchRequest(ADMIN, who, "undo", dry_run), propose, back=True)
 
-    # the files
+    # files
 
-    def paths(self) -> list[Path]:
-        """What is to be watched."""
+    def watched_paths(self) -> list[Path]:
+        """Return the paths whose changes `reload_files` would apply."""
         return [path for path in (self._file, self._folder) if path is not None]
 
     async def reload_files(self) -> SwitchSummary | None:
-        """Takes over what changed in the files. None: they cannot be read, and nothing changed."""
+        """Apply what changed in the files. Return None, with nothing changed, when they cannot be read or built."""
         if self._file is None:
             return None
         try:
             found = await asyncio.to_thread(policy_files.read, self._file)
             self._folder = found.folder
-            switch = await self._switching.switch(
+            summary = await self._switch.switch(
                 SwitchRequest(FILES, FILES, "files changed"),
-                lambda now: proposals.merge_file_changes(now, self._said, found.said, self._registry),
+                lambda now: proposals.merge_file_changes(now, self._file_settings, found.settings, self._registry),
             )
-        except ConfigError as wrong:
-            self._failed(FILES, wrong)
+        except ConfigError as error:
+            self._record_failure(FILES, error)
             return None
         if self.errors.pop(FILES, None) is not None:
-            log.info("the files read well again")
-        self._said = found.said
+            log.info("configuration files: the error is fixed, changes take effect again")
+        self._file_settings = found.settings
         if self._first_read is not None:
-            self._compare(policy_files.must_restart(self._first_read, found))
-        return switch
-
-    def _compare(self, keys: list[str]) -> None:
-        if keys and keys != self.needs_restart:
-            log.warning("these changes need a restart to take effect: %s", ", ".join(keys))
-        self.needs_restart = keys
+            keys = policy_files.find_restart_keys(self._first_read, found)
+            if keys and keys != self.needs_restart:
+                log.warning("configuration files: changes of these keys need a restart: %s", ", ".join(keys))
+            self.needs_restart = keys
+        return summary
 
     # the guard
 
-    def found(self, finding: Finding) -> None:
-        """An arm is too bad."""
-        self._switching.roll_back(finding)
+    def handle_finding(self, finding: Finding) -> None:
+        """Roll back an arm that the guard or a limit found too bad."""
+        self._switch.roll_back(finding)
 
-    # what is the case, as plain JSON types
+    # status, as plain JSON types
 
-    def policies(self) -> dict[str, Any]:
+    def describe_policies(self) -> dict[str, Any]:
+        """Describe the policies in force, and recent errors."""
         return {
-            **describe_policies(self.regime),
+            **describe_policies(self.policy_set),
             "errors": {source: failure._asdict() for source, failure in self.errors.items()},
             "failures": dict(self.failures),
             "switches": dict(self.switches),
             "needs_restart": self.needs_restart,
-            "undo": [step.what for step in reversed(self._switching.undo)],
+            "undo": [step.what for step in reversed(self._switch.undo)],
             "audit": {"waiting": self.audit.pending, "lost": self.audit.lost, "trouble": self.audit.trouble},
         }
 
-    def policy(self, name: str) -> str:
-        """One policy as YAML, every default written out. Raises NotFound."""
-        spec = find_policy(self.regime, name).spec
+    def dump_policy(self, name: str) -> str:
+        """Return a policy as YAML with every default written out. Raises NotFound."""
+        spec = find_policy(self.policy_set, name).spec
         if spec is None:
             raise NotFound(f"policy {name} was built by hand: it has no text", param="name", code="unknown_policy")
         return dump_yaml(spec)
 
-    def experiment(self) -> dict[str, Any]:
-        told = describe_experiment(self.regime, self._core.experiment, self._core.selector.shadows)
-        return {"running": told is not None, **(told or {}), "last": self._switching.ended}
+    def describe_experiment(self) -> dict[str, Any]:
+        """Describe the running experiment, if any, and the last one that ended."""
+        running = describe_experiment(self.policy_set, self._scheduler.experiment, self._scheduler.selector.shadows)
+        return {"running": running is not None, **(running or {}), "last": self._switch.ended}
 
-    def entries(self, limit: int) -> list[dict[str, Any]]:
-        """Of the audit log, newest first."""
+    def list_audit_entries(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, newest first."""
         return [msgspec.to_builtins(entry) for entry in self.audit.latest(limit)]
 
-    # what went wrong
+    # failures
 
     @contextmanager
-    def _remembered(self, asked: SwitchRequest) -> Iterator[None]:
-        """What cannot be built stays known as its source's error, until something can. Of tries nothing is kept."""
+    def _recording_failure(self, request: SwitchRequest) -> Iterator[None]:
+        """Keep a `ConfigError` as its source's error, until a change from there succeeds. Dry runs are not recorded."""
         try:
             yield
-        except ConfigError as wrong:
-            if not asked.dry_run:
-                self._failed(asked.source, wrong)
+        except ConfigError as error:
+            if not request.dry_run:
+                self._record_failure(request.source, error)
             raise
-        if not asked.dry_run:
-            self.errors.pop(asked.source, None)
+        if not request.dry_run:
+            self.errors.pop(request.source, None)
 
-    def _failed(self, source: str, wrong: ConfigError) -> None:
+    def _record_failure(self, source: str, error: ConfigError) -> None:
         self.failures[source] += 1
         before = self.errors.get(source)
-        if before is None or before.text != str(wrong):
-            log.error("nothing was switched, what is in force stays: %s", wrong)
-        self.errors[source] = SourceFailure(self._clock.wall(), str(wrong))
+        if before is None or before.text != str(error):
+            log.error("policy change from %s refused, the policies in force stay: %s", source, error)
+        self.errors[source] = SourceFailure(self._clock.wall(), str(error))
 
 
-def find_policy(regime: PolicySet, name: str) -> Policy:
-    """Raises NotFound."""
-    if name not in regime.policies:
-        raise NotFound(describe_unknown("policy", name, regime.policies), param="policy", code="unknown_policy")
-    return regime.policies[name]
+def find_policy(policy_set: PolicySet, name: str) -> Policy:
+    """Return a policy by name. Raises NotFound."""
+    if name not in policy_set.policies:
+        text = describe_unknown("policy", name, policy_set.policies)
+        raise NotFound(text, param="policy", code="unknown_policy")
+    return policy_set.policies[name]

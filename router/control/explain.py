@@ -1,14 +1,14 @@
-"""What would happen to a request now: the whole way to a decision, and not one step further.
+"""Explain where a request would be sent now: everything up to the decision, and nothing after it.
 
-The prompt is read and its model looked up by the route's own functions, and the same core looks at the same fleet, so
-the answer is the request's own. What a request leaves behind on its way is what differs: nothing is booked, counted,
-recorded or learned, and no number, retry or breaker trial is used up. Therefore
+The prompt is read and its model resolved by the functions of `router/request/route.py`, and the same scheduler decides
+over the same fleet, so the answer is what the request would get. Nothing is booked, counted, recorded or learned, and
+no request number, retry or breaker trial is used up. Therefore
 
-    token ids    are made here, or by an engine's tokenizer, asked past the room that counts and compares its answers
-    the pool     is not asked: it remembers and counts whoever asks. It is unknown here, and the answer says so
+    token ids    are computed here, or by an engine's tokenizer through a client of its own, which learns nothing
+    the pool     is not queried, since it counts and caches queries; its overlap is unknown, and the answer says so
     the arm      of an experiment is looked up, not entered
-    a pair       is not chosen: the answer is for the request as a whole, and says so
-    equals       of a large fleet are drawn from all of them; a request draws from a few (`shortlist.py`), and the
+    a pair       is not chosen: the answer is for the whole request, and says so
+    ties         in a large fleet are broken among all targets; a request draws from a few (`shortlist.py`), and the
                  answer says so
 """
 
@@ -23,7 +23,6 @@ from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import can_split
 from router.clock import Clock
 from router.config.schema import Config
-from router.config.sections.experiment import ExperimentConfig
 from router.errors import BadRequest, NoTarget
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
@@ -45,37 +44,43 @@ from scorers.contract import Needs
 
 
 class ExplainRequest(NamedTuple):
-    """A request that is not to happen."""
+    """A request to explain. The optional fields are what its headers and API key would say."""
 
     path: str
     body: bytes
     content_type: str | None = None
-    policy: str | None = None  # whose choice is wanted; None: whichever would decide
-    session: str | None = None  # as its header would name it
+    policy: str | None = None  # the policy that chooses; None: the one that would decide
+    session: str | None = None
     client: str | None = None  # the name of its API key
-    ttft_ms: str | None = None  # the objectives, as its headers would give them
+    ttft_ms: str | None = None
     tpot_ms: str | None = None
 
 
-class _Placed(NamedTuple):
-    """Where it stands, with what must be said of that."""
+class _Placement(NamedTuple):
+    """The arm of an experiment that the request would be on, and a note for the answer."""
 
     arm: str | None
     note: str | None = None
 
 
 class Explain:
-    """`reading` must want the prompt's source: an overlap is worth knowing even where no policy asks for it."""
+    """`read_options` must want the prompt's source: the overlap is reported even when no policy needs it."""
 
     def __init__(
-        self, config: Config, clock: Clock, core: Scheduler, tokens: Tokenization, fetch: Fetch, reading: ReadOptions
+        self,
+        config: Config,
+        clock: Clock,
+        scheduler: Scheduler,
+        tokenization: Tokenization,
+        fetch: Fetch,
+        read_options: ReadOptions,
     ) -> None:
         self._config = config
         self._clock = clock
-        self._core = core
-        self._tokens = tokens
-        self._remote = EngineTokenizer(fetch)  # of our own: its turns are nobody else's
-        self._reading = reading
+        self._scheduler = scheduler
+        self._tokenization = tokenization
+        self._remote = EngineTokenizer(fetch)  # a client of its own, which takes no turn from requests
+        self._read_options = read_options
 
     @property
     def body_bytes(self) -> int:
@@ -83,79 +88,73 @@ class Explain:
 
     @property
     def extra_paths(self) -> frozenset[str]:
-        """Of the configuration, beside those that every engine has."""
+        """POST paths that the configuration adds to the built-in ones."""
         return frozenset(extra.path for extra in self._config.edge.extra_endpoints if extra.method == "POST")
 
-    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
-        """The decision for people, as plain JSON types. Raises `Refused` as the route would."""
-        prompt = self._read(asked)
-        served = resolve_model(prompt, self._core)
-        known = await self._known(prompt, served)
-        record = self._record(asked, prompt)
-        placed = self._place(asked, prompt, record)
-        only = locate_response(prompt.previous_response_id, self._core)
-        decision = self._decision(record, prompt, served, known, only)
+    async def explain(self, request: ExplainRequest) -> dict[str, Any]:
+        """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
+        headers = RequestHeaders(request.session, request.ttft_ms, request.tpot_ms)
+        prompt = read_prompt(request.path, request.content_type, request.body, self._read_options, headers)
+        served = resolve_model(prompt, self._scheduler)
+        known = await self._tokenize(prompt, served)
+        record = self._create_record(request, prompt)
+        placement = self._place(request, prompt, record)
+        only = locate_response(prompt.previous_response_id, self._scheduler)
+        tokens = known if isinstance(known, TokenizedPrompt) else None
+        decision = self._scheduler.explain(record, prompt, served, tokens, only)
+        if decision is None:
+            raise NoTarget("no engine can serve this model now")
         policy = record.policy
         assert policy is not None, "placed"
-        shown = describe_decision(decision)
+        description = describe_decision(decision)
         notes = [
-            placed.note,
-            self._about_pool(policy.needs),
-            self._about_pairs(prompt, only),
-            _about_pin(only),
-            _about_equals(decision, policy),
+            placement.note,
+            self._note_on_pool(policy.needs),
+            self._note_on_pairs(prompt, only),
+            None if only is None else f"only {only} knows the response that it goes on from",
+            _note_on_ties(decision, policy),
         ]
         return {
-            "target": shown["target"],
-            "why": shown["why"],
+            "target": description["target"],
+            "why": description["why"],
             "policy": policy.name,
             "policy_digest": policy.digest,
-            "arm": placed.arm,
-            "tokens": _about_tokens(known),
+            "arm": placement.arm,
+            "tokens": _describe_tokens(known),
             "overlap": to_plain(decision.row.overlap),
             "pool": "none" if self._config.pool is None else "not asked",
             "notes": [note for note in notes if note is not None],
-            "decision": shown,
+            "decision": description,
         }
 
-    def _read(self, asked: ExplainRequest) -> Prompt:
-        return read_prompt(
-            asked.path,
-            asked.content_type,
-            asked.body,
-            self._reading,
-            RequestHeaders(asked.session, asked.ttft_ms, asked.tpot_ms),
-        )
-
-    async def _known(self, prompt: Prompt, served: ServedModel | None) -> TokenizedPrompt | UnknownIds:
-        """As a request's, whatever the policies in use need."""
+    async def _tokenize(self, prompt: Prompt, served: ServedModel | None) -> TokenizedPrompt | UnknownIds:
+        """Return token ids and block keys as a request would get them, whether or not a policy in use needs them."""
         source = prompt.source
         if isinstance(source, UnknownIds):
             return source
         if served is None:
             return UnknownIds("no_model")
-        sizes = self._core.block_sizes(served.base)
-        if isinstance(source, Ids) or not self._tokens.uses_remote(served.base):
-            return await self._tokens.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
+        sizes = self._scheduler.block_sizes(served.base)
+        if isinstance(source, Ids) or not self._tokenization.uses_remote(served.base):
+            return await self._tokenization.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
         if isinstance(source, Chat) and source.has_media:
             return UnknownIds("media")
-        candidates = self._core.fleet.candidates(served.base, (), self._clock.now())
+        candidates = self._scheduler.fleet.candidates(served.base, (), self._clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
         budget_s = self._config.tokens.budget_ms / 1e3
         ids = await self._remote.tokenize(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
         if isinstance(ids, str):
             return UnknownIds(ids)
-        given = replace(prompt, source=Ids(list(ids)))
-        known = await self._tokens.tokenize(given, served.base, served.adapter, sizes, ())
+        with_ids = replace(prompt, source=Ids(list(ids)))
+        known = await self._tokenization.tokenize(with_ids, served.base, served.adapter, sizes, ())
         return known._replace(source="remote") if isinstance(known, TokenizedPrompt) else known
 
-    def _record(self, asked: ExplainRequest, prompt: Prompt) -> Record:
-        """What a decision is made for. Nobody else sees it."""
-        now = self._clock.now()
+    def _create_record(self, request: ExplainRequest, prompt: Prompt) -> Record:
+        """Return the record that the decision needs. It is not kept."""
         return Record(
             id="",
-            number=self._core.selector.request_count,
-            arrived_s=now,
+            number=self._scheduler.selector.request_count,
+            arrived_s=self._clock.now(),
             at_wall_s=self._clock.wall(),
             endpoint=prompt.path,
             model=prompt.model or "",
@@ -163,90 +162,66 @@ class Explain:
             tokens_from="",
             prompt_tokens_counted=None,
             stages=Stages(),
-            client=asked.client,
+            client=request.client,
         )
 
-    def _place(self, asked: ExplainRequest, prompt: Prompt, record: Record) -> _Placed:
-        """Puts the policy that would decide, and its arm, on `record`."""
-        regime = self._core.selector.policy_set
-        experiment = regime.experiment
-        if asked.policy is not None:
-            record.policy = _named(asked.policy, regime)
-            return _Placed(None)
-        if experiment is None or regime.first is None:
-            record.policy = regime.policy
-            return _Placed(None)
-        unit, other = (derive_unit(experiment, prompt, asked.client, id, record.at_wall_s) for id in ("a", "b"))
+    def _place(self, request: ExplainRequest, prompt: Prompt, record: Record) -> _Placement:
+        """Set the policy that would decide, and its arm, on `record`."""
+        policy_set = self._scheduler.selector.policy_set
+        experiment = policy_set.experiment
+        if request.policy is not None:
+            record.policy = _find_policy(request.policy, policy_set)
+            return _Placement(None)
+        if experiment is None or policy_set.first is None:
+            record.policy = policy_set.policy
+            return _Placement(None)
+        unit, other = (derive_unit(experiment, prompt, request.client, id, record.at_wall_s) for id in ("a", "b"))
         if unit == other:
-            record.arm, record.policy = regime.assign(unit)
-            return _Placed(record.arm)
-        record.arm, record.policy = regime.first, regime.policies[regime.first]
-        return _Placed(None, _draws_its_own(experiment, regime.first))
-
-    def _decision(
-        self,
-        record: Record,
-        prompt: Prompt,
-        served: ServedModel | None,
-        known: TokenizedPrompt | UnknownIds,
-        only: TargetId | None,
-    ) -> Decision:
-        decision = self._core.explain(
-            record, prompt, served, known if isinstance(known, TokenizedPrompt) else None, only
+            record.arm, record.policy = policy_set.assign(unit)
+            return _Placement(record.arm)
+        # Each request without a unit of its own draws its arm by its id, so the arm is not known before it arrives.
+        record.arm, record.policy = policy_set.first, policy_set.policies[policy_set.first]
+        shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.arms.items())
+        return _Placement(
+            None,
+            f"nothing here names its {experiment.unit}, so it would draw an arm of its own ({shares}); this is what "
+            f"the first one would do, {policy_set.first}",
         )
-        if decision is None:
-            raise NoTarget("no engine can serve this model now")
-        return decision
 
-    def _about_pool(self, needs: Needs) -> str | None:
+    def _note_on_pool(self, needs: Needs) -> str | None:
         if self._config.pool is None or Needs.POOL not in needs:
             return None
         return "the shared pool was not asked, so what it holds is unknown here; a request would ask it"
 
-    def _about_pairs(self, prompt: Prompt, only: TargetId | None) -> str | None:
-        if only is not None or not self._core.peers or not can_split(prompt.endpoint, prompt.body):
+    def _note_on_pairs(self, prompt: Prompt, only: TargetId | None) -> str | None:
+        if only is not None or not self._scheduler.peers or not can_split(prompt.endpoint, prompt.body):
             return None
         return "a request like this may be split over a prefill and a decode instance; this is for the whole of it"
 
 
-def _named(policy: str, regime: PolicySet) -> Policy:
-    if policy not in regime.policies:
-        names = ", ".join(sorted(regime.policies))
-        raise BadRequest(
-            f"there is no policy `{policy}`; policies here: {names}", param="policy", code="unknown_policy"
-        )
-    return regime.policies[policy]
+def _find_policy(name: str, policy_set: PolicySet) -> Policy:
+    if name not in policy_set.policies:
+        names = ", ".join(sorted(policy_set.policies))
+        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", param="policy", code="unknown_policy")
+    return policy_set.policies[name]
 
 
-def _draws_its_own(experiment: ExperimentConfig, first: str) -> str:
-    """Of a request that stands for itself alone: which arm it would be on is drawn when it comes."""
-    shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.arms.items())
-    return (
-        f"nothing here names its {experiment.unit}, so it would draw an arm of its own ({shares}); this is what the "
-        f"first one would do, {first}"
-    )
-
-
-def _about_pin(only: TargetId | None) -> str | None:
-    return None if only is None else f"only {only} knows the response that it goes on from"
-
-
-def _about_equals(decision: Decision, policy: Policy) -> str | None:
-    """All of a large fleet are priced here. A request sees a few of many equals, and draws from these."""
+def _note_on_ties(decision: Decision, policy: Policy) -> str | None:
+    """All targets of a large fleet are scored here, while a request scores and draws from a few of many equal ones."""
     if len(decision.view.rows) <= SMALL or policy.orders is None or decision.margin != 0:
         return None
     return f"one of {decision.costs.count(min(decision.costs))} equals, by chance; a request may draw another"
 
 
-def _about_tokens(known: TokenizedPrompt | UnknownIds) -> dict[str, Any]:
-    """Where the ids came from, or why there are none."""
+def _describe_tokens(known: TokenizedPrompt | UnknownIds) -> dict[str, Any]:
+    """Describe where the token ids came from, or why there are none."""
     if isinstance(known, UnknownIds):
         return {"from": known.reason, "prompt_tokens": None, "leading_tokens": None}
     tokens = len(known.ids)
     return {
         "from": known.source,
         "prompt_tokens": tokens if known.complete else None,
-        "leading_tokens": tokens,  # of a prompt with media: those before it
+        "leading_tokens": tokens,  # in a prompt with media, the tokens before it
         "tokens_ms": known.tokens_ms,
         "keys_ms": known.keys_ms,
     }

@@ -1,8 +1,8 @@
-"""Tells that something changed among the operator's files.
+"""Watch the configuration files for changes.
 
-Folders are watched, not files: an editor replaces the file, and a ConfigMap's update turns a symlink (`..data`) two
-steps away from it. So every folder on the way to a file counts, through each symlink, and where these have moved the
-watch is set up anew. What changed is not said: whoever asks reads all of it again, which costs a millisecond.
+Folders are watched, not files: an editor replaces the file, and an update of a ConfigMap changes a symlink (`..data`)
+two steps away from it. So every folder on the way to a file counts, through each symlink, and the watch is set up again
+when these have changed. Which file changed is not reported: the reader reads all of them, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from watchfiles import Change, awatch
 
 log = logging.getLogger("warmroute.files")
 
-DEBOUNCE_MS = 1000  # a change that goes on for so long is told of before its end
-STEP_MS = 50  # quiet for so long: it is complete
-LOOK_EVERY_S = 1.0  # for folders that came, went or were replaced: a watch on one that is gone is silent
-MOST_LINKS = 40  # the kernel's own bound
+DEBOUNCE_MS = 1000  # a change that goes on this long is reported before its end
+STEP_MS = 50  # a change is complete after this long without another one
+POLL_S = 1.0  # for folders that came, went or were replaced: a watch on a deleted folder reports nothing
+MAX_LINKS = 40  # as the kernel's own limit
 
-Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: it is not there
+Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: the folder does not exist
 
 
-async def watch_changes(paths: Callable[[], Iterable[Path]], look_every_s: float = LOOK_EVERY_S) -> AsyncIterator[None]:
-    """After every change of the files and folders that `paths` names at that time, and when a watch has just been set
-    up: what happened before that was not seen. A folder that is missing is complained of once, and looked for.
+async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POLL_S) -> AsyncIterator[None]:
+    """Yield after every change of the files and folders that `paths` names at that time, until cancelled.
 
-    Ends by being cancelled only.
+    Yields also when a watch has just been set up, since earlier changes were missed. A missing folder is logged once
+    and looked for every `poll_s` seconds.
     """
-    complained: set[Path] = set()
+    logged: set[Path] = set()
     while True:
         before = find_folders(paths())
         missing = {folder for folder, identity in before.items() if identity is None}
-        for folder in sorted(missing - complained):
-            log.error("no such folder, looking for it every %g s: %s", look_every_s, folder)
-        complained = missing
+        for folder in sorted(missing - logged):
+            log.error("configuration folder missing, checking every %g s: %s", poll_s, folder)
+        logged = missing
         fresh = True
-        async with aclosing(_ticks(before, frozenset(path.name for path in paths()), look_every_s)) as ticks:
+        async with aclosing(_ticks(before, frozenset(path.name for path in paths()), poll_s)) as ticks:
             async for changed in ticks:
                 if changed or fresh:
                     yield
@@ -49,18 +49,18 @@ async def watch_changes(paths: Callable[[], Iterable[Path]], look_every_s: float
 
 
 async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> AsyncGenerator[bool]:
-    """True for a change, False when there was none for a while."""
-    there = [folder for folder, identity in watched.items() if identity is not None]
+    """Yield True for a change, False after `every_s` without one."""
+    existing = [folder for folder, identity in watched.items() if identity is not None]
 
-    def worth_reading(change: Change, path: str) -> bool:
-        """Not the logs beside the configuration."""
+    def is_configuration(change: Change, path: str) -> bool:
+        """Whether `path` may be a configuration file, unlike the logs beside it."""
         name = Path(path).name
         return name in names or name.startswith("..") or Path(path).suffix in ("", ".yaml", ".yml")
 
     try:
         async for found in awatch(
-            *there,
-            watch_filter=worth_reading,
+            *existing,
+            watch_filter=is_configuration,
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
             rust_timeout=max(1, int(every_s * 1000)),
@@ -68,38 +68,39 @@ async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> Asy
             recursive=False,
         ):
             yield bool(found)
-    except OSError as error:  # one is gone since we looked, or there are no more inotify watches
-        log.error("files cannot be watched, trying again in %g s: %s", every_s, error)
+    except OSError as error:  # a folder was deleted meanwhile, or no inotify watches are left
+        log.error("configuration files cannot be watched, trying again in %g s: %s", every_s, error)
         await asyncio.sleep(every_s)
 
 
 def find_folders(paths: Iterable[Path]) -> Folders:
-    """Where something has to happen for one of `paths` to be another: its folder, and those of all symlinks on the way.
-    Of a folder: itself and those of the symlinks in it, too.
+    """Return the folders in which a change can replace one of `paths`: its parents' through all symlinks on the way.
+
+    For a path that is a folder, also the folder itself and the targets of symlinks in it.
     """
     found: set[Path] = set()
     for path in paths:
-        found |= _on_the_way(path.absolute())
+        found |= _follow_links(path.absolute())
         if path.is_dir():
             found.add(path.resolve())
             for link in path.iterdir():
-                found |= _on_the_way(link.absolute()) if link.is_symlink() else set()
+                found |= _follow_links(link.absolute()) if link.is_symlink() else set()
     return {folder: _identity(folder) for folder in found}
 
 
-def _on_the_way(path: Path, links: int = 0) -> set[Path]:
+def _follow_links(path: Path, links: int = 0) -> set[Path]:
     found = {path.parent}
     for part in (path, *path.parents):
-        if part.is_symlink() and links < MOST_LINKS:
+        if part.is_symlink() and links < MAX_LINKS:
             found.add(part.parent)
-            found |= _on_the_way(part.parent / part.readlink() / path.relative_to(part), links + 1)
+            found |= _follow_links(part.parent / part.readlink() / path.relative_to(part), links + 1)
             break
     return found
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
     try:
-        told = folder.stat()
+        stat = folder.stat()
     except OSError:
         return None
-    return (told.st_dev, told.st_ino) if folder.is_dir() else None
+    return (stat.st_dev, stat.st_ino) if folder.is_dir() else None

@@ -1,6 +1,6 @@
-"""What is the case, for people and for metrics: reads the rooms, changes nothing but what an operator asks for.
+"""The status of the router, read from all its parts, as JSON for the admin API and as a snapshot for the metrics.
 
-Implements `web.admin.Operations` and makes the snapshot behind the state metrics.
+Implements `api.admin.AdminOperations`. Reads only, except for draining on an operator's request.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from router.fleet.instance import Instance, Target
 from router.fleet.latency_model import LINKS
 from router.kvcache.events import Tier
 from router.kvcache.indexer import EventStream
-from router.prompt.tokenization.tokenization import Tokenization
-from router.prompt.tokenization.tokenization import TokenizationReport as Tokenizer
+from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
 from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.experiments.policy_set import PolicySet
@@ -46,52 +45,53 @@ from router.telemetry.recent_records import RecentRecords
 
 
 class OtherWorkers(Protocol):
-    """Other processes that answer requests of this router."""
+    """The other worker processes of this router."""
 
-    def workers(self) -> list[dict[str, Any]]:
-        """Of all, this one first."""
+    def describe_workers(self) -> list[dict[str, Any]]:
+        """Describe all workers, this one first."""
 
-    async def record(self, id: str) -> dict[str, Any] | None: ...
+    async def fetch_record(self, id: str) -> dict[str, Any] | None:
+        """Return a record that another worker keeps; None when none does."""
 
-    async def records(self, limit: int) -> list[dict[str, Any]]:
-        """The newest of each, in no order."""
+    async def fetch_records(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest `limit` records of each other worker, unsorted."""
 
 
 class Status:
     def __init__(
         self,
-        core: Scheduler,
-        tokens: Tokenization,
-        handing: TokenIdPassthrough,
+        scheduler: Scheduler,
+        tokenization: Tokenization,
+        passthrough: TokenIdPassthrough,
         pool: MooncakeStore | NoKvStore,
         health: HealthProbe,
         discoveries: Mapping[str, Discovery],
-        ring: RecentRecords,
+        recent_records: RecentRecords,
         control: Control,
         decision_log: DecisionLogWriter | None,
         clock: Clock,
         run_id: str,
         others: OtherWorkers | None = None,
-        gates: Iterable[ModelAdmission] = (),
+        admission: Iterable[ModelAdmission] = (),
     ) -> None:
-        self._core = core
-        self._tokens = tokens
-        self._handing = handing
+        self._scheduler = scheduler
+        self._tokenization = tokenization
+        self._passthrough = passthrough
         self._pool = pool
         self._health = health
         self._discoveries = discoveries
-        self._ring = ring
+        self._recent_records = recent_records
         self._control = control
         self._decision_log = decision_log
         self._clock = clock
         self._run_id = run_id
         self._others = others
-        self._gates = gates
+        self._admission = admission
 
-    # web.admin.Operations
+    # AdminOperations
 
-    def instances(self) -> list[dict[str, Any]]:
-        takers, tokenizers = self._handing.report().instances, self._tokens.report()
+    def describe_instances(self) -> list[dict[str, Any]]:
+        support, tokenizers = self._passthrough.report().instances, self._tokenization.report()
         return [
             {
                 "id": instance.id,
@@ -99,85 +99,88 @@ class Status:
                 "state": instance.state.value,
                 "trouble": self._health.trouble(instance.id),
                 "models": [card.id for card in instance.cards],
-                "tokenizer": self._tokenizer(tokenizers.get(instance.base or "")),
-                "token_ids": takers[instance.id]._asdict() if instance.id in takers else None,
-                "targets": [self._target(target) for target in instance.targets.values()],
+                "tokenizer": self._describe_tokenizer(tokenizers.get(instance.base or "")),
+                "token_ids": support[instance.id]._asdict() if instance.id in support else None,
+                "targets": [self._describe_target(target) for target in instance.targets.values()],
             }
-            for instance in self._core.fleet
+            for instance in self._scheduler.fleet
         ]
 
-    def _tokenizer(self, told: Tokenizer | None) -> dict[str, Any] | None:
-        """None: there is none here. Memory is that of all models together."""
-        if told is None:
+    def _describe_tokenizer(self, report: TokenizationReport | None) -> dict[str, Any] | None:
+        """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for it."""
+        if report is None:
             return None
-        memory = self._tokens.memory
-        return {**told._asdict(), "memory_bytes": memory.held_bytes, "memory_limit_bytes": memory.limit_bytes}
+        memory = self._tokenization.memory
+        return {**report._asdict(), "memory_bytes": memory.held_bytes, "memory_limit_bytes": memory.limit_bytes}
 
-    def discovery(self) -> dict[str, str | None]:
+    def describe_discovery(self) -> dict[str, str | None]:
         return {name: discovery.trouble for name, discovery in self._discoveries.items()}
 
     def drain(self, instance: str, on: bool) -> bool:
-        return self._core.drain(instance, on)
+        return self._scheduler.drain(instance, on)
 
-    async def record(self, record_id: str) -> dict[str, Any] | None:
-        record = self._ring.get(record_id)
+    async def find_record(self, record_id: str) -> dict[str, Any] | None:
+        record = self._recent_records.get(record_id)
         if record is not None:
             return describe_record(record)
-        return None if self._others is None else await self._others.record(record_id)
+        return None if self._others is None else await self._others.fetch_record(record_id)
 
-    async def records(self, limit: int) -> list[dict[str, Any]]:
-        own = [describe_record(record) for record in self._ring.latest(limit)]
+    async def list_records(self, limit: int) -> list[dict[str, Any]]:
+        own = [describe_record(record) for record in self._recent_records.latest(limit)]
         if self._others is None:
             return own
-        together = own + await self._others.records(limit)
-        return sorted(together, key=itemgetter("at_wall_s"), reverse=True)[:limit]
+        merged = own + await self._others.fetch_records(limit)
+        return sorted(merged, key=itemgetter("at_wall_s"), reverse=True)[:limit]
 
-    def workers(self) -> list[dict[str, Any]]:
+    def describe_workers(self) -> list[dict[str, Any]]:
         if self._others is not None:
-            return self._others.workers()
+            return self._others.describe_workers()
         own = {"number": 0, "pid": os.getpid(), "run": self._run_id, "up": True}
-        return [own | {"policies": self._core.selector.policy_set.digests, "trouble": None}]
+        return [own | {"policies": self._scheduler.selector.policy_set.digests, "trouble": None}]
 
-    def pool(self) -> dict[str, Any] | None:
-        told = self._pool.report()
-        return None if told is None else describe_pool(told)
+    def describe_pool(self) -> dict[str, Any] | None:
+        report = self._pool.report()
+        return None if report is None else describe_pool(report)
 
-    def admission(self) -> list[dict[str, Any]]:
-        return [describe_admission(gate, self._clock.now()) for gate in self._gates]
+    def describe_admission(self) -> list[dict[str, Any]]:
+        return [describe_admission(model, self._clock.now()) for model in self._admission]
 
-    # the state metrics
+    # metrics
 
     def snapshot(self) -> RouterSnapshot:
-        memory = self._tokens.memory
+        """Return the values of all state metrics as of now."""
+        memory = self._tokenization.memory
         return RouterSnapshot(
-            targets=[self._state(i, target) for i in self._core.fleet for target in i.targets.values()],
-            tokenizers=self._tokens.report(),
-            policy_faults=self._core.selector.faults,
-            discovery_trouble={name: trouble is not None for name, trouble in self.discovery().items()},
-            unpaired=self._core.peers.unpaired,
-            pool=pool_state(self._pool.report()),
-            policies=self._policies(),
-            passthrough=self._handing.report(),
+            targets=[self._snapshot_target(i, target) for i in self._scheduler.fleet for target in i.targets.values()],
+            tokenizers=self._tokenization.report(),
+            policy_faults=self._scheduler.selector.faults,
+            discovery_trouble={name: trouble is not None for name, trouble in self.describe_discovery().items()},
+            unpaired=self._scheduler.peers.unpaired,
+            pool=snapshot_pool(self._pool.report()),
+            policies=self._snapshot_policies(),
+            passthrough=self._passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
-            admission=[gate_state(gate) for gate in self._gates],
+            admission=[snapshot_admission(model) for model in self._admission],
         )
 
-    def _policies(self) -> PolicyState:
-        regime, trial = self._core.selector.policy_set, self._core.experiment
+    def _snapshot_policies(self) -> PolicyState:
+        selector, experiment = self._scheduler.selector, self._scheduler.experiment
+        policy_set = selector.policy_set
+        units = {} if experiment is None else experiment.units
         return PolicyState(
-            in_force=list_policies_in_force(regime),
+            in_force=list_policies_in_force(policy_set),
             switches=self._control.switches,
             refusals=self._control.failures,
-            arms=[] if trial is None else [ArmUnits(a, n, a in regime.rolled_back) for a, n in trial.units.items()],
-            shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in self._core.selector.shadows},
+            arms=[ArmUnits(arm, count, arm in policy_set.rolled_back) for arm, count in units.items()],
+            shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in selector.shadows},
             decision_log=None if self._decision_log is None else self._decision_log.stats,
             audit_failures=self._control.audit.failures,
         )
 
-    def _state(self, instance: Instance, target: Target) -> TargetState:
+    def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
         now = self._clock.now()
         books, speed = target.load_book, target.latency_model.speed(now)
-        stream = self._core.indexer.describe_stream(target.id)
+        stream = self._scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         return TargetState(
             target=target.id,
@@ -207,10 +210,10 @@ class Status:
             links=[LinkState(link, *getattr(speed, link)[:3]) for link in LINKS],
         )
 
-    def _target(self, target: Target) -> dict[str, Any]:
+    def _describe_target(self, target: Target) -> dict[str, Any]:
         now = self._clock.now()
         speed = target.latency_model.speed(now)
-        stream = self._core.indexer.describe_stream(target.id)
+        stream = self._scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         listening = book is not None and book.trusted and not book.joined_late
         return {
@@ -232,17 +235,19 @@ class Status:
         }
 
 
-def list_policies_in_force(regime: PolicySet) -> list[PolicyInForce]:
-    active = PolicyInForce("active", regime.active, regime.policy.digest)
-    if regime.experiment is None:
+def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
+    """Return the active policy, the arms that get requests, and the shadows, each with its role and digest."""
+    policies, experiment = policy_set.policies, policy_set.experiment
+    active = PolicyInForce("active", policy_set.active, policy_set.policy.digest)
+    if experiment is None:
         return [active]
-    arms = [PolicyInForce("arm", name, regime.policies[name].digest) for name in regime.live_arms]
-    shadows = [PolicyInForce("shadow", name, regime.policies[name].digest) for name in regime.experiment.shadows]
+    arms = [PolicyInForce("arm", name, policies[name].digest) for name in policy_set.live_arms]
+    shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
 
 
 def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
-    """None: the target has no event stream."""
+    """Describe a target's event stream; None when it has none."""
     if stream is None or (book := stream.sequencer) is None:
         return None
     return {
@@ -265,24 +270,25 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
     }
 
 
-def describe_pool(told: PoolReport) -> dict[str, Any]:
+def describe_pool(report: PoolReport) -> dict[str, Any]:
+    """Describe the shared pool: its masters, query outcomes, and how each model's blocks are named."""
     return {
-        "leader": told.leader,
-        "masters": [to_plain(master) for master in told.masters],
-        "answers": count_answers(told),
-        "asked": to_plain(told.queries),
+        "leader": report.leader,
+        "masters": [to_plain(master) for master in report.masters],
+        "answers": count_answers(report),
+        "asked": to_plain(report.queries),
         "models": [
-            {**to_plain(model), "chain": None if model.chain is None else str(model.chain)} for model in told.models
+            {**to_plain(model), "chain": None if model.chain is None else str(model.chain)} for model in report.models
         ],
-        "remembered_digests": told.remembered_digests,
+        "remembered_digests": report.remembered_digests,
     }
 
 
-def describe_admission(gate: ModelAdmission, now: float) -> dict[str, Any]:
-    """Who is live behind a model's door, what fits, and who waits in front of it, in order."""
-    state = gate.state()
+def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
+    """Describe a model's live sessions, the capacity for them, and its queue, in order."""
+    state = admission.state()
     return {
-        "model": gate.model,
+        "model": admission.model,
         "capacity_tokens": state.capacity_tokens,
         "context_tokens": round(state.live.context_tokens),
         "mean_context_tokens": state.live.mean_tokens,
@@ -290,43 +296,39 @@ def describe_admission(gate: ModelAdmission, now: float) -> dict[str, Any]:
         "known_sessions": state.known,
         "waiting": [
             {
-                "position": hold.position,
-                "queue": hold.admission.queue,
-                "prompt_tokens": hold.admission.prompt_tokens or None,
-                "waited_s": round(now - hold.admission.since_s, 3),
-                "expected_s": None if hold.expected_s is None else round(hold.expected_s, 3),
+                "position": queued.position,
+                "queue": queued.admission.queue,
+                "prompt_tokens": queued.admission.prompt_tokens or None,
+                "waited_s": round(now - queued.admission.since_s, 3),
+                "expected_s": None if queued.expected_s is None else round(queued.expected_s, 3),
             }
-            for hold in state.waiting
+            for queued in state.waiting
         ],
     }
 
 
-def gate_state(gate: ModelAdmission) -> ModelAdmissionState:
-    state = gate.state()
-    queues = Counter(hold.admission.queue for hold in state.waiting)
-    return ModelAdmissionState(
-        gate.model,
-        {queue: queues[queue] for queue in QUEUES},
-        state.live.sessions,
-        state.live.context_tokens,
-        state.capacity_tokens,
-    )
+def snapshot_admission(admission: ModelAdmission) -> ModelAdmissionState:
+    state = admission.state()
+    counts = Counter(queued.admission.queue for queued in state.waiting)
+    waiting: dict[str, int] = {queue: counts[queue] for queue in QUEUES}
+    live = state.live
+    return ModelAdmissionState(admission.model, waiting, live.sessions, live.context_tokens, state.capacity_tokens)
 
 
-def pool_state(told: PoolReport | None) -> PoolState | None:
-    if told is None:
+def snapshot_pool(report: PoolReport | None) -> PoolState | None:
+    if report is None:
         return None
     return PoolState(
-        masters={master.instance: master.instance == told.leader for master in told.masters},
-        answers=count_answers(told),
-        queries=told.queries.questions,
-        keys=told.queries.keys,
-        query_s=told.queries.answer_s,
-        answered=told.queries.answers,
-        names={m.model: "refuted" if m.trouble is not None else m.calibration for m in told.models},
+        masters={master.instance: master.instance == report.leader for master in report.masters},
+        answers=count_answers(report),
+        queries=report.queries.questions,
+        keys=report.queries.keys,
+        query_s=report.queries.answer_s,
+        answered=report.queries.answers,
+        names={m.model: "refuted" if m.trouble is not None else m.calibration for m in report.models},
     )
 
 
-def count_answers(told: PoolReport) -> dict[str, int]:
-    """Requests by what the pool said of their prompts."""
-    return {"held": told.hits, "nothing": told.misses} | {str(reason): n for reason, n in told.unknown.items()}
+def count_answers(report: PoolReport) -> dict[str, int]:
+    """Return the number of requests by the pool's answer: held, nothing, or the reason why it is unknown."""
+    return {"held": report.hits, "nothing": report.misses} | {str(why): n for why, n in report.unknown.items()}

@@ -1,6 +1,6 @@
-"""What the operator's line tells: what a switch did or would do, what is in force, and how an experiment stands.
+"""Descriptions for the operator: what a switch changed, which policies are in force, how an experiment stands.
 
-Plain JSON types, and sentences beside the figures. Infinite is written as text, since JSON has no number for it.
+Plain JSON types, with sentences beside the figures. Infinity is written as text, since JSON has no number for it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ INFINITE = "infinite"
 
 
 class SwitchSummary(NamedTuple):
-    """What was done, or would be."""
+    """The outcome of a switch, or of its dry run."""
 
     what: str
     dry_run: bool
-    changed: bool  # False: all was so already
+    changed: bool  # False: it was in force already
     plan: DryRunReport | None  # None: no choice can change
     notes: tuple[str, ...]
     in_force: PoliciesInForce  # afterwards
@@ -47,72 +47,75 @@ class SwitchSummary(NamedTuple):
         }
 
 
-def collect_notes(before: PolicySet, wanted: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
-    """What else there is to say of a switch. `wanted`: without what was rolled back earlier."""
+def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
+    """Return notes on a switch. `after` is `proposed` without arms rolled back earlier; `alike`: no choice changes."""
     notes = []
     if alike:
         news = after.policies != before.policies
         notes.append("no policy in use changes, so no choice does" if news else "nothing changes: it is so already")
-    if fingerprint(wanted) not in (None, fingerprint(before)):
-        gone = sorted(after.rolled_back) if after.experiment is not None else [str(wanted.first)]
+    if fingerprint(proposed) not in (None, fingerprint(before)):
+        gone = sorted(after.rolled_back) if after.experiment is not None else [str(proposed.first)]
         if gone:
-            said = f"{', '.join(gone)} was rolled back in this very experiment and stays so"
-            notes.append(f"{said}: with another seed it is another experiment")
+            rollback = f"{', '.join(gone)} was rolled back in this very experiment and stays so"
+            notes.append(f"{rollback}: with another seed it is another experiment")
         if after.experiment is not None:
             notes.append("the experiment begins with empty books")
     return tuple(notes)
 
 
-def describe_policies(regime: PolicySet) -> dict[str, Any]:
-    roles = dict.fromkeys(() if regime.experiment is None else regime.experiment.shadows, "shadow")
-    roles |= dict.fromkeys(() if regime.experiment is None else regime.experiment.arms, "arm")
-    roles[regime.active] = "active" if regime.active not in roles else f"active, {roles[regime.active]}"
+def describe_policies(policy_set: PolicySet) -> dict[str, Any]:
+    """Describe all policies and the role of each: active, arm, shadow, or None."""
+    experiment = policy_set.experiment
+    roles = dict.fromkeys(() if experiment is None else experiment.shadows, "shadow")
+    roles |= dict.fromkeys(() if experiment is None else experiment.arms, "arm")
+    active = policy_set.active
+    roles[active] = "active" if active not in roles else f"active, {roles[active]}"
     return {
-        "active": regime.active,
-        "names": sorted(regime.policies),
-        "needs": [str(need.name) for need in regime.needs],
+        "active": active,
+        "names": sorted(policy_set.policies),
+        "needs": [str(need.name) for need in policy_set.needs],
         "policies": [
             {"name": name, "digest": policy.digest, "role": roles.get(name)}
-            for name, policy in sorted(regime.policies.items())
+            for name, policy in sorted(policy_set.policies.items())
         ],
-        "experiment": fingerprint(regime),
-        "arms": {} if regime.experiment is None else dict(regime.experiment.arms),
-        "rolled_back": sorted(regime.rolled_back),
+        "experiment": fingerprint(policy_set),
+        "arms": {} if experiment is None else dict(experiment.arms),
+        "rolled_back": sorted(policy_set.rolled_back),
     }
 
 
 def describe_experiment(
-    regime: PolicySet, trial: RunningExperiment | None, shadows: Sequence[Shadow]
+    policy_set: PolicySet, running: RunningExperiment | None, shadows: Sequence[Shadow]
 ) -> dict[str, Any] | None:
-    """None: there is none."""
-    if regime.experiment is None or trial is None:
+    """Describe the running experiment; None when there is none."""
+    if policy_set.experiment is None or running is None:
         return None
-    report = trial.report()
+    report = running.report()
     return {
-        "fingerprint": fingerprint(regime),
-        "experiment": regime.experiment.model_dump(mode="json"),
-        "rolled_back": sorted(regime.rolled_back),
+        "fingerprint": fingerprint(policy_set),
+        "experiment": policy_set.experiment.model_dump(mode="json"),
+        "rolled_back": sorted(policy_set.rolled_back),
         "report": replace_infinities(to_plain(report)),
         "sentences": list(describe_standings(report)),
-        "shadows": [_shadow(shadow) for shadow in shadows],
+        "shadows": [_describe_shadow(shadow) for shadow in shadows],
     }
 
 
-def _shadow(shadow: Shadow) -> dict[str, Any]:
+def _describe_shadow(shadow: Shadow) -> dict[str, Any]:
     summary = shadow.regret.summary()
-    told: dict[str, Any] = replace_infinities(to_plain(summary._replace(moves={})))
-    del told["moves"]  # of every pair of targets
+    figures: dict[str, Any] = replace_infinities(to_plain(summary._replace(moves={})))
+    del figures["moves"]  # one number per pair of targets
     return {
         "policy": shadow.policy.name,
         "digest": shadow.policy.digest,
         "out": shadow.fault,
         "agreement": summary.agreement,
-        **told,
+        **figures,
     }
 
 
 def replace_infinities(value: Any) -> Any:
-    """JSON types, with infinite numbers as text."""
+    """Return `value`, of JSON types, with infinite numbers as text."""
     if isinstance(value, dict):
         return {key: replace_infinities(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -121,7 +124,7 @@ def replace_infinities(value: Any) -> Any:
 
 
 def describe_standings(report: ExperimentReport) -> Iterator[str]:
-    """How the arms stand, for people; without a full stop at the end."""
+    """Yield one sentence per fact about the arms, without a full stop."""
     first = report.arms[0]
     for arm in report.arms:
         yield (
@@ -131,11 +134,11 @@ def describe_standings(report: ExperimentReport) -> Iterator[str]:
         if arm.out is not None:
             yield f"{arm.arm} is out: {arm.out}"
     for arm in report.arms[1:]:
-        yield from _against(arm, first)
+        yield from _compare(arm, first)
     yield from report.warnings
 
 
-def _against(arm: ArmReport, first: ArmReport) -> Iterator[str]:
+def _compare(arm: ArmReport, first: ArmReport) -> Iterator[str]:
     for mine, theirs in zip(arm.standings, first.standings, strict=True):
         if mine.estimate is None or theirs.estimate is None:
             continue
@@ -144,7 +147,7 @@ def _against(arm: ArmReport, first: ArmReport) -> Iterator[str]:
 
 
 def format_result(standing: MetricResult) -> str:
-    """`210 ms (190 to 240)`."""
+    """Format estimate and confidence interval: `210 ms (190 to 240)`."""
     values = [format_value(value, standing.metric) for value in (standing.estimate, standing.low, standing.high)]
     return f"{values[0]} ({values[1]} to {values[2]})"
 

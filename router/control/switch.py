@@ -1,7 +1,7 @@
-"""The one way from what is in force to something else: build, plan on earlier requests, swap, write down.
+"""The one way to change the policies in force: build, dry run on earlier requests, swap, write to the audit log.
 
-Switches come one after the other, planning included. Only a rollback waits for nobody: a plan that was under way is
-then made again, on what is there now, so no switch ever puts back an arm that went meanwhile.
+Switches run one after the other, dry run included. Only a rollback does not wait: a dry run in progress is repeated
+on the policies now in force, so no switch brings back an arm that was rolled back meanwhile.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from router.telemetry.recent_records import RecentRecords
 
 log = logging.getLogger("warmroute.control")
 
-UNDOS = 20
-PLANNED = 10_000  # records that a plan looks at
-SLICE_S = 0.002  # of planning without a pause: nobody's first token should feel it
+MAX_UNDO_STEPS = 20
+DRY_RUN_RECORDS = 10_000
+SLICE_S = 0.002  # of a dry run without a pause, too short to delay a first token noticeably
 
 FILES, ADMIN, GUARD = "files", "admin", "guard"
 STAYS_OUT = "an arm was rolled back in this very experiment and stays so: with another seed it is another experiment"
 
 
-async def nowhere_else() -> None:
-    """This process is the whole router."""
+async def no_other_workers() -> None:
+    """Return at once: this process is the whole router."""
 
 
 class SwitchRequest(NamedTuple):
@@ -52,96 +52,95 @@ class SwitchStep(NamedTuple):
 
 
 class PolicySwitch:
-    """Begins with the regime that the core was built with, less what was rolled back in it before."""
+    """Starts with the policy set of `scheduler`, minus the arms that the audit log has as rolled back."""
 
-    def __init__(self, core: Scheduler, ring: RecentRecords, audit: AuditLog, clock: Clock) -> None:
+    def __init__(self, scheduler: Scheduler, recent_records: RecentRecords, audit: AuditLog, clock: Clock) -> None:
         self.audit = audit
         self.switches: Counter[str] = Counter()  # by source
-        self.undo: deque[SwitchStep] = deque(maxlen=UNDOS)
-        self.ended: dict[str, Any] | None = None  # what the last experiment came to
-        self.everywhere: Callable[[], Awaitable[None]] = nowhere_else
-        self._core = core
-        self._ring = ring
+        self.undo: deque[SwitchStep] = deque(maxlen=MAX_UNDO_STEPS)
+        self.ended: dict[str, Any] | None = None  # the last experiment, as it ended
+        self.wait_until_applied: Callable[[], Awaitable[None]] = no_other_workers
+        self._scheduler = scheduler
+        self._recent_records = recent_records
         self._clock = clock
         self._lock = asyncio.Lock()
         self._rollbacks = Rollbacks(reversed(audit.latest()))
-        after = self._rollbacks.apply(self.regime)
+        after = self._rollbacks.apply(self.policy_set)
         why = None
-        if after is not self.regime:
+        if after is not self.policy_set:
             why = STAYS_OUT
             log.warning("experiment: %s: %s", ", ".join(sorted(after.rolled_back)) or "it is over", why)
-            core.swap(after)
-        self._note(FILES, "start", None, after, why=why)
+            scheduler.swap(after)
+        self._log_entry(FILES, "start", None, after, why=why)
 
     @property
-    def regime(self) -> PolicySet:
-        return self._core.selector.policy_set
+    def policy_set(self) -> PolicySet:
+        return self._scheduler.selector.policy_set
 
     async def switch(
-        self, asked: SwitchRequest, make: Callable[[PolicySet], Proposal], *, back: bool = False
+        self, request: SwitchRequest, propose: Callable[[PolicySet], Proposal], *, back: bool = False
     ) -> SwitchSummary:
-        """`make` says what follows from what is in force, and may be asked again; `back`: the last step is undone."""
+        """Put the result of `propose`, given the policies in force, in force. Raises what `propose` raises.
+
+        `propose` may be called more than once. `back`: remove the last undo step instead of adding one.
+        """
         async with self._lock:
             while True:
-                before = self.regime
-                proposal = make(before)
+                before = self.policy_set
+                proposal = propose(before)
                 after = self._rollbacks.apply(proposal.policy_set)
                 alike = summarize_policies(after) == summarize_policies(before)
-                plan = None if alike else await self._planned(after)
-                if self.regime is before:
+                plan = None if alike else await self._dry_run(after)
+                if self.policy_set is before:
                     break
             changed = not alike or after.policies != before.policies
-            if not asked.dry_run:
+            if not request.dry_run:
                 if back:
                     self.undo.pop()
                 if changed:
-                    self._take(after)
-                    self._write(asked, before, after, plan, back)
-                    await self.everywhere()
+                    self._swap(after)
+                    if not back:
+                        self.undo.append(SwitchStep(request.what, before))
+                    self.switches[request.source] += 1
+                    self._log_entry(request.who, request.what, before, after, plan=plan)
+                    await self.wait_until_applied()
             notes = proposal.notes + collect_notes(before, proposal.policy_set, after, alike)
-            return SwitchSummary(asked.what, asked.dry_run, changed, plan, notes, summarize_policies(after))
-
-    def _write(
-        self, asked: SwitchRequest, before: PolicySet, after: PolicySet, plan: DryRunReport | None, back: bool
-    ) -> None:
-        if not back:
-            self.undo.append(SwitchStep(asked.what, before))
-        self.switches[asked.source] += 1
-        self._note(asked.who, asked.what, before, after, plan=plan)
+            return SwitchSummary(request.what, request.dry_run, changed, plan, notes, summarize_policies(after))
 
     def roll_back(self, finding: Finding) -> None:
-        """An arm is too bad: it goes, now. Without its first arm, an experiment is over."""
-        before = self.regime
+        """Take an arm out of the experiment at once, or only report it where the guard's `action` says so."""
+        before = self.policy_set
         if before.experiment is None or finding.arm not in before.live_arms:
             return
         if finding.cause == "guard" and before.experiment.guard.action == "report":
-            log.warning("experiment: %s is too bad, and stays: %s", finding.arm, finding.why)
-            self._note(GUARD, "alarm", before, before, why=finding.why, arm=finding.arm)
+            log.warning("experiment: arm %s is too bad, kept (guard.action: report): %s", finding.arm, finding.why)
+            self._log_entry(GUARD, "alarm", before, before, why=finding.why, arm=finding.arm)
             return
-        log.warning("experiment: %s is rolled back: %s", finding.arm, finding.why)
+        log.warning("experiment: arm %s is rolled back: %s", finding.arm, finding.why)
         self._rollbacks.add(before, finding.arm)
-        self._take(self._rollbacks.apply(before))
+        self._swap(self._rollbacks.apply(before))
         self.switches[GUARD] += 1
-        self._note(GUARD, ROLLBACK, before, self.regime, why=finding.why, arm=finding.arm)
+        self._log_entry(GUARD, ROLLBACK, before, self.policy_set, why=finding.why, arm=finding.arm)
 
-    async def _planned(self, after: PolicySet) -> DryRunReport:
-        """In slices: the loop serves everybody else in between."""
-        planner = DryRun(after)
+    async def _dry_run(self, after: PolicySet) -> DryRunReport:
+        """Decide earlier requests again, in slices between which the event loop serves requests."""
+        dry_run = DryRun(after)
         until = self._clock.now() + SLICE_S
-        for record in reversed(self._ring.latest(PLANNED)):  # oldest first: sessions go on from where they would be
-            planner.add(record)
+        for record in reversed(self._recent_records.latest(DRY_RUN_RECORDS)):  # oldest first, so that sessions evolve
+            dry_run.add(record)
             if self._clock.now() >= until:
                 await asyncio.sleep(0)
                 until = self._clock.now() + SLICE_S
-        return planner.report()
+        return dry_run.report()
 
-    def _take(self, after: PolicySet) -> None:
-        before, trial, shadows = self.regime, self._core.experiment, self._core.selector.shadows
-        self._core.swap(after)
-        if trial is not None and self._core.experiment is not trial:
-            self.ended = {**(describe_experiment(before, trial, shadows) or {}), "ended_at_wall_s": self._clock.wall()}
+    def _swap(self, after: PolicySet) -> None:
+        before, experiment, shadows = self.policy_set, self._scheduler.experiment, self._scheduler.selector.shadows
+        self._scheduler.swap(after)
+        if experiment is not None and self._scheduler.experiment is not experiment:
+            description = describe_experiment(before, experiment, shadows) or {}
+            self.ended = {**description, "ended_at_wall_s": self._clock.wall()}
 
-    def _note(
+    def _log_entry(
         self,
         who: str,
         what: str,
@@ -153,5 +152,6 @@ class PolicySwitch:
         arm: str | None = None,
     ) -> None:
         was = None if before is None else summarize_policies(before)
-        foreseen = None if plan is None else plan.lines()
-        self.audit.add(AuditEntry(self._clock.wall(), who, what, was, summarize_policies(after), foreseen, why, arm))
+        sentences = None if plan is None else plan.lines()
+        entry = AuditEntry(self._clock.wall(), who, what, was, summarize_policies(after), sentences, why, arm)
+        self.audit.add(entry)

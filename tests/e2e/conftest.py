@@ -111,10 +111,10 @@ class Router(Doors):
 
     @property
     def core(self) -> Scheduler:
-        return self.app._core
+        return self.app._scheduler
 
     @property
-    def limiter(self) -> ConcurrencyLimiter:
+    def lobby(self) -> ConcurrencyLimiter:
         return self.app._limiter
 
     @property
@@ -129,7 +129,7 @@ class Router(Doors):
 
     def proved(self) -> bool:
         """Our tokenizers were compared with every engine that serves their model."""
-        told = self.app._tokens.report()
+        told = self.app._tokenization.report()
         served = [instance.base for instance in self.core.fleet]
         return all(told[base].proofs >= served.count(base) for base in set(served) if base in told)
 
@@ -216,7 +216,7 @@ async def _router(engines: Sequence[Engine] = (), *, wait: bool = True, **overri
     running = Router(app, fakes, "https" if config.listen.tls else "http")
     try:
         if wait:
-            states = lambda: {i.id: i.state for i in app._core.fleet}  # noqa: E731
+            states = lambda: {i.id: i.state for i in app._scheduler.fleet}  # noqa: E731
             expected = len(config.fleet.instances)
             await eventually(lambda: sum(state is InstanceState.READY for state in states().values()) >= expected)
             await eventually(running.proved)

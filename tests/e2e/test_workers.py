@@ -255,7 +255,7 @@ async def test_followers_end_with_their_leader_and_finish_what_they_have(router_
             async with beside(say(client, "go on", max_tokens=40, ignore_eos=True)) as talk:
                 await until(lambda: booked(r, 1))
                 os.kill(leader["pid"], signal.SIGKILL)
-                await eventually(lambda: b"nobody leads any more" in r.log)
+                await eventually(lambda: b"the channel to the leader closed" in r.log)
                 with pytest.raises(httpx.ConnectError):  # the port is free for who comes next
                     await until(lambda: refused(r))
                 assert (await talk).ok
@@ -344,7 +344,7 @@ async def test_workers_are_an_option_too_and_what_the_file_says_is_one(tmp_path,
         async with command("serve", "--config", file, "--workers", "2") as process:
             assert process.stderr is not None
             async with asyncio.timeout(30.0):
-                told = (await process.stderr.readuntil(b"takes connections")).decode()
+                told = (await process.stderr.readuntil(b"accepts connections")).decode()
             assert "worker 1" in told
             process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(process.wait(), 5.0) == 0

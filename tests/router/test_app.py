@@ -107,8 +107,8 @@ async def test_ready_from_the_first_ready_instance_until_it_stops() -> None:
     await app.start()
     assert app.unready_reason() == "no instance is ready"
     assert 0 < app.port != app.admin_port > 0
-    await eventually(lambda: [member.id for member in app._core.fleet] == ["a"])
-    app._members.joined("a", [CARD], [])
+    await eventually(lambda: [member.id for member in app._scheduler.fleet] == ["a"])
+    app._membership.joined("a", [CARD], [])
     assert app.unready_reason() is None
     await app.stop()
     assert app.unready_reason() == "stopping"

@@ -1,12 +1,12 @@
-"""The operator's door, on a listener of its own: what the router sees, what it decided, draining, and who may come in.
+"""The admin API, on its own listener: instances, records, workers, draining, and who may use it.
 
-Who may come in: with `admin.tokens`, whoever has one with the right for it. Without any, whoever reaches the socket,
-which the configuration allows on loopback only; then a browser is the danger. A page of another site can be made to
-resolve to 127.0.0.1 (DNS rebinding), so the Host must be a loopback name, and any page can post here blindly, so a
-request that a browser marks as another site's is refused.
+With `admin.tokens`, a caller needs a token with the right for the endpoint. Without any, everyone who reaches the
+socket is allowed, so the configuration requires a loopback address; then browsers are the danger. A page of another
+site can resolve its name to 127.0.0.1 (DNS rebinding), so the Host header must be a loopback name, and any page can
+send a blind POST, so requests that a browser marks as cross-site are refused.
 
-What is shown and done comes through `AdminOperations`, and what decides is switched through `PolicyControl`
-(`add_policy_routes.py`); this file knows nothing of the rooms behind them.
+Status and draining go through `AdminOperations`, policies through `PolicyControl` (`policies.py`); this module knows
+nothing of the parts behind them.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ log = logging.getLogger("warmroute.admin")
 
 Right = Literal["read", "write"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-ANYBODY = "anybody"  # who came in, where no token is asked for
-OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed by the user
+ANYBODY = "anybody"  # name of the caller when no token is required
+OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed into the address bar
 
 
 class AdminOperations(Protocol):
-    """What the operator may see and do; plain JSON types throughout."""
+    """Status and operations behind the admin API; plain JSON types throughout."""
 
-    def instances(self) -> list[dict[str, Any]]:
+    def describe_instances(self) -> list[dict[str, Any]]:
         """State, load, index size, stream health and tokenizer of each instance; at least `id`, `url`, `state`."""
 
-    def discovery(self) -> dict[str, str | None]:
-        """By source of instances, why its list may be out of date; None: it is not."""
+    def describe_discovery(self) -> dict[str, str | None]:
+        """Return, by discovery source, why its list may be out of date; None when it is current."""
 
     def drain(self, instance: str, on: bool) -> bool:
-        """No new requests for it (or again). False: there is no such instance."""
+        """Start or stop draining an instance. Return False when there is no such instance."""
 
-    async def record(self, record_id: str) -> dict[str, Any] | None:
-        """The record of a request, or None when it is not (or no longer) kept."""
+    async def find_record(self, record_id: str) -> dict[str, Any] | None:
+        """Return the record of a request; None when it is unknown or no longer kept."""
 
-    async def records(self, limit: int) -> list[dict[str, Any]]:
-        """The newest records first."""
+    async def list_records(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest records, newest first."""
 
-    def workers(self) -> list[dict[str, Any]]:
-        """The processes that answer requests, this one first, and what decides in each."""
+    def describe_workers(self) -> list[dict[str, Any]]:
+        """Describe the processes that answer requests, this one first, and the policies in force in each."""
 
-    def admission(self) -> list[dict[str, Any]]:
-        """By model: live sessions, what fits, and who waits in which place for how long; none where all may begin."""
+    def describe_admission(self) -> list[dict[str, Any]]:
+        """Live sessions, capacity and queue of each model; empty while admission control is off."""
 
-    def pool(self) -> dict[str, Any] | None:
-        """Who leads, how questions ended, and how each model's blocks are named; None: no pool is configured."""
+    def describe_pool(self) -> dict[str, Any] | None:
+        """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
 
 
 class InstanceShape(OpenShape):
@@ -117,27 +117,27 @@ class ErrorShape(BaseModel):
     error: ErrorDetail
 
 
-def _errors(**meanings: str) -> dict[int | str, dict[str, Any]]:
+def _describe_errors(**meanings: str) -> dict[int | str, dict[str, Any]]:
     return {int(status[1:]): {"model": ErrorShape, "description": text} for status, text in meanings.items()}
 
 
-NO_ENTRY = _errors(_401="no valid token", _403="not allowed")
-INVALID = _errors(_422="an invalid parameter")
-NOT_THERE = _errors(_404="no such thing")
+NO_ENTRY = _describe_errors(_401="no valid token", _403="not allowed")
+INVALID = _describe_errors(_422="an invalid parameter")
+NOT_THERE = _describe_errors(_404="no such thing")
 DESCRIBED = ErrorDescriptions(
     not_there=NOT_THERE,
-    not_now=_errors(_409="not as things stand"),
-    text=_errors(_400="the body ended early", _413="the body is too large"),
-    json=_errors(_400="the body is not JSON") | NOT_THERE,
+    not_now=_describe_errors(_409="not possible in the present state"),
+    text=_describe_errors(_400="the body ended early", _413="the body is too large"),
+    json=_describe_errors(_400="the body is not JSON") | NOT_THERE,
 )
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
 def admin_app(
-    operations: AdminOperations, control: PolicyControl, explaining: Explainer, tokens: Sequence[AdminTokenConfig]
+    operations: AdminOperations, control: PolicyControl, explainer: Explainer, tokens: Sequence[AdminTokenConfig]
 ) -> FastAPI:
-    """The application for the admin listener. `tokens` empty: open, to be bound to a loopback address only."""
+    """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback only."""
     app = FastAPI(
         title="Warmroute admin",
         openapi_url="/admin/openapi.json",
@@ -147,17 +147,17 @@ def admin_app(
     )
     install_error_handlers(app)
     guard = AdminGuard(tokens)
-    read, write = Depends(guard.asking("read")), Depends(guard.asking("write"))
-    _looking(app, operations, [read])
-    _doing(app, operations, [write])
-    add_record_routes(app, operations, explaining, [read], _errors)
+    read, write = Depends(guard.require("read")), Depends(guard.require("write"))
+    _add_status_routes(app, operations, [read])
+    _add_drain_routes(app, operations, [write])
+    add_record_routes(app, operations, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
     _allow_all_methods(app)
     return app
 
 
 def _allow_all_methods(app: FastAPI) -> None:
-    """A refused method is answered with all that its path has: Starlette names those of the first route only."""
+    """Answer a wrong method with all methods of its path; Starlette lists those of the first route only."""
 
     async def wrong_method(request: Request, error: Exception) -> Response:
         refusal = RequestRefused(f"{request.method} {request.url.path}: method not allowed")
@@ -170,59 +170,61 @@ def _allow_all_methods(app: FastAPI) -> None:
     app.add_exception_handler(405, wrong_method)
 
 
-def _looking(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None:
+def _add_status_routes(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read)
     async def instances() -> InstanceList:
-        return InstanceList.model_validate({"instances": operations.instances(), "discovery": operations.discovery()})
+        return InstanceList.model_validate(
+            {"instances": operations.describe_instances(), "discovery": operations.describe_discovery()}
+        )
 
     @app.get("/admin/records", dependencies=read)
     async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
-        return RecordList.model_validate({"records": await operations.records(limit)})
+        return RecordList.model_validate({"records": await operations.list_records(limit)})
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
-        return WorkerList.model_validate({"workers": operations.workers()})
+        return WorkerList.model_validate({"workers": operations.describe_workers()})
 
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
-        return ModelAdmissionList.model_validate({"models": operations.admission()})
+        return ModelAdmissionList.model_validate({"models": operations.describe_admission()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
-        told = operations.pool()
-        return PoolShape.model_validate({"configured": told is not None, **(told or {})})
+        description = operations.describe_pool()
+        return PoolShape.model_validate({"configured": description is not None, **(description or {})})
 
 
-def _doing(app: FastAPI, operations: AdminOperations, write: list[Any]) -> None:
+def _add_drain_routes(app: FastAPI, operations: AdminOperations, write: list[Any]) -> None:
     @app.post("/admin/instances/{id}/drain", dependencies=write, responses=NOT_THERE)
     async def drain(id: Identifier) -> DrainAnswer:
-        """The instance finishes what it has and gets nothing new."""
-        return _drained(operations, id, True)
+        """Drain an instance: it finishes its requests and gets no new ones."""
+        return _set_draining(operations, id, True)
 
     @app.post("/admin/instances/{id}/undrain", dependencies=write, responses=NOT_THERE)
     async def undrain(id: Identifier) -> DrainAnswer:
-        """The instance gets requests again."""
-        return _drained(operations, id, False)
+        """Stop draining an instance: it gets requests again."""
+        return _set_draining(operations, id, False)
 
 
-def _drained(operations: AdminOperations, instance: str, on: bool) -> DrainAnswer:
+def _set_draining(operations: AdminOperations, instance: str, on: bool) -> DrainAnswer:
     if not operations.drain(instance, on):
         raise NotFound("no such instance", param="id", code="unknown_instance")
     return DrainAnswer(id=instance, draining=on)
 
 
 class AdminGuard:
-    """Says who may come in."""
+    """Checks the caller of each admin request."""
 
     def __init__(self, tokens: Sequence[AdminTokenConfig]) -> None:
         self._tokens = AdminTokens(tokens)
 
-    def asking(self, right: Right) -> Callable[[Request], Awaitable[str]]:
-        """A dependency that says whose request it is, or raises `Unauthorized` or `Forbidden`."""
+    def require(self, right: Right) -> Callable[[Request], Awaitable[str]]:
+        """Return a dependency that gives the caller's name, or raises `Unauthorized` or `Forbidden`."""
 
         async def check(request: Request) -> str:
             if self._tokens:
-                who = self._who(request, right)
+                who = self._authenticate(request, right)
             else:
                 _check_origin(request)
                 who = ANYBODY
@@ -232,9 +234,9 @@ class AdminGuard:
 
         return check
 
-    def _who(self, request: Request, right: Right) -> str:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        holder = self._tokens.holder(given.encode())
+    def _authenticate(self, request: Request, right: Right) -> str:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        holder = self._tokens.holder(token.encode())
         if scheme.lower() != "bearer" or holder is None:
             raise Unauthorized("an admin token is needed: Authorization: Bearer TOKEN", code="invalid_token")
         if right not in holder.rights:
@@ -244,7 +246,7 @@ class AdminGuard:
 
 def _check_origin(request: Request) -> None:
     host = request.headers.get("host", "")
-    if _name_in(host) not in LOOPBACK:
+    if _hostname(host) not in LOOPBACK:
         raise Forbidden("the Host header must name this machine's loopback address", code="wrong_host")
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
@@ -253,7 +255,7 @@ def _check_origin(request: Request) -> None:
         raise Forbidden("requests from other sites' pages are refused", code="wrong_origin")
 
 
-def _name_in(host: str) -> str | None:
+def _hostname(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

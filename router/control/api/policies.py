@@ -1,7 +1,7 @@
-"""The operator's wheel: policies, experiments, undo and the audit log, over HTTP. `admin.py` says who may come in.
+"""Admin endpoints for policies, experiments, undo and the audit log. `admin.py` decides who may call them.
 
-Bodies are a policy, several by name, or an experiment, as YAML or JSON (which is YAML, too), read as strictly as files.
-Every change takes `dry_run`: the answer is the same, plan included, and nothing happens.
+A body is a policy, several by name, or an experiment, as YAML or JSON (which is YAML too), read as strictly as a file.
+Every change accepts `dry_run`: the answer is the same, plan included, and nothing happens.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from router.request.error_body import InvalidRequest
 BODY_BYTES = 1_000_000
 
 Responses = dict[int | str, Any]
-"""Descriptions of answers, by status."""
+"""OpenAPI descriptions of answers, by status."""
 
 
 class SwitchResult(Protocol):
-    """What a switch did, or would do."""
+    """The outcome of a switch or of its dry run."""
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON types."""
+        """Return it as plain JSON types."""
 
 
 class PolicyControl(Protocol):
-    """The operator's line. Changes raise `ConfigError` for a wrong text and `Refused` for what cannot be now."""
+    """The control plane. Changes raise `ConfigError` for a wrong text and `RequestRefused` when not possible now."""
 
-    def policies(self) -> dict[str, Any]:
-        """What is in force, and what went wrong lately."""
+    def describe_policies(self) -> dict[str, Any]:
+        """Describe the policies in force, and recent errors."""
 
-    def policy(self, name: str) -> str:
-        """One policy as YAML."""
+    def dump_policy(self, name: str) -> str:
+        """Return one policy as YAML."""
 
-    def experiment(self) -> dict[str, Any]:
-        """How it stands, `running` or not."""
+    def describe_experiment(self) -> dict[str, Any]:
+        """Describe the experiment, `running` or not."""
 
-    def entries(self, limit: int) -> list[dict[str, Any]]:
-        """Of the audit log, newest first."""
+    def list_audit_entries(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, newest first."""
 
     async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> SwitchResult: ...
 
@@ -60,7 +60,7 @@ class PolicyControl(Protocol):
 
 
 class OpenShape(BaseModel):
-    """Known fields first; what else is told is passed on."""
+    """Documents the main fields; further ones are passed on."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,12 +91,12 @@ class AuditList(BaseModel):
 
 
 class ErrorDescriptions(NamedTuple):
-    """How refusals are described in the API's own description."""
+    """Error answers in the OpenAPI description, by kind of endpoint."""
 
     not_there: Responses
     not_now: Responses
-    text: Responses  # of a body of text
-    json: Responses  # of a body that names a policy
+    text: Responses  # endpoints with a text body
+    json: Responses  # endpoints with a JSON body that names a policy
 
 
 class ActivationBody(BaseModel):
@@ -110,7 +110,7 @@ class YamlText(PlainTextResponse):
     media_type = "application/yaml"
 
 
-DryRun = Annotated[bool, Query(description="say what would happen, and do nothing")]
+DryRunQuery = Annotated[bool, Query(description="return what would happen, and change nothing")]
 Name = Annotated[str, Path(min_length=1, max_length=200)]
 
 AS_YAML: Responses = {200: {"content": {YamlText.media_type: {"schema": {"type": "object"}}}}}
@@ -123,96 +123,94 @@ TEXT = {
 
 
 def add_policy_routes(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
-    """Adds the endpoints to `app`. `read`, `write`: dependencies that let somebody in and say who it is; `errors`: how
-    refusals are described.
-    """
-    _policies(app, control, read, write, errors)
-    _experiment(app, control, read, write, errors)
+    """Add the endpoints to `app`. `read` and `write` are dependencies that authorise the caller and give its name."""
+    _add_policies(app, control, read, write, errors)
+    _add_experiment(app, control, read, write, errors)
 
     @app.post("/admin/undo", responses=errors.not_now)
-    async def undo(dry_run: DryRun = False, who: str = write) -> SwitchShape:
-        """Back to what was in force before the last switch; again: to before the one before."""
-        return _told(await control.undo(who, dry_run=dry_run))
+    async def undo(dry_run: DryRunQuery = False, who: str = write) -> SwitchShape:
+        """Return to what was in force before the last switch; repeated, before the one before that."""
+        return _to_shape(await control.undo(who, dry_run=dry_run))
 
     @app.get("/admin/audit", dependencies=[read])
     async def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> AuditList:
-        """Who switched what, when and why, the newest first."""
-        return AuditList(entries=control.entries(limit))
+        """Who switched what, when and why, newest first."""
+        return AuditList(entries=control.list_audit_entries(limit))
 
 
-def _policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
-    text = Depends(body)
+def _add_policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+    text = Depends(read_text_body)
 
     @app.get("/admin/policies", dependencies=[read])
     async def policies() -> PoliciesShape:
-        return PoliciesShape.model_validate(control.policies())
+        return PoliciesShape.model_validate(control.describe_policies())
 
     @app.put("/admin/policies", responses=errors.text, openapi_extra=TEXT)
-    async def put_policies(dry_run: DryRun = False, given: str = text, who: str = write) -> SwitchShape:
-        """Adds or replaces several policies, given by name: all of them, or none."""
-        with _invalid("policies"):
-            return _told(await control.put_policies(given, who, dry_run=dry_run))
+    async def put_policies(dry_run: DryRunQuery = False, body: str = text, who: str = write) -> SwitchShape:
+        """Add or replace several policies, by name: all of them, or none."""
+        with _rejecting_invalid("policies"):
+            return _to_shape(await control.put_policies(body, who, dry_run=dry_run))
 
     @app.get("/admin/policies/{name}", dependencies=[read], response_model=None, responses=AS_YAML | errors.not_there)
     async def policy(name: Name) -> YamlText:
-        """One policy with every default written out: what `PUT` takes."""
-        return YamlText(control.policy(name))
+        """Return one policy with every default written out, in the form that `PUT` accepts."""
+        return YamlText(control.dump_policy(name))
 
     @app.put("/admin/policies/{name}", responses=errors.text, openapi_extra=TEXT)
     async def put_policy(
         name: Name,
-        activate: Annotated[bool, Query(description="and let it decide, in the same switch")] = False,
-        dry_run: DryRun = False,
-        given: str = text,
+        activate: Annotated[bool, Query(description="activate it in the same switch")] = False,
+        dry_run: DryRunQuery = False,
+        body: str = text,
         who: str = write,
     ) -> SwitchShape:
-        """Adds a policy or replaces it, in memory: no file is written."""
-        with _invalid("policy"):
-            return _told(await control.put_policy(name, given, who, activate=activate, dry_run=dry_run))
+        """Add a policy or replace it, in memory: no file is written."""
+        with _rejecting_invalid("policy"):
+            return _to_shape(await control.put_policy(name, body, who, activate=activate, dry_run=dry_run))
 
     @app.post("/admin/activate", responses=errors.json)
-    async def activate(asked: ActivationBody, who: str = write) -> SwitchShape:
-        """A policy decides from now on, for everybody: a running experiment ends."""
-        return _told(await control.activate(asked.policy, who, dry_run=asked.dry_run))
+    async def activate(body: ActivationBody, who: str = write) -> SwitchShape:
+        """Make a policy decide for all requests from now on, which ends a running experiment."""
+        return _to_shape(await control.activate(body.policy, who, dry_run=body.dry_run))
 
 
-def _experiment(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
-    text = Depends(body)
+def _add_experiment(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+    text = Depends(read_text_body)
 
     @app.get("/admin/experiment", dependencies=[read])
     async def experiment() -> ExperimentShape:
-        """The arms, their figures with intervals, verdicts; what the last one came to."""
-        return ExperimentShape.model_validate(control.experiment())
+        """Return the arms, their figures with intervals and verdicts, and the last experiment that ended."""
+        return ExperimentShape.model_validate(control.describe_experiment())
 
     @app.put("/admin/experiment", responses=errors.text, openapi_extra=TEXT)
-    async def start_experiment(dry_run: DryRun = False, given: str = text, who: str = write) -> SwitchShape:
-        """Starts an experiment, in the place of one that runs."""
-        with _invalid("experiment"):
-            return _told(await control.start_experiment(given, who, dry_run=dry_run))
+    async def start_experiment(dry_run: DryRunQuery = False, body: str = text, who: str = write) -> SwitchShape:
+        """Start an experiment, in place of a running one."""
+        with _rejecting_invalid("experiment"):
+            return _to_shape(await control.start_experiment(body, who, dry_run=dry_run))
 
     @app.delete("/admin/experiment", responses=errors.not_now)
-    async def end_experiment(dry_run: DryRun = False, who: str = write) -> SwitchShape:
-        """Ends it: the active policy decides for everybody."""
-        return _told(await control.end_experiment(who, dry_run=dry_run))
+    async def end_experiment(dry_run: DryRunQuery = False, who: str = write) -> SwitchShape:
+        """End the experiment: the active policy decides for all requests."""
+        return _to_shape(await control.end_experiment(who, dry_run=dry_run))
 
 
-async def body(request: Request) -> str:
-    """Raises TooLarge, Invalid and BadRequest."""
+async def read_text_body(request: Request) -> str:
+    """Return the body as text. Raises TooLarge, InvalidRequest when it is not UTF-8, and BadRequest when it is cut."""
     too_large = TooLarge(f"the body is larger than {BODY_BYTES:,} bytes", code="body_too_large")
-    given = await read_body(request, BODY_BYTES, too_large)
+    body = await read_body(request, BODY_BYTES, too_large)
     try:
-        return given.decode()
+        return body.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8 text (byte {error.start})", code="invalid_text") from None
 
 
-def _told(switch: SwitchResult) -> SwitchShape:
+def _to_shape(switch: SwitchResult) -> SwitchShape:
     return SwitchShape.model_validate(switch.describe())
 
 
 @contextmanager
-def _invalid(what: str) -> Iterator[None]:
+def _rejecting_invalid(what: str) -> Iterator[None]:
     try:
         yield
-    except ConfigError as wrong:
-        raise InvalidRequest(str(wrong), code=f"invalid_{what}") from wrong
+    except ConfigError as error:
+        raise InvalidRequest(str(error), code=f"invalid_{what}") from error

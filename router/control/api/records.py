@@ -1,8 +1,8 @@
-"""Why a request went where it went, and where one would go now: `/admin/records/{id}` and `/admin/explain`.
+"""Admin endpoints that explain decisions: `/admin/records/{id}` for a past request, `/admin/explain` for a new one.
 
-A record is JSON for programs and, for a browser, a page: one file without scripts or anything from elsewhere, which the
-Content-Security-Policy holds it to (its one style sheet is named by digest). Records carry what clients and engines
-called things, so every value is escaped. Knows nothing of the rooms: plain JSON types come in.
+A record is JSON for programs and an HTML page for a browser: one file without scripts or external resources, enforced
+by its Content-Security-Policy (the style sheet is allowed by digest). Records contain names from clients and engines,
+so every value is escaped. This module gets plain JSON types and knows nothing of the parts behind them.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ HTML, JSON = "text/html", "application/json"
 TEXT = {"type": "string"}
 QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 REQUEST_BODY = {
-    "description": "the body of the request as its client would send it",
+    "description": "request body as a client would send it",
     "required": True,
     "content": {JSON: {"schema": {"type": "object"}}},
 }
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
-Given = Annotated[str | None, Query(max_length=512)]
+OptionalText = Annotated[str | None, Query(max_length=512)]
 
 
 class RecordSource(Protocol):
-    async def record(self, record_id: str) -> dict[str, Any] | None:
-        """The record of a request as plain JSON types, or None when it is not (or no longer) kept."""
+    async def find_record(self, record_id: str) -> dict[str, Any] | None:
+        """Return the record of a request as plain JSON types; None when it is unknown or no longer kept."""
 
 
 class Explainer(Protocol):
     @property
     def body_bytes(self) -> int:
-        """What a request's body may have."""
+        """Largest request body, bytes."""
 
     @property
     def extra_paths(self) -> Collection[str]:
-        """What is routed beside the paths that every engine has."""
+        """POST paths that are routed beyond the built-in ones."""
 
-    async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
-        """What would happen to a request now, as plain JSON types; nothing does. Raises `Refused`."""
+    async def explain(self, request: ExplainRequest) -> dict[str, Any]:
+        """Explain where a request would go now, as plain JSON types. Raises `RequestRefused` as the router would."""
 
 
 class RecordShape(OpenShape):
@@ -72,25 +72,28 @@ class ExplanationShape(OpenShape):
 def add_record_routes(
     app: FastAPI,
     records: RecordSource,
-    explaining: Explainer,
+    explainer: Explainer,
     read: Sequence[Any],
-    described: Callable[..., Responses],
+    describe_errors: Callable[..., Responses],
 ) -> None:
-    """Adds both to `app`, for whoever passes the dependencies `read`. `described` makes OpenAPI's errors."""
-    _what_happened(app, records, read, described(_404="no such record"))
-    refusals = described(
-        _400="what the engines' door would refuse", _404="no such model or path", _413="too large", _503="no engine"
+    """Add both endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
+    _add_record(app, records, read, describe_errors(_404="no such record"))
+    refusals = describe_errors(
+        _400="invalid request, as the public API answers it",
+        _404="no such model or path",
+        _413="body too large",
+        _503="no engine",
     )
-    _what_would_happen(app, explaining, read, refusals)
+    _add_explain(app, explainer, read, refusals)
 
 
-def _what_happened(app: FastAPI, records: RecordSource, read: Sequence[Any], not_there: Responses) -> None:
-    a_page: Responses = {200: {"description": "JSON, or a page for people", "content": {HTML: {"schema": TEXT}}}}
+def _add_record(app: FastAPI, records: RecordSource, read: Sequence[Any], not_there: Responses) -> None:
+    a_page: Responses = {200: {"description": "JSON, or an HTML page", "content": {HTML: {"schema": TEXT}}}}
 
     @app.get("/admin/records/{id}", dependencies=read, response_model=RecordShape, responses=not_there | a_page)
     async def record(id: Identifier, request: Request, response: Response) -> Any:
-        """As JSON, or as a page where the client prefers `text/html`."""
-        found = await records.record(id)
+        """Return a record as JSON, or as an HTML page when the client prefers `text/html`."""
+        found = await records.find_record(id)
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         if prefers_html(request.headers.get("accept")):
@@ -99,50 +102,48 @@ def _what_happened(app: FastAPI, records: RecordSource, read: Sequence[Any], not
         return found
 
 
-def _what_would_happen(app: FastAPI, explaining: Explainer, read: Sequence[Any], refusals: Responses) -> None:
+def _add_explain(app: FastAPI, explainer: Explainer, read: Sequence[Any], refusals: Responses) -> None:
     @app.post("/admin/explain", dependencies=read, responses=refusals, openapi_extra={"requestBody": REQUEST_BODY})
     async def explain(
         request: Request,
         path: Annotated[str, Query(max_length=512)],
-        policy: Given = None,
-        session: Given = None,
-        client: Given = None,
-        ttft_ms: Given = None,
-        tpot_ms: Given = None,
+        policy: OptionalText = None,
+        session: OptionalText = None,
+        client: OptionalText = None,
+        ttft_ms: OptionalText = None,
+        tpot_ms: OptionalText = None,
     ) -> ExplanationShape:
-        """What would happen now to the request with this body: nothing is booked, counted or learned.
+        """Explain where a request with this body would be sent now; nothing is booked, counted or learned.
 
-        `path`: where it would be sent. `policy`: whose choice is wanted, else whichever would decide. `session`: what
-        its X-Session-ID would say. `client`: the name of the API key it would come with. `ttft_ms`, `tpot_ms`: the
-        objectives in its headers.
+        `path`: request path. `policy`: policy that chooses, default the one that would decide. `session`: value of its
+        X-Session-ID header. `client`: name of its API key. `ttft_ms`, `tpot_ms`: values of its objective headers.
         """
-        if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explaining.extra_paths:
+        if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
             raise NotFound(f"POST {path} is not served here", param="path", code="unknown_path")
-        limit_bytes = explaining.body_bytes
+        limit_bytes = explainer.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
         body = await read_body(request, limit_bytes, too_large)
-        asked = ExplainRequest(
-            path, body, request.headers.get("content-type"), policy, session, client, ttft_ms, tpot_ms
-        )
-        return ExplanationShape.model_validate(await explaining.explain(asked))
+        content_type = request.headers.get("content-type")
+        explained = ExplainRequest(path, body, content_type, policy, session, client, ttft_ms, tpot_ms)
+        return ExplanationShape.model_validate(await explainer.explain(explained))
 
 
-# which of the two
+# JSON or HTML
 
 
 def prefers_html(accept: str | None) -> bool:
-    """By the Accept header (RFC 9110, 12.5.1): JSON is what there always was, so equals are JSON's."""
+    """Return whether the Accept header (RFC 9110, 12.5.1) ranks HTML above JSON. JSON, the first format, wins ties."""
     return accept is not None and _quality(accept, HTML) > _quality(accept, JSON)
 
 
 def _quality(accept: str, media: str) -> float:
-    """The q of the most specific range that `media` falls into; 0: none, or one that makes no sense."""
-    ranges = dict(map(_range, accept.split(",")))
-    fitting = (media, media.partition("/")[0] + "/*", "*/*")
-    return next((ranges[name] for name in fitting if name in ranges), 0.0)
+    """Return the q of the most specific range that matches `media`; 0 when none does or its q is invalid."""
+    ranges = dict(map(_parse_range, accept.split(",")))
+    matching = (media, media.partition("/")[0] + "/*", "*/*")
+    return next((ranges[name] for name in matching if name in ranges), 0.0)
 
 
-def _range(text: str) -> tuple[str, float]:
+def _parse_range(text: str) -> tuple[str, float]:
     name, *parameters = (part.strip().lower() for part in text.split(";"))
     q = next((p[2:] for p in parameters if p.startswith("q=")), "1")
     return name, float(q) if QUALITY.fullmatch(q) else 0.0
@@ -152,11 +153,11 @@ def _range(text: str) -> tuple[str, float]:
 
 
 def render_page(record: Mapping[str, Any]) -> str:
-    """`readable(record)` as HTML."""
+    """Render a record, as `record_view.describe_record` describes it, as HTML."""
     return _TEMPLATE.render(record=record)
 
 
-def _shown(value: Any) -> Any:
+def _format(value: Any) -> Any:
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -166,20 +167,20 @@ def _shown(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _moment(wall_s: float) -> str:
+def _format_time(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(" ", "milliseconds")
 
 
-def _template(text: str) -> jinja2.Template:
+def _compile(text: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"shown": _shown, "moment": _moment}
+    environment.filters |= {"shown": _format, "moment": _format_time}
     return environment.from_string(text)
 
 
 _TEXT = files("router.control.api").joinpath("record.html").read_text(encoding="utf-8")
-_TEMPLATE = _template(_TEXT)
+_TEMPLATE = _compile(_TEXT)
 _STYLE = b64encode(sha256(_TEXT.partition("<style>")[2].partition("</style>")[0].encode()).digest()).decode()
 
 PAGE_HEADERS = {

@@ -1,9 +1,9 @@
-"""One worker's end of the line to another: a Unix socket.
+"""A message channel between two workers: one end of a Unix socket pair.
 
-News after a silence goes out with the loop's next turn; what follows is gathered for `GATHER_S`. So a quiet router
-tells at once, and a busy one writes a few hundred times a second, however many requests come and go: at 1 ms the line
-cost 20 us a request, at 3 ms a quarter of that. Whoever stops reading is cut off before what waits for him fills the
-memory.
+The first message after a pause is written in the next turn of the event loop; later ones are gathered for `GATHER_S`.
+A quiet router sends at once, and a busy one writes a few hundred times a second whatever the request rate: gathering
+for 1 ms cost 20 us per request, for 3 ms a quarter of that. A peer that stops reading is disconnected before the
+messages that wait for it fill the memory.
 """
 
 from __future__ import annotations
@@ -17,63 +17,76 @@ from typing import cast
 
 import msgspec
 
-from router.control.workers import messages
-from router.control.workers.messages import AnswerMessage, AskMessage, FrameReader, Message, Question
-from router.control.workers.outbox import Outbox
-from router.fleet.load import WorkerShare
-from router.kvcache.events import TargetId
+from router.control.workers.messages import (
+    AnswerMessage,
+    AnyMessage,
+    AskMessage,
+    FrameReader,
+    Message,
+    Outbox,
+    Query,
+    ShareOf,
+    encode_frame,
+)
 
 log = logging.getLogger("warmroute.workers")
 
 GATHER_S = 0.005
-WAITING_BYTES = 256 * 1024 * 1024
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
 
-Heard = Callable[[messages.Any], None]
+OnMessage = Callable[[AnyMessage], None]
 
 
 class Channel(asyncio.Protocol):
-    """`heard` gets what the other side tells, in order, `lost` is called when it is gone."""
+    """Calls `on_message` with each message of the peer, in order, and `on_close` once when the peer is gone."""
 
-    def __init__(self, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], WorkerShare]) -> None:
-        self._heard = heard
-        self._lost = lost
+    def __init__(self, on_message: OnMessage, on_close: Callable[[], None], share_of: ShareOf) -> None:
+        self._on_message = on_message
+        self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(share_of, self._wake)
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._queries: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count()
         self._sent_at = -GATHER_S
-        self.booked = self._outbox.booked
-        self.tell: Callable[[Message], None] = self._outbox.tell
+        self.report_load = self._outbox.report_load
+        self.send: Callable[[Message], None] = self._outbox.send
 
     @classmethod
-    async def on(
-        cls, sock: socket.socket, heard: Heard, lost: Callable[[], None], share_of: Callable[[TargetId], WorkerShare]
+    async def open(
+        cls, sock: socket.socket, on_message: OnMessage, on_close: Callable[[], None], share_of: ShareOf
     ) -> Channel:
-        line = cls(heard, lost, share_of)
-        await line._loop.create_unix_connection(lambda: line, sock=sock)
-        return line
+        channel = cls(on_message, on_close, share_of)
+        await channel._loop.create_unix_connection(lambda: channel, sock=sock)
+        return channel
 
-    async def ask(self, question: Question, about: str = "", within_s: float = 2.0) -> bytes | None:
-        """None: no answer in time, or nobody is there any more."""
+    async def ask(self, query: Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
+        """Return the peer's answer; None when it does not come in time or the peer is gone."""
         number = next(self._numbers)
-        answer = self._asked[number] = self._loop.create_future()
-        self.tell(AskMessage(number, question, about))
+        answer = self._queries[number] = self._loop.create_future()
+        self.send(AskMessage(number, query, argument))
         try:
-            return await asyncio.wait_for(answer, within_s)
+            return await asyncio.wait_for(answer, timeout_s)
         except (TimeoutError, ConnectionError):
             return None
         finally:
-            del self._asked[number]
+            del self._queries[number]
 
-    def hurry(self) -> None:
-        """What is gathered goes out now."""
-        self._send()
+    def flush(self) -> None:
+        """Write the gathered messages now."""
+        gathered = self._outbox.take()
+        if self._transport is None or not gathered:
+            return
+        self._sent_at = self._loop.time()
+        self._transport.write(encode_frame(gathered))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            log.error("worker channel: the peer does not read its messages; closing the channel")
+            self._transport.abort()
 
     def close(self) -> None:
-        """What was told goes out first."""
-        self._send()
+        """Write the gathered messages, then close."""
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -86,44 +99,31 @@ class Channel(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 if isinstance(message, AnswerMessage):
-                    self._answered(message)
+                    self._on_answer(message)
                 else:
-                    self._heard(message)
+                    self._on_message(message)
         except msgspec.DecodeError:
-            log.exception("another worker tells what nobody understands: it is cut off")
-            self._abort()
+            log.exception("worker channel: the peer sent an unknown message; closing the channel")
+            if self._transport is not None:
+                self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for answer in self._asked.values():
+        for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(ConnectionError())
-        self._lost()
+        self._on_close()
 
     # parts of the above
 
-    def _answered(self, told: AnswerMessage) -> None:
-        answer = self._asked.get(told.number)
+    def _on_answer(self, message: AnswerMessage) -> None:
+        answer = self._queries.get(message.number)
         if answer is not None and not answer.done():
-            answer.set_result(told.payload)
+            answer.set_result(message.payload)
 
     def _wake(self) -> None:
         due_s = self._sent_at + GATHER_S - self._loop.time()
         if due_s <= 0:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.flush)
         else:
-            self._loop.call_later(due_s, self._send)
-
-    def _send(self) -> None:
-        gathered = self._outbox.take()
-        if self._transport is None or not gathered:
-            return
-        self._sent_at = self._loop.time()
-        self._transport.write(messages.frame(gathered))
-        if self._transport.get_write_buffer_size() > WAITING_BYTES:
-            log.error("another worker does not listen: it is cut off")
-            self._abort()
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+            self._loop.call_later(due_s, self.flush)

@@ -1,7 +1,7 @@
-"""A worker that follows: it answers requests like the leader, tells it what it does, and does what it is told.
+"""A follower: it answers requests like the leader, reports to it, and applies what the leader decides.
 
-It ends with its line: whoever leads is gone then, and with it what decides. The one that takes its place has followers
-of its own.
+A follower stops when its channel closes, because without the leader nothing decides which policy is in force. A new
+leader starts followers of its own.
 """
 
 from __future__ import annotations
@@ -15,20 +15,7 @@ from router.config.schema import Config
 from router.control.workers import messages
 from router.control.workers.channel import Channel
 from router.control.workers.local_state import LocalState
-from router.control.workers.messages import (
-    AnswerMessage,
-    AskMessage,
-    DrainMessage,
-    LoadMessage,
-    Message,
-    PolicyApplied,
-    PolicyRule,
-    ResponseStored,
-    SessionMoved,
-    StartMessage,
-    StopMessage,
-    WorkerUp,
-)
+from router.control.workers.messages import AnyMessage, PolicyApplied
 from router.control.workers.policy_sync import build_from_rule
 from router.errors import ConfigError
 from router.fleet.load import NO_SHARE, WorkerShare
@@ -38,123 +25,125 @@ from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
 
-SCRAPED_WITHIN_S = 5.0
+SCRAPE_TIMEOUT_S = 5.0
 
 
 class FollowerWorker:
-    """What it hears before its rooms are there (`take`) waits for them. `over` is set when it is to end; `alone`: not
-    with all the others.
+    """A follower's channel to its leader, and what it does with the messages.
+
+    Messages that arrive before `attach` wait for it. `stopping` is set when the worker has to stop; `stops_alone` is
+    False when the leader stops all workers.
     """
 
     def __init__(self, tasks: Tasks) -> None:
-        self.over = asyncio.Event()
-        self.alone = True
+        self.stopping = asyncio.Event()
+        self.stops_alone = True
         self._tasks = tasks
-        self._line: Channel
-        self._house: LocalState | None = None
-        self._started: asyncio.Future[StartMessage] = asyncio.get_running_loop().create_future()
-        self._waiting: list[messages.Any] = []
+        self._channel: Channel
+        self._local: LocalState | None = None
+        self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
+        self._waiting: list[AnyMessage] = []
         self._registry = load_registry()
 
-    async def connect(self, sock: socket.socket) -> StartMessage:
-        """The leader's first word. Raises ConnectionError when it is gone."""
-        self._line = await Channel.on(sock, self._heard, self._lost, self._share)
-        return await self._started
+    async def connect(self, sock: socket.socket) -> messages.StartMessage:
+        """Return the leader's first message. Raises ConnectionError when the leader is gone."""
+        self._channel = await Channel.open(sock, self._on_message, self._on_close, self._own_share)
+        return await self._start
 
-    def take(self, house: LocalState) -> None:
-        """The rooms are there."""
-        self._house = house
+    def attach(self, local: LocalState) -> None:
+        """Apply messages to `local` from now on, those that waited first."""
+        self._local = local
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self._heard(message)
+            self._on_message(message)
 
-    def up(self) -> None:
-        """Connections are taken."""
-        assert self._house is not None
-        self._line.tell(WorkerUp(self._house.run_id, os.getpid()))
+    def announce_up(self) -> None:
+        """Report to the leader that this worker accepts connections."""
+        assert self._local is not None
+        self.send(messages.WorkerUp(self._local.run_id, os.getpid()))
 
     async def scrape(self) -> bytes:
-        """The metrics page of all workers; of this one, where the leader does not answer."""
-        assert self._house is not None
-        page = await self._line.ask("scrape", within_s=SCRAPED_WITHIN_S)
-        return await asyncio.to_thread(self._house.metrics.page().render) if page is None else page
+        """Return the metrics page of all workers, or of this one alone when the leader does not answer."""
+        assert self._local is not None
+        page = await self._channel.ask("scrape", timeout_s=SCRAPE_TIMEOUT_S)
+        return await asyncio.to_thread(self._local.metrics.page().render) if page is None else page
 
     def close(self) -> None:
-        self._line.close()
+        self._channel.close()
 
-    # Telling
+    # Broadcast
 
-    def booked(self, target: TargetId) -> None:
-        self._line.booked(target)
+    def report_load(self, target: TargetId) -> None:
+        self._channel.report_load(target)
 
-    def tell(self, message: Message) -> None:
-        self._line.tell(message)
+    def send(self, message: messages.Message) -> None:
+        self._channel.send(message)
 
-    def hurry(self) -> None:
-        self._line.hurry()
+    def flush(self) -> None:
+        self._channel.flush()
 
-    # the line
+    # the channel
 
-    def _share(self, target: TargetId) -> WorkerShare:
-        return NO_SHARE if self._house is None else self._house.core.own_share(target)
+    def _own_share(self, target: TargetId) -> WorkerShare:
+        return NO_SHARE if self._local is None else self._local.scheduler.own_share(target)
 
-    def _lost(self) -> None:
-        if not self._started.done():
-            self._started.set_exception(ConnectionError("the leader is gone"))
-        if not self.over.is_set():
-            log.warning("nobody leads any more: stopping")
-        self.over.set()
+    def _on_close(self) -> None:
+        if not self._start.done():
+            self._start.set_exception(ConnectionError("the leader is gone"))
+        if not self.stopping.is_set():
+            log.warning("the channel to the leader closed: stopping")
+        self.stopping.set()
 
-    def _heard(self, message: messages.Any) -> None:
-        if isinstance(message, StartMessage):
-            self._started.set_result(message)
-        elif isinstance(message, StopMessage):
-            self.alone = False
-            self.over.set()
-        elif self._house is None:
+    def _on_message(self, message: AnyMessage) -> None:
+        if isinstance(message, messages.StartMessage):
+            self._start.set_result(message)
+        elif isinstance(message, messages.StopMessage):
+            self.stops_alone = False
+            self.stopping.set()
+        elif self._local is None:
             self._waiting.append(message)
         else:
-            self._do(message, self._house)
+            self._apply(message, self._local)
 
-    def _do(self, message: messages.Any, house: LocalState) -> None:
+    def _apply(self, message: AnyMessage, local: LocalState) -> None:
         match message:
-            case LoadMessage(target, share):
-                house.core.apply_load(TargetId(target), share)
-            case SessionMoved() | ResponseStored():
-                house.heard(message)
-            case DrainMessage(instance, on):
-                house.core.apply_drain(instance, on)
-            case PolicyRule():
-                self._rule(message, house)
-            case AskMessage():
-                self._tasks.spawn("answer", self._answer(message, house))
+            case messages.LoadMessage(target, share):
+                local.scheduler.apply_load(TargetId(target), share)
+            case messages.SessionMoved() | messages.ResponseStored():
+                local.apply(message)
+            case messages.DrainMessage(instance, on):
+                local.scheduler.apply_drain(instance, on)
+            case messages.PolicyRule():
+                self._apply_rule(message, local)
+            case messages.AskMessage():
+                self._tasks.spawn("answer", self._answer(message, local))
             case _:
-                log.error("the leader told what only followers tell: %s", type(message).__name__)
+                log.error("unexpected message from the leader, ignored: %s", type(message).__name__)
 
-    def _rule(self, rule: PolicyRule, house: LocalState) -> None:
-        core = house.core
+    def _apply_rule(self, rule: messages.PolicyRule, local: LocalState) -> None:
+        scheduler = local.scheduler
         try:
-            regime = build_from_rule(rule, core.selector.policy_set, self._registry)
-        except ConfigError as wrong:  # what decides stays, and the leader knows that it is not what it said
-            log.error("what the leader switched to cannot be built here: %s", wrong)
-            self.tell(PolicyApplied(rule.version, core.selector.policy_set.digests, str(wrong)))
+            policy_set = build_from_rule(rule, scheduler.selector.policy_set, self._registry)
+        except ConfigError as error:  # the policies in force stay, and the leader learns that they differ from its own
+            log.error("the leader's policies cannot be built here, the ones in force stay: %s", error)
+            self.send(PolicyApplied(rule.version, scheduler.selector.policy_set.digests, str(error)))
             return
-        core.version = rule.version
-        core.swap(regime)
-        self.tell(PolicyApplied(rule.version, regime.digests))
+        scheduler.version = rule.version
+        scheduler.swap(policy_set)
+        self.send(PolicyApplied(rule.version, policy_set.digests))
 
-    async def _answer(self, asked: AskMessage, house: LocalState) -> None:
-        match asked.question:
+    async def _answer(self, message: messages.AskMessage, local: LocalState) -> None:
+        match message.query:
             case "families":
-                payload = await house.families()
+                payload = await local.encode_families()
             case "record":
-                payload = house.record(asked.about)
+                payload = local.encode_record(message.argument)
             case "records":
-                payload = house.records(int(asked.about))
+                payload = local.encode_records(int(message.argument))
             case "scrape":
-                payload = b""  # the leader's to say
-        self.tell(AnswerMessage(asked.number, payload))
+                payload = b""  # only the leader has the page of all workers
+        self.send(messages.AnswerMessage(message.number, payload))
 
 
-def parse_config(start: StartMessage) -> Config:
+def parse_config(start: messages.StartMessage) -> Config:
     return Config.model_validate_json(start.config)

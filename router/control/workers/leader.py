@@ -1,8 +1,8 @@
-"""The worker that leads: it starts the others, says what decides, and passes on what each of them tells.
+"""The leader: it starts the other workers, decides which policies are in force, and relays what each worker reports.
 
-A star: what one tells goes through here to the others. It answers requests like any other, and it alone has the admin
-door, the files, the guard and the audit log. Who asks any worker for metrics, or the admin door for records, is told of
-all of them.
+The workers form a star: a follower's message goes through the leader to all others. The leader answers requests like
+any other worker, and it alone has the admin API, the configuration files, the guard and the audit log. Metrics of any
+worker, and records from the admin API, cover all workers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,7 @@ from router.control.workers.channel import Channel
 from router.control.workers.experiment import FollowerRequests
 from router.control.workers.load_table import WorkerLoads
 from router.control.workers.local_state import LocalState
-from router.control.workers.messages import (
-    AnswerMessage,
-    AskMessage,
-    DrainMessage,
-    LoadMessage,
-    Message,
-    PolicyApplied,
-    RequestAnswered,
-    RequestBegan,
-    RequestEnded,
-    ResponseStored,
-    SessionMoved,
-    StartMessage,
-    StopMessage,
-    WorkerUp,
-)
+from router.control.workers.messages import AnyMessage, Message
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.policy_sync import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
@@ -52,9 +37,9 @@ from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.workers")
 
-RULED_WITHIN_S = 2.0
-LOOK_S = 0.005
-TOLD_AT_ONCE = 2_000  # sessions and responses, to one that is new: about a millisecond
+APPLY_TIMEOUT_S = 2.0
+POLL_S = 0.005
+HISTORY_SLICE = 2_000  # sessions and responses sent to a new follower without a pause: about a millisecond
 
 
 @dataclass
@@ -62,12 +47,12 @@ class FollowerMember:
     """One follower, from its start to its end."""
 
     number: int
-    line: Channel
-    run: str | None = None  # None: it does not take connections yet
-    version: int = 0  # of the rule that it has in force
+    channel: Channel
+    run: str | None = None  # None: it does not accept connections yet
+    version: int = 0  # of the policy rule that it has in force
     digests: dict[str, str] = field(default_factory=dict)
-    trouble: str | None = None  # why it has not the newest
-    families: list[MetricFamily] = field(default_factory=list)  # as it told them last
+    trouble: str | None = None  # why it could not apply the newest rule
+    families: list[MetricFamily] = field(default_factory=list)  # its counters, as last received
 
 
 class LeaderWorker:
@@ -75,72 +60,66 @@ class LeaderWorker:
         self.secret = secret
         self._config = config
         self._tasks = tasks
-        self._house: LocalState
-        self._members: dict[int, FollowerMember] = {}  # those with a line, by number
+        self._local: LocalState
+        self._members: dict[int, FollowerMember] = {}  # connected followers, by number
         self._loads = WorkerLoads()
-        self._elsewhere = FollowerRequests(clock)
-        self._gone: list[MetricFamily] = []  # what those counted that are gone
-        self._crew = WorkerSupervisor(self._born, clock, tasks)
+        self._requests = FollowerRequests(clock)
+        self._ended: list[MetricFamily] = []  # counters of followers that ended
+        self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
-    def take(self, house: LocalState) -> None:
-        """The rooms are there."""
-        self._house = house
+    def attach(self, local: LocalState) -> None:
+        """Apply messages of followers to `local`. Call it before `start`."""
+        self._local = local
 
     def start(self, port: int) -> None:
-        """`port`: where all listen."""
+        """Start the followers; all workers listen on `port`."""
         self._config = self._config.model_copy(update={"listen": self._config.listen.model_copy(update={"port": port})})
-        self._crew.start(self._config.workers - 1)
+        self._supervisor.start(self._config.workers - 1)
 
-    def stopping(self) -> None:
-        """Everybody finishes what is under way."""
-        self._crew.ending()
-        self.tell(StopMessage())
+    def announce_stop(self) -> None:
+        """Ask all followers to finish their requests and exit."""
+        self._supervisor.stop_restarting()
+        self.send(messages.StopMessage())
 
-    async def stop(self, within_s: float) -> None:
-        await self._crew.end(within_s)
+    async def stop(self, timeout_s: float) -> None:
+        await self._supervisor.stop(timeout_s)
 
-    # Telling
+    # Broadcast
 
-    def booked(self, target: TargetId) -> None:
+    def report_load(self, target: TargetId) -> None:
         for member in self._members.values():
-            member.line.booked(target)
+            member.channel.report_load(target)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         for member in self._members.values():
-            member.line.tell(message)
+            member.channel.send(message)
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         for member in self._members.values():
-            member.line.hurry()
+            member.channel.flush()
 
-    # what somebody wants to know
+    # queries
 
-    async def everywhere(self) -> None:
-        """Returns when what is in force here is in force in every worker, or will not be soon."""
-        version = self._house.core.version
+    async def wait_until_applied(self) -> None:
+        """Return when every follower that accepts connections has the present policies in force, 2 s later at most."""
+        version = self._local.scheduler.version
         with suppress(TimeoutError):
-            async with asyncio.timeout(RULED_WITHIN_S):
-                while any(m.run is not None and m.version < version for m in self._members.values()):  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+            async with asyncio.timeout(APPLY_TIMEOUT_S):
+                while any(member.version < version for member in self._up()):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
 
-    def workers(self) -> list[dict[str, Any]]:
-        """As plain JSON types, the leader first."""
-        core = self._house.core
-        own = {
-            "number": 0,
-            "pid": os.getpid(),
-            "run": self._house.run_id,
-            "up": True,
-            "policies": core.selector.policy_set.digests,
-            "trouble": None,
-        }
-        return [own, *(self._shown(number) for number in range(1, self._config.workers))]
+    def describe_workers(self) -> list[dict[str, Any]]:
+        """Describe all workers as plain JSON types, the leader first."""
+        digests = self._local.scheduler.selector.policy_set.digests
+        own = {"number": 0, "pid": os.getpid(), "run": self._local.run_id, "up": True}
+        followers = [self._describe_follower(number) for number in range(1, self._config.workers)]
+        return [own | {"policies": digests, "trouble": None}, *followers]
 
-    def _shown(self, number: int) -> dict[str, Any]:
+    def _describe_follower(self, number: int) -> dict[str, Any]:
         member = self._members.get(number)
         return {
             "number": number,
-            "pid": self._crew.pid(number),
+            "pid": self._supervisor.pid(number),
             "run": member.run if member is not None else None,
             "up": member is not None and member.run is not None,
             "policies": member.digests if member is not None else {},
@@ -148,141 +127,152 @@ class LeaderWorker:
         }
 
     async def scrape(self) -> bytes:
-        """The metrics page of all workers."""
-        page = self._house.metrics.page()
-        await asyncio.gather(*(self._ask_families(member) for member in self._up()))
+        """Return the metrics page of all workers."""
+        page = self._local.metrics.page()
+        await asyncio.gather(*(self._fetch_families(member) for member in self._up()))
         others = [member.families for member in self._up()]
-        return await asyncio.to_thread(metrics_merge.render_merged, page, [*others, self._gone])
+        return await asyncio.to_thread(metrics_merge.render_merged, page, [*others, self._ended])
 
-    async def _ask_families(self, member: FollowerMember) -> None:
-        told = await member.line.ask("families")
-        if told is not None:
-            member.families = await asyncio.to_thread(metrics_merge.decode_families, told)
+    async def _fetch_families(self, member: FollowerMember) -> None:
+        payload = await member.channel.ask("families")
+        if payload is not None:
+            member.families = await asyncio.to_thread(metrics_merge.decode_families, payload)
 
-    async def record(self, id: str) -> dict[str, Any] | None:
-        """Of the worker whose run it names; None: it does not keep it, or is gone."""
-        of = [member for member in self._up() if id.startswith(f"{member.run}-")]
-        told = await of[0].line.ask("record", id) if of else None
-        return msgspec.json.decode(told, type=dict[str, Any]) if told else None
+    async def fetch_record(self, id: str) -> dict[str, Any] | None:
+        """Return a record from the follower that made it; None when that follower is gone or no longer keeps it."""
+        owner = next((member for member in self._up() if id.startswith(f"{member.run}-")), None)
+        payload = None if owner is None else await owner.channel.ask("record", id)
+        return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
 
-    async def records(self, limit: int) -> list[dict[str, Any]]:
-        """The newest of each follower, in no order."""
-        told = await asyncio.gather(*(member.line.ask("records", str(limit)) for member in self._up()))
-        return [record for one in told if one for record in msgspec.json.decode(one, type=list[dict[str, Any]])]
+    async def fetch_records(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest `limit` records of each follower, unsorted."""
+        payloads = await asyncio.gather(*(member.channel.ask("records", str(limit)) for member in self._up()))
+        return [
+            record
+            for payload in payloads
+            if payload
+            for record in msgspec.json.decode(payload, type=list[dict[str, Any]])
+        ]
 
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]
 
     # a follower's life
 
-    async def _born(self, number: int, sock: socket.socket) -> None:
-        heard = partial(self._heard, number)
-        line = await Channel.on(sock, heard, partial(self._lost, number), partial(self._share, number))
-        member = self._members[number] = FollowerMember(number, line)
-        for message in self._first_words(number):
-            line.tell(message)
-        self._tasks.spawn("tell", self._tell_history(member))
+    async def _on_start(self, number: int, sock: socket.socket) -> None:
+        """Connect to a new follower process and send it everything that a worker has to know."""
+        on_message, on_close = partial(self._on_message, number), partial(self._on_close, number)
+        channel = await Channel.open(sock, on_message, on_close, partial(self._share_for, number))
+        member = self._members[number] = FollowerMember(number, channel)
+        for message in self._start_messages(number):
+            channel.send(message)
+        self._tasks.spawn("history", self._send_history(member))
 
-    def _first_words(self, number: int) -> Iterator[Message]:
-        core = self._house.core
-        regime = core.selector.policy_set
-        yield StartMessage(number, dump_follower_config(self._config, core.selector.seed, regime), self.secret)
-        yield make_rule(regime, core.version)
-        for instance in core.fleet:
+    def _start_messages(self, number: int) -> Iterator[Message]:
+        scheduler = self._local.scheduler
+        policy_set = scheduler.selector.policy_set
+        config = dump_follower_config(self._config, scheduler.selector.seed, policy_set)
+        yield messages.StartMessage(number, config, self.secret)
+        yield make_rule(policy_set, scheduler.version)
+        for instance in scheduler.fleet:
             if instance.drained:
-                yield DrainMessage(instance.id, True)
+                yield messages.DrainMessage(instance.id, True)
             for target in instance.targets.values():
-                yield LoadMessage(target.id, self._share(number, target.id))
+                yield messages.LoadMessage(target.id, self._share_for(number, target.id))
 
-    async def _tell_history(self, member: FollowerMember) -> None:
-        """Where sessions and responses are, in slices."""
+    async def _send_history(self, member: FollowerMember) -> None:
+        """Send the last targets of sessions and the targets of stored responses, in slices."""
         async for message in self._history():
             if self._members.get(member.number) is not member:
                 return
-            member.line.tell(message)
+            member.channel.send(message)
 
     async def _history(self) -> AsyncIterator[Message]:
-        """As it is when it is told: what moves meanwhile is told as news, and must not be taken back."""
-        sessions, responses = self._house.core.selector.sessions, self._house.core.responses()
+        """Yield each entry as it is when it is sent: a later move is sent as news, and must not be undone by this."""
+        sessions, responses = self._local.scheduler.selector.sessions, self._local.scheduler.responses()
         for n, (key, _) in enumerate(sessions.items()):
-            if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
-                await asyncio.sleep(LOOK_S)
+            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
+                await asyncio.sleep(POLL_S)
             if (target := sessions.get(key)) is not None:
-                yield SessionMoved(*key, target)
-        for n, (response, made_by) in enumerate(responses):
-            if n % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
-                await asyncio.sleep(LOOK_S)
-            yield ResponseStored(response, made_by)
+                yield messages.SessionMoved(*key, target)
+        for n, (response, owner) in enumerate(responses):
+            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
+                await asyncio.sleep(POLL_S)
+            yield messages.ResponseStored(response, owner)
 
-    def _lost(self, number: int) -> None:
-        """Its line has ended: what it had under way is over."""
+    def _on_close(self, number: int) -> None:
+        """Forget a follower: its counters stay in the sums, its open requests and bookings end."""
         member = self._members.pop(number, None)
         if member is None:
             return
-        self._gone = metrics_merge.merge_families([self._gone, metrics_merge.select_counters(member.families)])
-        self._elsewhere.lost(number, self._house.core.experiment)
+        counters = metrics_merge.select_counters(member.families)
+        self._ended = metrics_merge.merge_families([self._ended, counters])
+        self._requests.drop_worker(number, self._local.scheduler.experiment)
         for target in self._loads.drop(number):
-            self._spread(target, number)
+            self._spread_load(target, number)
 
-    # the lines
+    # messages
 
-    def _share(self, follower: int, target: TargetId) -> WorkerShare:
-        """What is booked there by everybody but this one."""
-        return self._house.core.own_share(target).plus(self._loads.of_followers(target, but=follower))
+    def _share_for(self, follower: int, target: TargetId) -> WorkerShare:
+        """Return the bookings of `target` by all workers except this follower."""
+        return self._local.scheduler.own_share(target).plus(self._loads.total(target, excluding=follower))
 
-    def _spread(self, target: TargetId, by: int) -> None:
-        self._house.core.apply_load(target, self._loads.of_followers(target))
+    def _spread_load(self, target: TargetId, by: int) -> None:
+        self._local.scheduler.apply_load(target, self._loads.total(target))
         for number, member in self._members.items():
             if number != by:
-                member.line.booked(target)
+                member.channel.report_load(target)
 
-    def _heard(self, number: int, message: messages.Any) -> None:
+    def _on_message(self, number: int, message: AnyMessage) -> None:
         member = self._members[number]
         match message:
-            case LoadMessage(target, share):
+            case messages.LoadMessage(target, share):
                 self._loads.put(number, TargetId(target), share)
-                self._spread(TargetId(target), number)
-            case SessionMoved() | ResponseStored():
-                self._house.heard(message)
-                self.tell(message)  # to who told it, too: where words cross, all end with the leader's order
-                if isinstance(message, ResponseStored):
-                    self.hurry()
-            case RequestBegan() | RequestAnswered() | RequestEnded():
-                self._count(number, message)
-            case WorkerUp(run, pid):
+                self._spread_load(TargetId(target), number)
+            case messages.SessionMoved() | messages.ResponseStored():
+                self._local.apply(message)
+                self.send(message)  # to its sender too: when two moves cross, all workers end with the leader's order
+                if isinstance(message, messages.ResponseStored):
+                    self.flush()
+            case messages.RequestBegan() | messages.RequestAnswered() | messages.RequestEnded():
+                self._count_request(number, message)
+            case messages.WorkerUp(run, pid):
                 member.run = run
-                log.info("worker %d takes connections (pid %d)", number, pid)
-            case PolicyApplied(version, digests, trouble):
+                log.info("worker %d accepts connections (pid %d)", number, pid)
+            case messages.PolicyApplied(version, digests, trouble):
                 member.version, member.digests, member.trouble = version, digests, trouble
-            case AskMessage():
+            case messages.AskMessage():
                 self._tasks.spawn("scrape", self._answer(member, message))
             case _:
-                log.error("worker %d told what only a leader tells: %s", number, type(message).__name__)
+                log.error("unexpected message from worker %d, ignored: %s", number, type(message).__name__)
 
-    def _count(self, number: int, told: RequestBegan | RequestAnswered | RequestEnded) -> None:
-        """A request of an experiment."""
-        core = self._house.core
-        match told:
-            case RequestBegan(version=version):
-                if core.experiment is not None and version >= core.trial_since:
-                    self._elsewhere.began(number, told, core.experiment)
-            case RequestAnswered():
-                self._elsewhere.answered(told)
-            case RequestEnded():
-                self._elsewhere.ended(told, core.experiment)
+    def _count_request(
+        self, number: int, message: messages.RequestBegan | messages.RequestAnswered | messages.RequestEnded
+    ) -> None:
+        """Count a follower's request in the running experiment, unless an earlier one placed it."""
+        scheduler = self._local.scheduler
+        match message:
+            case messages.RequestBegan(version=version):
+                if scheduler.experiment is not None and version >= scheduler.experiment_since:
+                    self._requests.begin(number, message, scheduler.experiment)
+            case messages.RequestAnswered():
+                self._requests.answer(message)
+            case messages.RequestEnded():
+                self._requests.end(message, scheduler.experiment)
 
-    async def _answer(self, member: FollowerMember, asked: AskMessage) -> None:
-        member.line.tell(AnswerMessage(asked.number, await self.scrape()))
+    async def _answer(self, member: FollowerMember, query: messages.AskMessage) -> None:
+        member.channel.send(messages.AnswerMessage(query.number, await self.scrape()))
 
 
-def dump_follower_config(config: Config, seed: int, regime: PolicySet) -> str:
-    """JSON. What a follower must not do is not in it: follow files, keep an audit log. Policies are told, not read: the
-    files may have changed since. Memory is the machine's, so all share one budget. The index's snapshot is there to be
-    read; saving it is the leader's.
+def dump_follower_config(config: Config, seed: int, policy_set: PolicySet) -> str:
+    """Return the configuration of a follower as JSON: without what only the leader does (file watch, audit log).
+
+    Policies are inline instead of read again, since the files may have changed meanwhile. All workers share one memory
+    budget. The index snapshot is read by every worker but saved only by the leader.
     """
     tokens = config.tokens.model_copy(update={"memory_bytes": config.tokens.memory_bytes // config.workers})
     admin = config.admin.model_copy(update={"audit_file": None})
     changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False}
-    policies = {name: policy.spec for name, policy in regime.policies.items() if policy.spec is not None}
-    changes |= {"policies_dir": None, "policies": policies, "active": regime.active, "experiment": None}
+    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
+    changes |= {"policies_dir": None, "policies": policies, "active": policy_set.active, "experiment": None}
     return config.model_copy(update=changes).model_dump_json()

@@ -1,4 +1,4 @@
-"""The rooms of one worker that the others have a part in; and what every worker does alike with what it hears."""
+"""The parts of one worker's state that other workers change or query."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from router.telemetry.recent_records import RecentRecords
 
 class LocalState(NamedTuple):
     run_id: str
-    core: SyncedScheduler
-    ring: RecentRecords
+    scheduler: SyncedScheduler
+    recent_records: RecentRecords
     metrics: Metrics
 
-    def heard(self, told: SessionMoved | ResponseStored) -> None:
-        if isinstance(told, SessionMoved):
-            self.core.apply_session(told)
+    def apply(self, message: SessionMoved | ResponseStored) -> None:
+        if isinstance(message, SessionMoved):
+            self.scheduler.apply_session(message)
         else:
-            self.core.apply_response(told)
+            self.scheduler.apply_response(message)
 
-    async def families(self) -> bytes:
-        """For `merging`: fixed now, written in another thread."""
+    async def encode_families(self) -> bytes:
+        """Encode the counters as of now; the encoding runs in a thread."""
         return await asyncio.to_thread(metrics_merge.encode_families, self.metrics.page())
 
-    def record(self, id: str) -> bytes:
-        """JSON; nothing: it is not kept."""
-        found = self.ring.get(id)
-        return b"" if found is None else msgspec.json.encode(describe_record(found))
+    def encode_record(self, id: str) -> bytes:
+        """Encode a record as JSON; empty when it is not kept."""
+        record = self.recent_records.get(id)
+        return b"" if record is None else msgspec.json.encode(describe_record(record))
 
-    def records(self, limit: int) -> bytes:
-        """A JSON list, the newest first."""
-        return msgspec.json.encode([describe_record(record) for record in self.ring.latest(limit)])
+    def encode_records(self, limit: int) -> bytes:
+        """Encode the newest records as a JSON list, the newest first."""
+        return msgspec.json.encode([describe_record(record) for record in self.recent_records.latest(limit)])

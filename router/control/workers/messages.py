@@ -1,34 +1,38 @@
-"""What the workers of one router tell each other: typed messages, and their bytes.
+"""Typed messages between the workers of one router, and their bytes.
 
-    worker -> leader    what it has booked, where sessions went, requests of an experiment, its counters when asked
-    leader -> worker    the same of everybody else, and what the operator switched
+    worker -> leader    its bookings, session moves, requests of an experiment, and its counters when asked
+    leader -> worker    the same of all other workers, and what the operator switched
 
-Loads are told as they are, not by how they changed: the last word counts, so none can be missed for good, and whoever
-dies is forgotten with one word. A frame is the list of messages that were gathered, its length in four bytes before it.
+A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one does
+no lasting harm and a worker that died is forgotten with one message. A frame is a list of messages, preceded by its
+length in four bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
 from router.fleet.load import WorkerShare
+from router.kvcache.events import TargetId
 from router.scheduling.policy.record import AttemptEnd
 
 HEAD_BYTES = 4
 
-Question = Literal["families", "scrape", "record", "records"]
+ShareOf = Callable[[TargetId], WorkerShare]
+
+Query = Literal["families", "scrape", "record", "records"]
 """families: the counters of one worker; scrape: the metrics page of all; records: the newest; record: one by its id."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Fields are told in this order, without their names."""
+    """Fields are encoded in this order, without their names."""
 
 
 class StartMessage(Message, frozen=True):
-    """The leader's first word: who the follower is, and all that it needs to be one."""
+    """The first message to a follower: its number and everything it needs to start."""
 
     number: int
     config: str  # JSON
@@ -36,21 +40,21 @@ class StartMessage(Message, frozen=True):
 
 
 class WorkerUp(Message, frozen=True):
-    """It takes connections. `run` begins the ids of its records."""
+    """The follower accepts connections. The ids of its records begin with `run`."""
 
     run: str
     pid: int
 
 
 class LoadMessage(Message, frozen=True):
-    """Bookings of a target: a follower's own to the leader; to a follower, those of everybody else together."""
+    """Bookings of a target: to the leader the follower's own, to a follower the sum of all other workers."""
 
     target: str
     share: WorkerShare
 
 
 class SessionMoved(Message, frozen=True):
-    """A session's last target is another one now."""
+    """A session has a new last target."""
 
     prefill: bool  # of the prefill halves of pairs
     model: str
@@ -59,7 +63,7 @@ class SessionMoved(Message, frozen=True):
 
 
 class ResponseStored(Message, frozen=True):
-    """A stored response, and who has it."""
+    """A response is stored at `target`."""
 
     response: str
     target: str
@@ -71,17 +75,17 @@ class DrainMessage(Message, frozen=True):
 
 
 class PolicyRule(Message, frozen=True):
-    """What decides from now on, as configuration, so that the same functions build it everywhere."""
+    """The policy set in force, as configuration, so that every worker builds it with the same functions."""
 
-    version: int  # rises with every one
-    policies: dict[str, str]  # JSON of all, by name
+    version: int  # rises with every switch
+    policies: dict[str, str]  # JSON of each policy, by name
     active: str
     experiment: str | None  # JSON
     rolled_back: list[str]
 
 
 class PolicyApplied(Message, frozen=True):
-    """A follower has it in force, with these digests; or `trouble` says why not."""
+    """A follower has the rule in force, with these digests; or `trouble` says why not."""
 
     version: int
     digests: dict[str, str]
@@ -89,7 +93,7 @@ class PolicyApplied(Message, frozen=True):
 
 
 class RequestBegan(Message, frozen=True):
-    """A request of an experiment was placed. Times are of the machine's monotonic clock, which all share."""
+    """A request of an experiment was placed. Times are of the machine's monotonic clock, which all workers share."""
 
     version: int  # of the rule that placed it
     number: int
@@ -99,17 +103,15 @@ class RequestBegan(Message, frozen=True):
 
 
 class RequestAnswered(Message, frozen=True):
-    """Its first byte has come."""
+    """The first byte of a request's answer arrived."""
 
     number: int
     ttft_ms: float
 
 
 class RequestEnded(Message, frozen=True):
-    """It is over."""
-
     number: int
-    end: AttemptEnd | None  # of its last attempt; None: there was none
+    end: AttemptEnd | None  # of its last attempt; None: it had none
     target: str | None
     status: int | None
     ttft_ms: float | None
@@ -119,11 +121,11 @@ class RequestEnded(Message, frozen=True):
 
 
 class AskMessage(Message, frozen=True):
-    """To be answered with an `AnswerMessage` of the same number."""
+    """A query, answered with an `AnswerMessage` of the same number."""
 
     number: int
-    question: Question
-    about: str = ""
+    query: Query
+    argument: str = ""
 
 
 class AnswerMessage(Message, frozen=True):
@@ -132,10 +134,10 @@ class AnswerMessage(Message, frozen=True):
 
 
 class StopMessage(Message, frozen=True):
-    """Finish what is under way, and end."""
+    """Finish the requests in progress, then exit."""
 
 
-Any = (
+AnyMessage = (
     StartMessage
     | WorkerUp
     | LoadMessage
@@ -153,22 +155,69 @@ Any = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
+_decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
 
 
-def frame(messages: Sequence[Message]) -> bytes:
+class Broadcast(Protocol):
+    """The way to the other workers: from the leader to all followers, from a follower to its leader."""
+
+    def report_load(self, target: TargetId) -> None:
+        """Send this worker's bookings of `target`, which have changed."""
+
+    def send(self, message: Message) -> None: ...
+
+    def flush(self) -> None:
+        """Write the gathered messages now: another worker may need them in a moment."""
+
+
+class Outbox:
+    """Messages gathered until they are sent: one load per target, all others in order.
+
+    A target that was booked and released ten times meanwhile gives one message, with its load (`share_of`) when the
+    outbox is taken. `wake` is called when the outbox stops being empty.
+    """
+
+    def __init__(self, share_of: ShareOf, wake: Callable[[], None]) -> None:
+        self._share_of = share_of
+        self._wake = wake
+        self._booked: set[TargetId] = set()
+        self._messages: list[Message] = []
+        self._awake = False
+
+    def report_load(self, target: TargetId) -> None:
+        self._booked.add(target)
+        if not self._awake:
+            self._awake = True
+            self._wake()
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+        if not self._awake:
+            self._awake = True
+            self._wake()
+
+    def take(self) -> list[Message]:
+        """Return everything gathered, and empty the outbox."""
+        loads: list[Message] = [LoadMessage(target, self._share_of(target)) for target in self._booked]
+        messages, self._messages = loads + self._messages, []
+        self._booked.clear()
+        self._awake = False
+        return messages
+
+
+def encode_frame(messages: Sequence[Message]) -> bytes:
     body = _encode(messages)
     return len(body).to_bytes(HEAD_BYTES) + body
 
 
 class FrameReader:
-    """Bytes as they come in, to messages as they were told."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Raises `msgspec.DecodeError` for what no worker of this version tells."""
+    def feed(self, data: bytes) -> Iterator[AnyMessage]:
+        """Yield the messages that `data` completes. Raises `msgspec.DecodeError` for an unknown message."""
         data = self._rest + data
         at = 0
         while len(data) - at >= HEAD_BYTES:

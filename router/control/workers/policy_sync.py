@@ -1,6 +1,7 @@
-"""A regime as a message and back: told as configuration, built by the functions that build everything.
+"""Policy sets between workers: sent as configuration, built by the same functions as the configuration of a router.
 
-Policies are told with all their text; a follower keeps those that did not change, with what their scorers learned.
+A rule carries the full text of every policy. A follower keeps the policies whose text did not change, with everything
+that their scorers learned.
 """
 
 from __future__ import annotations
@@ -15,21 +16,29 @@ from router.scheduling.experiments.policy_set import PolicySet
 from scorers.registry import Registry
 
 
-def make_rule(regime: PolicySet, version: int) -> PolicyRule:
-    """Policies that were built by hand have no text, and stay out."""
+def make_rule(policy_set: PolicySet, version: int) -> PolicyRule:
+    """Return `policy_set` as a message, without policies that were built in code and have no text."""
     return PolicyRule(
         version,
-        {name: policy.spec.model_dump_json() for name, policy in regime.policies.items() if policy.spec is not None},
-        regime.active,
-        None if regime.experiment is None else regime.experiment.model_dump_json(),
-        sorted(regime.rolled_back),
+        {
+            name: policy.spec.model_dump_json()
+            for name, policy in policy_set.policies.items()
+            if policy.spec is not None
+        },
+        policy_set.active,
+        None if policy_set.experiment is None else policy_set.experiment.model_dump_json(),
+        sorted(policy_set.rolled_back),
     )
 
 
 def build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
-    """Raises `ConfigError` where it cannot be built here: the process that told it could."""
+    """Build the policy set of `rule`, keeping unchanged policies of `before`.
+
+    Raises ConfigError when a policy cannot be built in this process, although the leader could build it.
+    """
     specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
     here = {name: policy for name, policy in before.policies.items() if name in specs}
     experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
-    regime = proposals.build_policy_set(proposals.build_changed(here, specs, registry), rule.active, experiment)
-    return replace(regime, rolled_back=frozenset(rule.rolled_back))
+    policies = proposals.build_changed(here, specs, registry)
+    policy_set = proposals.build_policy_set(policies, rule.active, experiment)
+    return replace(policy_set, rolled_back=frozenset(rule.rolled_back))

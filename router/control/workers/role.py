@@ -1,4 +1,4 @@
-"""A worker's place among the others: what the wiring must know to build one of several."""
+"""The role of one worker among several: what the composition root must know to build it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from router.tasks import Tasks
 
 
 class WorkerRole(NamedTuple):
-    """`secret` is what block keys and pseudonyms hang on: the same for all, or they would not mean the same."""
+    """`secret` seeds block keys and pseudonyms. It is the same for all workers, so that theirs are equal."""
 
     number: int
     secret: int
-    others: LeaderWorker | FollowerWorker
+    worker: LeaderWorker | FollowerWorker
 
     @property
     def leader(self) -> LeaderWorker | None:
-        return self.others if isinstance(self.others, LeaderWorker) else None
+        return self.worker if isinstance(self.worker, LeaderWorker) else None
 
     @property
     def follower(self) -> FollowerWorker | None:
-        return self.others if isinstance(self.others, FollowerWorker) else None
+        return self.worker if isinstance(self.worker, FollowerWorker) else None
 
 
 def create_leader_role(config: Config, secret: int, clock: Clock, tasks: Tasks) -> WorkerRole | None:
-    """Of the first worker; None: it is the only one."""
+    """Return the role of the first worker; None when it is the only one."""
     return WorkerRole(0, secret, LeaderWorker(config, secret, clock, tasks)) if config.workers > 1 else None

@@ -8,14 +8,14 @@ from router.clock import ManualClock, SystemClock
 from router.control import background
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
-from tests.router.control.steered import TEXTS, Steered, experiment
+from tests.router.control.control_plane import TEXTS, ControlPlane, experiment
 
 DEADLINE_S = 10.0
 
 
 def test_an_arm_that_fails_is_rolled_back() -> None:
     clock = ManualClock(1000.0, wall=5000.0)
-    house = Steered(running=experiment(limits={"error_rate_max": "5%"}), clock=clock)
+    house = ControlPlane(running=experiment(limits={"error_rate_max": "5%"}), clock=clock)
     for requests in range(1, 401):
         record = house.record()
         house.core.assign_policy(record, b"unit %d" % requests)
@@ -24,9 +24,9 @@ def test_an_arm_that_fails_is_rolled_back() -> None:
         house.core.complete(record)
         clock.advance(0.1)
         background.check_experiment(house.control, house.core, clock)
-        if house.control.regime.rolled_back:
+        if house.control.policy_set.rolled_back:
             break
-    assert house.control.regime.rolled_back == {"far"}
+    assert house.control.policy_set.rolled_back == {"far"}
     assert requests <= 100  # about half of them fail
     entry = house.audit.latest(1)[0]
     assert (entry.what, entry.arm) == ("rollback", "far")
@@ -35,7 +35,7 @@ def test_an_arm_that_fails_is_rolled_back() -> None:
 
 
 def test_without_an_experiment_there_is_nothing_to_look_at() -> None:
-    house = Steered()
+    house = ControlPlane()
     assert background.check_experiment(house.control, house.core, house.clock) is False
 
 
@@ -44,7 +44,7 @@ async def test_a_saved_file_takes_effect_and_a_broken_one_heals(tmp_path: Path) 
     inline = ", ".join(f"{name}: {{{text}}}" for name, text in TEXTS.items())
     text = f"fleet: {{instances: [{{url: 'http://127.0.0.1:1'}}]}}\npolicies: {{{inline}}}\nactive: "
     main.write_text(text + "near\n")
-    house = Steered(file=main, clock=SystemClock())
+    house = ControlPlane(file=main, clock=SystemClock())
     tasks = Tasks("test")
     background.start(house.control, house.core, house.clock, tasks, watch=True)
     try:

@@ -12,11 +12,11 @@ from router.control.control import ControlConflict
 from router.errors import ConfigError, NotFound
 from router.scheduling.experiments.results import Finding
 from router.telemetry.audit_log import AuditLog
-from tests.router.control.steered import (
+from tests.router.control.control_plane import (
     BROKEN,
     EXPERIMENT,
     TEXTS,
-    Steered,
+    ControlPlane,
     crowded_holder,
     experiment,
     idle_holder,
@@ -34,7 +34,7 @@ def a_finding(arm: str, cause: str = "guard") -> Finding:
 
 
 async def test_activate_swaps_plans_and_writes_it_down() -> None:
-    house = Steered()
+    house = ControlPlane()
     house.decided(crowded_holder(), crowded_holder(), crowded_holder(), idle_holder())
     switch = await house.control.activate("far", "ann")
     assert house.active == "far"
@@ -52,36 +52,36 @@ async def test_activate_swaps_plans_and_writes_it_down() -> None:
 
 
 async def test_a_dry_run_says_the_same_and_does_nothing() -> None:
-    house = Steered()
+    house = ControlPlane()
     house.decided(crowded_holder())
-    before = house.control.regime
+    before = house.control.policy_set
     told = await house.control.activate("far", "ann", dry_run=True)
     assert (told.dry_run, told.changed, told.in_force.active) == (True, True, "far")
-    assert house.control.regime is before
+    assert house.control.policy_set is before
     assert house.words == ["start"]
     assert (await house.control.activate("far", "ann"))._replace(dry_run=True) == told
 
 
 async def test_what_is_so_already_is_no_switch() -> None:
-    house = Steered()
+    house = ControlPlane()
     switch = await house.control.activate("near", "ann")
     assert (switch.changed, switch.plan, switch.notes) == (False, None, ("nothing changes: it is so already",))
     assert house.words == ["start"]
 
 
 async def test_nobody_knows_that_policy() -> None:
-    house = Steered()
+    house = ControlPlane()
     with pytest.raises(NotFound, match='unknown policy "nera": did you mean "near"'):
         await house.control.activate("nera", "ann")
     with pytest.raises(NotFound, match='unknown policy "x": known here: far, near, other'):
-        house.control.policy("x")
+        house.control.dump_policy("x")
 
 
 # put
 
 
 async def test_a_policy_that_is_not_in_use_changes_no_choice() -> None:
-    house = Steered()
+    house = ControlPlane()
     house.decided(crowded_holder())
     switch = await house.control.put_policy("new", TEXTS["far"], "ann")
     assert (switch.changed, switch.plan) == (True, None)
@@ -89,59 +89,59 @@ async def test_a_policy_that_is_not_in_use_changes_no_choice() -> None:
         "new is in memory only: no file was written",
         "no policy in use changes, so no choice does",
     )
-    assert "new" in house.control.regime.policies
-    assert "name: least_requests" in house.control.policy("new")
+    assert "new" in house.control.policy_set.policies
+    assert "name: least_requests" in house.control.dump_policy("new")
 
 
 async def test_a_policy_in_use_takes_effect_and_others_stay_the_objects_they_are() -> None:
-    house = Steered()
+    house = ControlPlane()
     house.decided(crowded_holder())
-    before = house.control.regime
+    before = house.control.policy_set
     switch = await house.control.put_policy("near", TEXTS["far"], "ann")
     assert switch.plan is not None
     assert switch.plan.changed == 1
-    assert house.control.regime.policies["far"] is before.policies["far"]
-    assert house.control.regime.policy is not before.policy
+    assert house.control.policy_set.policies["far"] is before.policies["far"]
+    assert house.control.policy_set.policy is not before.policy
 
 
 async def test_plug_ins_that_are_the_same_go_on_with_what_they_learned() -> None:
-    house = Steered()
-    before = house.control.regime.policies["near"].scorers[0].scorer
+    house = ControlPlane()
+    before = house.control.policy_set.policies["near"].scorers[0].scorer
     await house.control.put_policy("near", "scorers: [{name: prefix_overlap, weight: 2}]", "ann")
-    after = house.control.regime.policies["near"].scorers[0]
+    after = house.control.policy_set.policies["near"].scorers[0]
     assert (after.scorer is before, after.weight) == (True, 2)
 
 
 async def test_a_shipped_policy_can_be_activated_without_being_loaded_before() -> None:
-    house = Steered()
+    house = ControlPlane()
     plan = await house.control.activate("round_robin", "ann", dry_run=True)
-    assert "round_robin" not in house.control.regime.policies
+    assert "round_robin" not in house.control.policy_set.policies
     switch = await house.control.activate("round_robin", "ann")
     assert switch == plan._replace(dry_run=False)
-    assert house.control.regime.active == "round_robin"
+    assert house.control.policy_set.active == "round_robin"
     assert house.words == ["start", "activate round_robin"]
     await house.control.undo("ann")
-    assert "round_robin" not in house.control.regime.policies
+    assert "round_robin" not in house.control.policy_set.policies
 
 
 async def test_put_and_activate_is_one_switch() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.put_policy("new", TEXTS["far"], "ann", activate=True)
     assert house.active == "new"
     assert house.words == ["start", "put policy new and activate it"]
     await house.control.undo("ann")
     assert house.active == "near"
-    assert "new" not in house.control.regime.policies
+    assert "new" not in house.control.policy_set.policies
 
 
 async def test_several_policies_all_or_none() -> None:
-    house = Steered()
-    before = house.control.regime
+    house = ControlPlane()
+    before = house.control.policy_set
     with pytest.raises(ConfigError, match="unknown scorer 'nobody'"):
         await house.control.put_policies(f"{{one: {{{TEXTS['far']}}}, two: {{{BROKEN}}}}}", "ann")
-    assert house.control.regime is before
+    assert house.control.policy_set is before
     await house.control.put_policies(f"{{one: {{{TEXTS['far']}}}, two: {{{TEXTS['near']}}}}}", "ann")
-    assert {"one", "two"} <= set(house.control.regime.policies)
+    assert {"one", "two"} <= set(house.control.policy_set.policies)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ async def test_several_policies_all_or_none() -> None:
     ],
 )
 async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: str, said: str) -> None:
-    house = Steered()
-    before = house.control.regime
+    house = ControlPlane()
+    before = house.control.policy_set
     with pytest.raises(ConfigError) as refused:
         await house.control.put_policy(name, text, "ann")
     assert said in str(refused.value)
-    assert house.control.regime is before
+    assert house.control.policy_set is before
     assert house.words == ["start"]
     assert house.control.failures == {"admin": 1}
     assert said in house.control.errors["admin"].text
@@ -172,7 +172,7 @@ async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: s
 
 
 async def test_a_try_that_fails_is_not_remembered() -> None:
-    house = Steered()
+    house = ControlPlane()
     with pytest.raises(ConfigError):
         await house.control.put_policy("new", BROKEN, "ann", dry_run=True)
     assert (house.control.errors, house.control.failures) == ({}, {})
@@ -182,7 +182,7 @@ async def test_a_try_that_fails_is_not_remembered() -> None:
 
 
 async def test_undo_walks_back_and_says_when_there_is_nothing_left() -> None:
-    house = Steered()
+    house = ControlPlane()
     for name in ("far", "other"):
         await house.control.activate(name, "ann")
     told = await house.control.undo("bob")
@@ -196,10 +196,10 @@ async def test_undo_walks_back_and_says_when_there_is_nothing_left() -> None:
 
 
 async def test_undo_is_bounded() -> None:
-    house = Steered()
+    house = ControlPlane()
     for i in range(25):
         await house.control.activate(("far", "other")[i % 2], "ann")
-    assert len(house.control.policies()["undo"]) == 20
+    assert len(house.control.describe_policies()["undo"]) == 20
     # 25 switches: far at 1, 3, .. 25. After 20 undone, the 5th is in force.
     for _ in range(20):
         await house.control.undo("ann")
@@ -209,18 +209,18 @@ async def test_undo_is_bounded() -> None:
 
 
 async def test_a_tried_undo_undoes_nothing() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.activate("far", "ann")
     assert (await house.control.undo("ann", dry_run=True)).in_force.active == "near"
     assert house.active == "far"
-    assert house.control.policies()["undo"] == ["activate far"]
+    assert house.control.describe_policies()["undo"] == ["activate far"]
 
 
 # one after the other
 
 
 async def test_two_switches_at_once_come_one_after_the_other() -> None:
-    house = Steered(clock=SystemClock())
+    house = ControlPlane(clock=SystemClock())
     house.decided(*[crowded_holder()] * 2000)
     first = asyncio.create_task(house.control.activate("far", "ann"))
     await house.ring.looked_through.wait()  # it is planning, for many slices
@@ -232,7 +232,7 @@ async def test_two_switches_at_once_come_one_after_the_other() -> None:
 
 
 async def test_a_plan_goes_through_the_records_in_their_order() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.put_policy(
         "loyal", "scorers: [{name: prefix_overlap}, {name: session_affinity, weight: 10}]", "ann"
     )
@@ -247,7 +247,7 @@ async def test_a_plan_goes_through_the_records_in_their_order() -> None:
 
 
 async def test_planning_lets_others_run() -> None:
-    house = Steered(clock=SystemClock())
+    house = ControlPlane(clock=SystemClock())
     house.decided(*[crowded_holder()] * 3000)
     turns = 0
     switching = asyncio.create_task(house.control.activate("far", "ann"))
@@ -259,16 +259,16 @@ async def test_planning_lets_others_run() -> None:
 
 
 async def test_a_rollback_waits_for_nobody_and_is_not_lost_in_a_switch_under_way() -> None:
-    house = Steered(clock=SystemClock(), running=experiment(), active="other")
+    house = ControlPlane(clock=SystemClock(), running=experiment(), active="other")
     house.decided(*[crowded_holder()] * 2000)
     switching = asyncio.create_task(house.control.put_policy("other", "scorers: [{name: random}]", "ann"))
     await house.ring.looked_through.wait()  # it is planning
-    house.control.found(a_finding("far"))
-    assert house.control.regime.rolled_back == {"far"}
+    house.control.handle_finding(a_finding("far"))
+    assert house.control.policy_set.rolled_back == {"far"}
     assert not switching.done()
     await switching
-    assert house.control.regime.rolled_back == {"far"}
-    assert house.control.regime.policy.scorers[0].name == "random"
+    assert house.control.policy_set.rolled_back == {"far"}
+    assert house.control.policy_set.policy.scorers[0].name == "random"
     assert house.words == ["start", "rollback", "put policy other"]
 
 
@@ -276,25 +276,25 @@ async def test_a_rollback_waits_for_nobody_and_is_not_lost_in_a_switch_under_way
 
 
 async def test_an_experiment_begins_and_ends() -> None:
-    house = Steered()
+    house = ControlPlane()
     started = await house.control.start_experiment(EXPERIMENT, "ann")
     assert started.notes == ("the experiment begins with empty books",)
     assert house.core.experiment is not None
-    told = house.control.experiment()
+    told = house.control.describe_experiment()
     assert told["running"] is True
     assert told["experiment"]["arms"] == {"near": 50, "far": 50}
     assert [arm["arm"] for arm in told["report"]["arms"]] == ["near", "far"]
     assert any("share caches" in sentence for sentence in told["sentences"])
     ended = await house.control.end_experiment("ann")
     assert ended.notes == ("near decides for everybody",)
-    after = house.control.experiment()
+    after = house.control.describe_experiment()
     assert (after["running"], after["last"]["ended_at_wall_s"]) == (False, 5000.0)
     with pytest.raises(ControlConflict, match="no experiment is running"):
         await house.control.end_experiment("ann")
 
 
 async def test_the_same_experiment_again_is_no_switch() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.start_experiment(EXPERIMENT, "ann")
     trial = house.core.experiment
     again = await house.control.start_experiment("experiment: " + EXPERIMENT, "ann")
@@ -303,10 +303,10 @@ async def test_the_same_experiment_again_is_no_switch() -> None:
 
 
 async def test_activate_ends_a_running_experiment() -> None:
-    house = Steered(running=experiment())
+    house = ControlPlane(running=experiment())
     switch = await house.control.activate("other", "ann")
     assert "the running experiment ends" in switch.notes
-    assert house.control.regime.experiment is None
+    assert house.control.policy_set.experiment is None
     assert house.core.experiment is None
 
 
@@ -322,21 +322,21 @@ async def test_activate_ends_a_running_experiment() -> None:
     ],
 )
 async def test_wrong_experiments(text: str, said: str) -> None:
-    house = Steered()
+    house = ControlPlane()
     with pytest.raises(ConfigError) as refused:
         await house.control.start_experiment(text, "ann")
     assert said in str(refused.value)
-    assert house.control.regime.experiment is None
+    assert house.control.policy_set.experiment is None
 
 
 # rollbacks
 
 
 async def test_the_guard_takes_an_arm_out_once() -> None:
-    house = Steered(running=experiment())
-    house.control.found(a_finding("far"))
-    house.control.found(a_finding("far"))
-    assert house.control.regime.rolled_back == {"far"}
+    house = ControlPlane(running=experiment())
+    house.control.handle_finding(a_finding("far"))
+    house.control.handle_finding(a_finding("far"))
+    assert house.control.policy_set.rolled_back == {"far"}
     assert house.words == ["start", "rollback"]
     entry = house.audit.latest(1)[0]
     assert (entry.who, entry.arm, entry.why) == ("guard", "far", "far is slow")
@@ -345,59 +345,59 @@ async def test_the_guard_takes_an_arm_out_once() -> None:
 
 
 async def test_without_its_first_arm_an_experiment_is_over() -> None:
-    house = Steered(running=experiment(), active="other")
-    house.control.found(a_finding("near", "limit"))
-    assert house.control.regime.experiment is None
+    house = ControlPlane(running=experiment(), active="other")
+    house.control.handle_finding(a_finding("near", "limit"))
+    assert house.control.policy_set.experiment is None
     assert house.active == "other"
     assert house.audit.latest(1)[0].arm == "near"
 
 
 async def test_a_guard_that_shall_only_report_only_reports() -> None:
-    house = Steered(running=experiment(guard={"action": "report"}))
-    before = house.control.regime
-    house.control.found(a_finding("far"))
-    assert house.control.regime is before
+    house = ControlPlane(running=experiment(guard={"action": "report"}))
+    before = house.control.policy_set
+    house.control.handle_finding(a_finding("far"))
+    assert house.control.policy_set is before
     assert (house.audit.latest(1)[0].what, house.audit.latest(1)[0].arm) == ("alarm", "far")
-    house.control.found(a_finding("far", "limit"))  # a limit is no matter of opinion
-    assert house.control.regime.rolled_back == {"far"}
+    house.control.handle_finding(a_finding("far", "limit"))  # a limit is no matter of opinion
+    assert house.control.policy_set.rolled_back == {"far"}
 
 
 async def test_an_undo_does_not_bring_back_an_arm() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.start_experiment(EXPERIMENT, "ann")
-    house.control.found(a_finding("far"))
+    house.control.handle_finding(a_finding("far"))
     await house.control.activate("other", "ann")
     told = await house.control.undo("ann")
-    assert house.control.regime.rolled_back == {"far"}
+    assert house.control.policy_set.rolled_back == {"far"}
     assert any("was rolled back in this very experiment" in note for note in told.notes)
 
 
 async def test_another_seed_is_another_experiment() -> None:
-    house = Steered()
+    house = ControlPlane()
     await house.control.start_experiment(EXPERIMENT, "ann")
-    house.control.found(a_finding("far"))
+    house.control.handle_finding(a_finding("far"))
     await house.control.start_experiment(EXPERIMENT.replace("seed: 1", "seed: 2"), "ann")
-    assert house.control.regime.rolled_back == set()
-    assert house.control.regime.experiment is not None
+    assert house.control.policy_set.rolled_back == set()
+    assert house.control.policy_set.experiment is not None
 
 
 async def test_a_rollback_is_kept_over_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "audit.jsonl"
-    house = Steered(running=experiment(), audit=AuditLog(file))
-    house.control.found(a_finding("far"))
+    house = ControlPlane(running=experiment(), audit=AuditLog(file))
+    house.control.handle_finding(a_finding("far"))
     assert await house.audit.flush()
-    again = Steered(running=experiment(), audit=AuditLog(file))
-    assert again.control.regime.rolled_back == {"far"}
+    again = ControlPlane(running=experiment(), audit=AuditLog(file))
+    assert again.control.policy_set.rolled_back == {"far"}
     assert "was rolled back in this very experiment and stays so" in caplog.text
-    assert Steered(running=experiment(seed=2), audit=AuditLog(file)).control.regime.rolled_back == set()
+    assert ControlPlane(running=experiment(seed=2), audit=AuditLog(file)).control.policy_set.rolled_back == set()
 
 
 async def test_an_experiment_that_lost_its_first_arm_stays_over(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    house = Steered(running=experiment(), audit=AuditLog(file))
-    house.control.found(a_finding("near", "limit"))
+    house = ControlPlane(running=experiment(), audit=AuditLog(file))
+    house.control.handle_finding(a_finding("near", "limit"))
     assert await house.audit.flush()
-    assert Steered(running=experiment(), audit=AuditLog(file)).control.regime.experiment is None
+    assert ControlPlane(running=experiment(), audit=AuditLog(file)).control.policy_set.experiment is None
 
 
 # files
@@ -427,16 +427,16 @@ def files(tmp_path: Path) -> Files:
 
 
 async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> None:
-    house = Steered(file=files.main)
+    house = ControlPlane(file=files.main)
     switch = await house.control.reload_files()
     assert switch is not None
     assert switch.changed is False
     assert house.words == ["start"]
-    assert house.control.paths() == [files.main, files.folder]
+    assert house.control.watched_paths() == [files.main, files.folder]
 
 
 async def test_a_changed_file_takes_effect(files: Files) -> None:
-    house = Steered(file=files.main)
+    house = ControlPlane(file=files.main)
     house.decided(crowded_holder())
     files.say("far")
     switch = await house.control.reload_files()
@@ -446,33 +446,33 @@ async def test_a_changed_file_takes_effect(files: Files) -> None:
     assert house.active == "far"
     files.policy("far", "scorers: [{name: least_requests, weight: 2}]")
     assert await house.control.reload_files()
-    assert house.control.regime.policy.scorers[0].weight == 2
+    assert house.control.policy_set.policy.scorers[0].weight == 2
     files.say("far", "experiment: " + EXPERIMENT + "\n")
     assert await house.control.reload_files()
-    assert house.control.regime.experiment is not None
+    assert house.control.policy_set.experiment is not None
     files.say("far")
     assert await house.control.reload_files()
-    assert house.control.regime.experiment is None
+    assert house.control.policy_set.experiment is None
     assert house.control.switches == {"files": 4}
 
 
 async def test_a_broken_file_changes_nothing_and_heals(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = Steered(file=files.main)
-    before = house.control.regime
+    house = ControlPlane(file=files.main)
+    before = house.control.policy_set
     for broken in (BROKEN, "scorers: [", BROKEN):
         files.policy("far", broken)
         assert await house.control.reload_files() is None
-        assert house.control.regime is before
+        assert house.control.policy_set is before
     assert house.control.failures == {"files": 3}
-    assert "unknown scorer 'nobody'" in house.control.policies()["errors"]["files"]["text"]
-    assert "nothing was switched, what is in force stays" in caplog.text
+    assert "unknown scorer 'nobody'" in house.control.describe_policies()["errors"]["files"]["text"]
+    assert "refused, the policies in force stay" in caplog.text
     files.policy("far", TEXTS["far"])
     assert await house.control.reload_files()
-    assert house.control.policies()["errors"] == {}
+    assert house.control.describe_policies()["errors"] == {}
 
 
 async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = Steered(file=files.main)
+    house = ControlPlane(file=files.main)
     files.say("nobody")
     for _ in range(3):
         assert await house.control.reload_files() is None
@@ -481,21 +481,21 @@ async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCap
 
 
 async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files) -> None:
-    house = Steered(file=files.main)
+    house = ControlPlane(file=files.main)
     await house.control.put_policy("far", TEXTS["other"], "ann", activate=True)
     files.policy("third", TEXTS["near"])
     assert await house.control.reload_files()
-    assert (house.active, set(house.control.regime.policies)) == ("far", {"near", "far", "other", "third"})
-    assert house.control.regime.policy.scorers[0].name == "queue_depth"
+    assert (house.active, set(house.control.policy_set.policies)) == ("far", {"near", "far", "other", "third"})
+    assert house.control.policy_set.policy.scorers[0].name == "queue_depth"
     files.policy("far", "scorers: [{name: random}]")  # it changes: the file wins
     assert await house.control.reload_files()
-    assert (house.active, house.control.regime.policy.scorers[0].name) == ("far", "random")
+    assert (house.active, house.control.policy_set.policy.scorers[0].name) == ("far", "random")
 
 
 async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(files: Files) -> None:
     """`serve --policy NAME`: in force is not what the files say, and another change of theirs is no reason."""
     files.say("far")
-    house = Steered(file=files.main)  # which has `near` in force
+    house = ControlPlane(file=files.main)  # which has `near` in force
     files.policy("other", "scorers: [{name: random}]")
     assert await house.control.reload_files()
     assert house.active == "near"
@@ -505,7 +505,7 @@ async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(fi
 
 
 async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> None:
-    house = Steered(file=files.main)
+    house = ControlPlane(file=files.main)
     await house.control.activate("far", "ann")
     (files.folder / "far.yaml").unlink()
     assert await house.control.reload_files() is None
@@ -513,22 +513,22 @@ async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> No
     assert problem == "policies.far: removed from the files while in use; activate another first"
     await house.control.activate("near", "ann")
     assert await house.control.reload_files()
-    assert set(house.control.regime.policies) == {"near", "other"}
+    assert set(house.control.policy_set.policies) == {"near", "other"}
 
 
 async def test_what_needs_a_restart_is_named(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = Steered(file=files.main)  # a change right after the start counts, too
+    house = ControlPlane(file=files.main)  # a change right after the start counts, too
     files.say("far", "limits: {grace_s: 1}\nlog: {level: debug}\n")
     assert await house.control.reload_files()
     assert house.active == "far"
     assert house.control.needs_restart == ["limits.grace_s", "log.level"]
-    assert "these changes need a restart to take effect: limits.grace_s, log.level" in caplog.text
+    assert "changes of these keys need a restart: limits.grace_s, log.level" in caplog.text
     files.say("far")
     assert await house.control.reload_files()
     assert house.control.needs_restart == []
 
 
 async def test_without_a_file_there_is_nothing_to_read() -> None:
-    house = Steered()
+    house = ControlPlane()
     assert await house.control.reload_files() is None
-    assert house.control.paths() == []
+    assert house.control.watched_paths() == []

@@ -156,7 +156,7 @@ async def test_a_missing_folder_is_complained_of_once_and_noticed_when_there(
     async with watching(file, other) as seen:
         await seen.after(lambda: other.write_text("b"))
         await seen.quiet()
-        assert caplog.text.count(f"no such folder, looking for it every 0.1 s: {file.parent}") == 1
+        assert caplog.text.count(f"configuration folder missing, checking every 0.1 s: {file.parent}") == 1
         await seen.after(appear)
         await seen.quiet()
         await seen.after(lambda: file.write_text("b"))

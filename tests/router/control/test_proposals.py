@@ -13,7 +13,7 @@ from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from scorers.registry import load_registry
-from tests.router.control.steered import TEXTS, experiment, spec
+from tests.router.control.control_plane import TEXTS, experiment, spec
 
 REGISTRY = load_registry()
 SPECS = {name: spec(text) for name, text in TEXTS.items()}

@@ -10,7 +10,7 @@ from router.control.rollbacks import Rollbacks, fingerprint, summarize_policies
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.telemetry.audit_log import AuditEntry
-from tests.router.control.steered import TEXTS, experiment, spec
+from tests.router.control.control_plane import TEXTS, experiment, spec
 
 POLICIES = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
 RUNNING = PolicySet(POLICIES, "near", experiment(shadows=["other"]))

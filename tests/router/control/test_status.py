@@ -45,7 +45,7 @@ RANDOM = build_policy("random", PolicySpec.model_validate({"scorers": [{"name": 
 CARD = ModelCard("m", "/models/m", None, 8192)
 
 
-class House:
+class RouterParts:
     """`a` publishes events, `b` does not, `c` has not yet told what it is."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class House:
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
         self.pool = NoKvStore()
         self.control = Control(self.core, self.ring, AuditLog(), self.clock)
-        self.report = Status(
+        self.status = Status(
             self.core,
             self.tokens,
             self.handing,
@@ -99,17 +99,17 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def router() -> RouterParts:
+    return RouterParts()
 
 
-def test_it_is_what_the_admin_door_asks_for(house: House) -> None:
-    operations: AdminOperations = house.report
-    assert json.loads(msgspec.json.encode(operations.instances()))  # plain JSON types throughout
+def test_status_has_every_admin_operation(router: RouterParts) -> None:
+    operations: AdminOperations = router.status
+    assert json.loads(msgspec.json.encode(operations.describe_instances()))  # plain JSON types throughout
 
 
-def test_instances_in_the_order_they_joined(house: House) -> None:
-    shown = house.report.instances()
+def test_instances_in_the_order_they_joined(router: RouterParts) -> None:
+    shown = router.status.describe_instances()
     assert [(one["id"], one["url"], one["state"], one["models"]) for one in shown] == [
         ("a", "http://a:8000", "ready", ["m"]),
         ("b", "http://b:8000", "ready", ["m"]),
@@ -118,10 +118,10 @@ def test_instances_in_the_order_they_joined(house: House) -> None:
     assert {one["trouble"] for one in shown} == {None}
 
 
-def test_a_target_with_its_load_speed_promises_and_stream(house: House) -> None:
-    house.request()
-    house.clock.advance(0.5)
-    (target,) = house.report.instances()[0]["targets"]
+def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -> None:
+    router.request()
+    router.clock.advance(0.5)
+    (target,) = router.status.describe_instances()[0]["targets"]
     assert {name: target[name] for name in ("id", "rank", "breaker", "block_tokens", "capacity_tokens")} == {
         "id": "a/0", "rank": 0, "breaker": "closed", "block_tokens": 4, "capacity_tokens": 400,
     }  # fmt: skip
@@ -138,73 +138,73 @@ def test_a_target_with_its_load_speed_promises_and_stream(house: House) -> None:
     }  # fmt: skip
 
 
-def test_whether_an_instance_takes_token_ids_and_why_not(house: House) -> None:
-    house.takers["a"] = InstanceSupport(False, "it refused the ids of a prompt")
-    shown = {one["id"]: one["token_ids"] for one in house.report.instances()}
+def test_whether_an_instance_takes_token_ids_and_why_not(router: RouterParts) -> None:
+    router.takers["a"] = InstanceSupport(False, "it refused the ids of a prompt")
+    shown = {one["id"]: one["token_ids"] for one in router.status.describe_instances()}
     assert shown == {"a": {"takes": False, "why": "it refused the ids of a prompt"}, "b": None, "c": None}
-    assert house.report.snapshot().passthrough == (house.takers, {}, {})
+    assert router.status.snapshot().passthrough == (router.takers, {}, {})
 
 
-def test_no_stream_is_said_as_none(house: House) -> None:
-    shown = {one["id"]: one["targets"][0] for one in house.report.instances()}
+def test_no_stream_is_said_as_none(router: RouterParts) -> None:
+    shown = {one["id"]: one["targets"][0] for one in router.status.describe_instances()}
     assert shown["b"]["stream"] is None
     assert shown["c"]["stream"] is None
 
 
-def miss(house: House, times: int) -> None:
-    target = house.core.fleet.target(TargetId("a/0"))
+def miss(router: RouterParts, times: int) -> None:
+    target = router.core.fleet.target(TargetId("a/0"))
     assert target is not None
     for _ in range(times):
         target.overlap_accuracy.observe(0, 400, 4)
 
 
-def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trusted(house: House) -> None:
-    miss(house, 8)
-    promises = house.report.instances()[0]["targets"][0]["promises"]
+def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trusted(router: RouterParts) -> None:
+    miss(router, 8)
+    promises = router.status.describe_instances()[0]["targets"][0]["promises"]
     assert promises["missed"] == 8
     assert "unknown to the index" in promises["alarm"]
-    house.cache.seq += 1
-    house.core.indexer.on_batch(TargetId("a/0"), house.cache.batch())  # a gap without replay: joined late from here on
-    assert house.report.instances()[0]["targets"][0]["promises"]["alarm"] is None
+    router.cache.seq += 1
+    router.core.indexer.on_batch(TargetId("a/0"), router.cache.batch())  # a gap: joined late from here on
+    assert router.status.describe_instances()[0]["targets"][0]["promises"]["alarm"] is None
 
 
-def test_a_list_that_cannot_be_read_shows(house: House, tmp_path: Path) -> None:
-    assert house.report.discovery() == {"config": None, "file": None}
-    missing = house.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0)
+def test_a_list_that_cannot_be_read_shows(router: RouterParts, tmp_path: Path) -> None:
+    assert router.status.describe_discovery() == {"config": None, "file": None}
+    missing = router.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0)
     missing.poll()
-    told = house.report.discovery()
+    told = router.status.describe_discovery()
     assert told["config"] is None
     assert "fleet.yaml" in (told["file"] or "")
-    assert house.report.snapshot().discovery_trouble == {"config": False, "file": True}
+    assert router.status.snapshot().discovery_trouble == {"config": False, "file": True}
 
 
-def test_draining_and_undraining(house: House) -> None:
-    assert house.report.drain("a", True)
-    assert house.report.instances()[0]["state"] == "draining"
-    assert house.report.drain("a", False)
-    assert house.report.instances()[0]["state"] == "ready"
-    assert not house.report.drain("nobody", True)
+def test_draining_and_undraining(router: RouterParts) -> None:
+    assert router.status.drain("a", True)
+    assert router.status.describe_instances()[0]["state"] == "draining"
+    assert router.status.drain("a", False)
+    assert router.status.describe_instances()[0]["state"] == "ready"
+    assert not router.status.drain("nobody", True)
 
 
-async def test_records_newest_first_and_one_by_its_id(house: House) -> None:
-    first, second = house.request(), house.request()
-    assert [shown["id"] for shown in await house.report.records(5)] == [second.id, first.id]
-    assert [shown["id"] for shown in await house.report.records(1)] == [second.id]
-    shown = await house.report.record(first.id)
+async def test_records_newest_first_and_one_by_its_id(router: RouterParts) -> None:
+    first, second = router.request(), router.request()
+    assert [shown["id"] for shown in await router.status.list_records(5)] == [second.id, first.id]
+    assert [shown["id"] for shown in await router.status.list_records(1)] == [second.id]
+    shown = await router.status.find_record(first.id)
     assert shown is not None
     assert (shown["id"], shown["target"]) == (first.id, "a/0")
-    assert await house.report.record("never") is None
+    assert await router.status.find_record("never") is None
 
 
-def test_a_router_alone_is_one_worker(house: House) -> None:
-    (alone,) = house.report.workers()
+def test_a_router_alone_is_one_worker(router: RouterParts) -> None:
+    (alone,) = router.status.describe_workers()
     assert (alone["number"], alone["pid"], alone["run"], alone["up"]) == (0, os.getpid(), "r", True)
     assert alone["policies"] == {"warm": WARM.digest}
 
 
-def test_the_snapshot_behind_the_metrics(house: House) -> None:
-    house.request()
-    snapshot = house.report.snapshot()
+def test_the_snapshot_behind_the_metrics(router: RouterParts) -> None:
+    router.request()
+    snapshot = router.status.snapshot()
     a, b, c = snapshot.targets
     assert (a.target, a.instance, a.state, a.breaker) == ("a/0", "a", "ready", "closed")
     assert (a.requests, a.prefilling, a.running, a.waiting, a.kv_usage) == (1, 1, 3, 2, 0.25)
@@ -215,18 +215,18 @@ def test_the_snapshot_behind_the_metrics(house: House) -> None:
     assert list(families(snapshot))
 
 
-def test_broken_promises_show_as_a_stream_that_is_not_trusted(house: House) -> None:
-    target = house.core.fleet.target(TargetId("a/0"))
+def test_broken_promises_show_as_a_stream_that_is_not_trusted(router: RouterParts) -> None:
+    target = router.core.fleet.target(TargetId("a/0"))
     assert target is not None
     for _ in range(3):
         target.overlap_accuracy.observe(400, 0, 4)
-    assert not house.report.snapshot().targets[0].trusted
-    assert house.report.instances()[0]["targets"][0]["promises"]["trusted"] is False
+    assert not router.status.snapshot().targets[0].trusted
+    assert router.status.describe_instances()[0]["targets"][0]["promises"]["trusted"] is False
 
 
-def test_orphans_are_told(house: House) -> None:
+def test_orphans_are_told(router: RouterParts) -> None:
     orphan = BlocksStored([EngineHash(7)], EngineHash(99), [1, 2, 3, 4], 4, Tier.GPU, 0, None, None, None)
-    house.cache.seq += 1
-    house.core.indexer.on_batch(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
-    assert house.report.snapshot().targets[0].orphans == 1
-    assert house.report.instances()[0]["targets"][0]["stream"]["orphans"] == 1
+    router.cache.seq += 1
+    router.core.indexer.on_batch(TargetId("a/0"), EventBatch(1, 4999.5, 0, [orphan], {}))
+    assert router.status.snapshot().targets[0].orphans == 1
+    assert router.status.describe_instances()[0]["targets"][0]["stream"]["orphans"] == 1

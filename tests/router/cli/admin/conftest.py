@@ -15,12 +15,12 @@ from router.config.sections.listeners import AdminTokenConfig, ListenConfig
 from router.control.api.admin import admin_app
 from router.proxy.listener import HttpListener, configure_server
 from tests.router.control.api.test_admin import Rooms, Unexplained, token
-from tests.router.control.steered import Steered, crowded_holder
+from tests.router.control.control_plane import ControlPlane, crowded_holder
 
 
 @dataclass
 class Running:
-    house: Steered
+    house: ControlPlane
     url: str
     portal: BlockingPortal
 
@@ -38,8 +38,8 @@ class Running:
 def served(*tokens: AdminTokenConfig) -> Iterator[Running]:
     with start_blocking_portal(backend_options={"use_uvloop": True}) as portal:
 
-        def build() -> tuple[Steered, HttpListener]:
-            house = Steered()
+        def build() -> tuple[ControlPlane, HttpListener]:
+            house = ControlPlane()
             house.decided(crowded_holder(), crowded_holder())
             admin = admin_app(Rooms(), house.control, Unexplained(), tokens)
             return house, HttpListener(configure_server(admin, ListenConfig(host="127.0.0.1", port=0)))

@@ -12,7 +12,7 @@ from router.cli.admin import experiment as module
 from router.cli.admin.experiment import experiment
 from router.errors import ConfigError, WarmrouteError
 from tests.router.cli.admin.conftest import Running
-from tests.router.control.steered import EXPERIMENT
+from tests.router.control.control_plane import EXPERIMENT
 
 
 def run_some(router: Running, requests: int = 300) -> None:

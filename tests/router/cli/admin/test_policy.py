@@ -9,7 +9,7 @@ import pytest
 from router.cli.admin.policy import policy
 from router.errors import ConfigError, WarmrouteError
 from tests.router.cli.admin.conftest import Running
-from tests.router.control.steered import BROKEN, EXPERIMENT, TEXTS
+from tests.router.control.control_plane import BROKEN, EXPERIMENT, TEXTS
 
 
 def test_list_says_what_is_in_use_and_what_went_wrong(router: Running) -> None:

@@ -14,7 +14,7 @@ from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
 from router.control.explain import ExplainRequest
 from router.errors import NoTarget
-from tests.router.control.steered import Steered
+from tests.router.control.control_plane import ControlPlane
 
 LOOPBACK = "http://127.0.0.1:8001"
 
@@ -25,13 +25,13 @@ class Rooms:
     def __init__(self) -> None:
         self.draining = {"a": False, "b": False}
 
-    def instances(self) -> list[dict[str, Any]]:
+    def describe_instances(self) -> list[dict[str, Any]]:
         return [
             {"id": id, "url": f"http://{id}", "state": "draining" if on else "ready", "targets": [{"requests": 3}]}
             for id, on in self.draining.items()
         ]
 
-    def discovery(self) -> dict[str, str | None]:
+    def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
 
     def drain(self, instance: str, on: bool) -> bool:
@@ -40,19 +40,19 @@ class Rooms:
         self.draining[instance] = on
         return True
 
-    async def record(self, record_id: str) -> dict[str, Any] | None:
+    async def find_record(self, record_id: str) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
-    async def records(self, limit: int) -> list[dict[str, Any]]:
+    async def list_records(self, limit: int) -> list[dict[str, Any]]:
         return [{"id": f"r{n}", "target": None} for n in range(limit)]
 
-    def workers(self) -> list[dict[str, Any]]:
+    def describe_workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
 
-    def admission(self) -> list[dict[str, Any]]:
+    def describe_admission(self) -> list[dict[str, Any]]:
         return [{"model": "m", "capacity_tokens": None, "waiting": []}]
 
-    def pool(self) -> dict[str, Any] | None:
+    def describe_pool(self) -> dict[str, Any] | None:
         return {"leader": "mooncake master a:9003", "models": []}
 
 
@@ -72,12 +72,12 @@ def token(name: str, *rights: str) -> AdminTokenConfig:
 
 
 def open_door(rooms: Rooms | None = None) -> TestClient:
-    return TestClient(admin_app(rooms or Rooms(), Steered().control, Unexplained(), []), base_url=LOOPBACK)
+    return TestClient(admin_app(rooms or Rooms(), ControlPlane().control, Unexplained(), []), base_url=LOOPBACK)
 
 
 def guarded() -> TestClient:
     tokens = [token("eye", "read"), token("hand", "read", "write")]
-    return TestClient(admin_app(Rooms(), Steered().control, Unexplained(), tokens))
+    return TestClient(admin_app(Rooms(), ControlPlane().control, Unexplained(), tokens))
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -202,7 +202,7 @@ def test_every_error_is_described() -> None:
 
 
 schema = schemathesis.openapi.from_asgi(
-    "/admin/openapi.json", admin_app(Rooms(), Steered().control, Unexplained(), [token("hand", "read", "write")])
+    "/admin/openapi.json", admin_app(Rooms(), ControlPlane().control, Unexplained(), [token("hand", "read", "write")])
 )
 
 
@@ -232,7 +232,7 @@ def test_the_pool_or_that_there_is_none() -> None:
     }
 
     class Without(Rooms):
-        def pool(self) -> dict[str, Any] | None:
+        def describe_pool(self) -> dict[str, Any] | None:
             return None
 
     assert open_door(Without()).get("/admin/pool").json() == {"configured": False}

@@ -11,11 +11,11 @@ from httpx import Response
 from router.control.api.admin import admin_app
 from router.scheduling.experiments.results import Finding
 from tests.router.control.api.test_admin import LOOPBACK, Rooms, Unexplained, bearer, token
-from tests.router.control.steered import BROKEN, EXPERIMENT, TEXTS, Steered, crowded_holder
+from tests.router.control.control_plane import BROKEN, EXPERIMENT, TEXTS, ControlPlane, crowded_holder
 
 
 class Wheel(NamedTuple):
-    house: Steered
+    house: ControlPlane
     http: TestClient
 
     def put(self, path: str, text: str | bytes, **asked: Any) -> Response:
@@ -24,7 +24,7 @@ class Wheel(NamedTuple):
 
 @pytest.fixture
 def wheel() -> Wheel:
-    house = Steered()
+    house = ControlPlane()
     house.decided(crowded_holder(), crowded_holder())
     return Wheel(house, TestClient(admin_app(Rooms(), house.control, Unexplained(), []), base_url=LOOPBACK))
 
@@ -36,7 +36,7 @@ def error(answer: Response) -> tuple[int, str, str]:
 
 def test_what_is_in_force(wheel: Wheel) -> None:
     told = wheel.http.get("/admin/policies").json()
-    digests = {name: policy.digest for name, policy in wheel.house.control.regime.policies.items()}
+    digests = {name: policy.digest for name, policy in wheel.house.control.policy_set.policies.items()}
     assert told == {
         "active": "near",
         "names": ["far", "near", "other"],
@@ -157,9 +157,9 @@ def test_several_at_once_or_none(wheel: Wheel) -> None:
 )
 def test_refusals(wheel: Wheel, method: str, path: str, body: bytes, said: tuple[int, str, str]) -> None:
     headers = {"content-type": "application/json"} if path == "/admin/activate" else {}
-    before = wheel.house.control.regime
+    before = wheel.house.control.policy_set
     assert error(wheel.http.request(method, path, content=body, headers=headers)) == said
-    assert wheel.house.control.regime is before
+    assert wheel.house.control.policy_set is before
 
 
 def test_an_error_is_shown_until_something_reads_well(wheel: Wheel) -> None:
@@ -181,7 +181,7 @@ def test_an_experiment_from_its_start_to_its_end(wheel: Wheel) -> None:
     assert told["running"] is True
     assert told["report"]["arms"][1]["arm"] == "far"
     assert "near: 50% of the units; 0 are over and 0 are not, with 0 requests of which 0 failed" in told["sentences"]
-    wheel.house.control.found(Finding("far", "guard", "ttft_p90", "far is slow", 60, 1e5, 900.0, 300.0))
+    wheel.house.control.handle_finding(Finding("far", "guard", "ttft_p90", "far is slow", 60, 1e5, 900.0, 300.0))
     assert "far is out: it was rolled back" in wheel.http.get("/admin/experiment").json()["sentences"]
     assert wheel.http.delete("/admin/experiment").json()["what"] == "end experiment"
     told = wheel.http.get("/admin/experiment").json()
@@ -216,13 +216,13 @@ CHANGING = [
 def test_rights(wheel: Wheel, method: str, path: str) -> None:
     tokens = [token("eye", "read"), token("pen", "write"), token("over", "override")]
     http = TestClient(admin_app(Rooms(), wheel.house.control, Unexplained(), tokens))
-    before = wheel.house.control.regime
+    before = wheel.house.control.policy_set
     assert error(http.request(method, path))[:2] == (401, "invalid_token")
     allowed = "eye" if method == "GET" else "pen"
     for name in {"eye", "pen", "over"} - {allowed}:
         assert error(http.request(method, path, headers=bearer(name)))[:2] == (403, "missing_right")
     assert http.request(method, path, headers=bearer(allowed)).status_code not in (401, 403)
-    assert wheel.house.control.regime is before
+    assert wheel.house.control.policy_set is before
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGING)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.control.api.admin import _errors
+from router.control.api.admin import _describe_errors
 from router.control.api.records import add_record_routes, prefers_html, render_page
 from router.control.explain import ExplainRequest
 from router.errors import NoTarget
@@ -67,7 +67,7 @@ class Rooms:
         self.kept = describe_record(record or a_record())
         self.asked: ExplainRequest | None = None
 
-    async def record(self, record_id: str) -> dict[str, Any] | None:
+    async def find_record(self, record_id: str) -> dict[str, Any] | None:
         return self.kept if record_id == self.kept["id"] else None
 
     async def explain(self, asked: ExplainRequest) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Rooms:
 def an_app(rooms: Rooms) -> FastAPI:
     app = FastAPI(openapi_url="/admin/openapi.json")
     install_error_handlers(app)
-    add_record_routes(app, rooms, rooms, [], _errors)
+    add_record_routes(app, rooms, rooms, [], _describe_errors)
     return app
 
 

@@ -32,7 +32,7 @@ class End:
         self.heard: list[Any] = []
         self.lost = 0
         self.requests = 0
-        self.line: Channel
+        self.channel: Channel
 
     def lose(self) -> None:
         self.lost += 1
@@ -45,19 +45,19 @@ class End:
 async def ends() -> AsyncIterator[tuple[End, End]]:
     both = End(), End()
     for end, sock in zip(both, socket.socketpair(), strict=True):
-        end.line = await Channel.on(sock, end.heard.append, end.lose, end.share)
+        end.channel = await Channel.open(sock, end.heard.append, end.lose, end.share)
     try:
         yield both
     finally:
         for end in both:
-            end.line.close()
+            end.channel.close()
         await eventually(lambda: all(end.lost for end in both))
 
 
 async def test_both_sides_tell_and_hear() -> None:
     async with ends() as (one, other):
-        one.line.tell(StopMessage())
-        other.line.tell(SessionMoved(True, "m", "s", "a/0"))
+        one.channel.send(StopMessage())
+        other.channel.send(SessionMoved(True, "m", "s", "a/0"))
         await eventually(lambda: one.heard and other.heard)
         assert (one.heard, other.heard) == ([SessionMoved(True, "m", "s", "a/0")], [StopMessage()])
 
@@ -67,7 +67,7 @@ async def test_a_busy_side_tells_the_last_word_in_few_frames() -> None:
     async with ends() as (one, other):
         for n in range(300):
             one.requests = n
-            one.line.booked(A)
+            one.channel.report_load(A)
             await asyncio.sleep(0.0001)
         await eventually(lambda: LoadMessage(A, WorkerShare(requests=299)) in other.heard)
         assert other.heard[-1] == LoadMessage(A, WorkerShare(requests=299))
@@ -78,37 +78,37 @@ async def test_a_question_gets_its_own_answer() -> None:
     async with ends() as (one, other):
 
         async def ask(about: str) -> bytes | None:
-            return await one.line.ask("record", about)
+            return await one.channel.ask("record", about)
 
         asking = [asyncio.create_task(ask(about)) for about in ("x", "y")]
         await eventually(lambda: len(other.heard) == 2)
         for asked in reversed(other.heard):
             assert isinstance(asked, AskMessage)
-            other.line.tell(AnswerMessage(asked.number, asked.about.encode()))
+            other.channel.send(AnswerMessage(asked.number, asked.argument.encode()))
         assert await asyncio.gather(*asking) == [b"x", b"y"]
 
 
 async def test_nobody_answers_in_time() -> None:
     async with ends() as (one, other):
-        assert await one.line.ask("scrape", within_s=0.02) is None
+        assert await one.channel.ask("scrape", timeout_s=0.02) is None
         (asked,) = other.heard
-        other.line.tell(AnswerMessage(asked.number, b"too late"))
-        assert await one.line.ask("scrape", within_s=0.02) is None
+        other.channel.send(AnswerMessage(asked.number, b"too late"))
+        assert await one.channel.ask("scrape", timeout_s=0.02) is None
 
 
 async def test_who_asks_somebody_that_goes_gets_no_answer_at_once() -> None:
     async with ends() as (one, other):
-        asking = asyncio.create_task(one.line.ask("scrape", within_s=60.0))
+        asking = asyncio.create_task(one.channel.ask("scrape", timeout_s=60.0))
         await eventually(lambda: other.heard)
-        other.line.close()
+        other.channel.close()
         assert await asking is None
         assert one.lost == 1
 
 
 async def test_what_was_told_before_closing_arrives() -> None:
     async with ends() as (one, other):
-        one.line.tell(StopMessage())
-        one.line.close()
+        one.channel.send(StopMessage())
+        one.channel.close()
         await eventually(lambda: other.lost)
         assert other.heard == [StopMessage()]
 
@@ -116,21 +116,21 @@ async def test_what_was_told_before_closing_arrives() -> None:
 async def test_nonsense_ends_the_line(caplog) -> None:
     ours, theirs = socket.socketpair()
     end = End()
-    end.line = await Channel.on(ours, end.heard.append, end.lose, end.share)
+    end.channel = await Channel.open(ours, end.heard.append, end.lose, end.share)
     with theirs:
         theirs.send(b"\x00\x00\x00\x01\xc0")
         await eventually(lambda: end.lost)
-    assert "nobody understands" in caplog.text
+    assert "sent an unknown message" in caplog.text
 
 
 async def test_one_that_does_not_read_is_cut_off(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(channel, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(channel, "MAX_UNSENT_BYTES", 100_000)
     ours, theirs = socket.socketpair()
     end = End()
-    end.line = await Channel.on(ours, end.heard.append, end.lose, end.share)
+    end.channel = await Channel.open(ours, end.heard.append, end.lose, end.share)
     with theirs:
-        tell = partial(end.line.tell, AnswerMessage(0, bytes(50_000)))
+        tell = partial(end.channel.send, AnswerMessage(0, bytes(50_000)))
         while not end.lost:
             tell()
             await asyncio.sleep(0.001)
-    assert "does not listen" in caplog.text
+    assert "does not read its messages" in caplog.text

@@ -16,23 +16,23 @@ class Between:
     """What a follower tells reaches the leader's trial at once."""
 
     def __init__(self, trial: RunningExperiment) -> None:
-        self.told: list[Message] = []
-        self.elsewhere = FollowerRequests(ManualClock(50.0))
+        self.sent: list[Message] = []
+        self.requests = FollowerRequests(ManualClock(50.0))
         self._trial = trial
 
-    def booked(self, target: TargetId) -> None: ...
+    def report_load(self, target: TargetId) -> None: ...
 
-    def hurry(self) -> None: ...
+    def flush(self) -> None: ...
 
-    def tell(self, message: Message) -> None:
-        self.told.append(message)
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
         match message:
             case RequestBegan():
-                self.elsewhere.began(1, message, self._trial)
+                self.requests.begin(1, message, self._trial)
             case RequestAnswered():
-                self.elsewhere.answered(message)
+                self.requests.answer(message)
             case RequestEnded():
-                self.elsewhere.ended(message, self._trial)
+                self.requests.end(message, self._trial)
 
 
 def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None:
@@ -53,7 +53,7 @@ def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None
     assert found == findings
     assert there.report() == here.report()
     assert sum(arm.requests for arm in here.report().arms) > 500
-    between.elsewhere.lost(1, there)
+    between.requests.drop_worker(1, there)
     assert there.report() == here.report(), "nothing is under way any more"
 
 
@@ -77,8 +77,8 @@ def test_what_a_dying_worker_had_under_way_is_not_held_against_the_arm() -> None
     follower = SyncedExperiment(an_experiment(), between, version=1)
     mine, others = a_record(1, 10.0), a_record(2, 10.0)
     follower.begin_request("a", b"mine", mine)
-    between.elsewhere.began(2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
-    between.elsewhere.lost(1, trial)
+    between.requests.begin(2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
+    between.requests.drop_worker(1, trial)
     arm = trial.report().arms[0]
     assert (arm.requests, arm.failed) == (1, 0)
     follower.end_request(finish(others))

@@ -58,7 +58,7 @@ class Crewman:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.line: Channel
+        self.channel: Channel
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -71,10 +71,10 @@ class Ship:
         config = schema.Config(workers=3, seed=7)
         self.leader = LeaderWorker(config, 5, clock, self.tasks)
         regime = PolicySet({"warm": WARM, "other": OTHER}, "warm")
-        core = build_scheduler(config, regime, RING, clock, secret=5, seat=WorkerRole(0, 5, self.leader))
+        core = build_scheduler(config, regime, RING, clock, secret=5, role=WorkerRole(0, 5, self.leader))
         self.core = cast(SyncedScheduler, core)
         metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
-        self.leader.take(LocalState("run0", self.core, RecentRecords(10), metrics))
+        self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics))
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
         self.core.add_instance("a", [ModelCard("m", None, None, None)], [])
         self.crew: list[Crewman] = []
@@ -82,9 +82,9 @@ class Ship:
     async def hire(self) -> Crewman:
         man = Crewman()
         ours, theirs = socket.socketpair()
-        man.line = await Channel.on(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
+        man.channel = await Channel.open(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
         self.crew.append(man)
-        await self.leader._born(len(self.crew), ours)
+        await self.leader._on_start(len(self.crew), ours)
         return man
 
     @property
@@ -101,7 +101,7 @@ async def ship() -> AsyncIterator[Ship]:
         yield sailing
     finally:
         for man in sailing.crew:
-            man.line.close()
+            man.channel.close()
         await eventually(lambda: not sailing.leader._members)
         await sailing.tasks.close()
 
@@ -126,14 +126,14 @@ async def test_the_first_words_are_all_that_a_follower_needs() -> None:
 async def test_everybody_hears_of_the_load_of_all_others() -> None:
     async with ship() as s:
         one, other = await s.hire(), await s.hire()
-        one.line.tell(LoadMessage(A, WorkerShare(requests=2)))
+        one.channel.send(LoadMessage(A, WorkerShare(requests=2)))
         await eventually(lambda: LoadMessage(A, WorkerShare(requests=2)) in other.heard)
         assert s.requests == 2
         assert all(load.share == NO_SHARE for load in one.of(LoadMessage)), "its own load is not told to it"
-        other.line.tell(LoadMessage(A, WorkerShare(requests=5)))
+        other.channel.send(LoadMessage(A, WorkerShare(requests=5)))
         await eventually(lambda: LoadMessage(A, WorkerShare(requests=5)) in one.heard)
         assert s.requests == 7
-        one.line.close()
+        one.channel.close()
         await eventually(lambda: s.requests == 5)
         assert s.core.own_share(A) == NO_SHARE
 
@@ -143,8 +143,8 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
     async with ship() as s:
         one, other = await s.hire(), await s.hire()
         mine, theirs = SessionMoved(False, "m", "agent", "a/0"), SessionMoved(False, "m", "agent", "b/0")
-        one.line.tell(theirs)
-        s.leader.tell(mine)
+        one.channel.send(theirs)
+        s.leader.send(mine)
         s.core.apply_session(mine)
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
         for man in (one, other):
@@ -155,16 +155,16 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
 async def test_a_switch_waits_for_those_that_take_connections() -> None:
     async with ship() as s:
         man = await s.hire()
-        await s.leader.everywhere()  # one that is not up does not hold anybody up
-        man.line.tell(WorkerUp("run1", 1))
-        await eventually(lambda: s.leader.workers()[1]["up"])
+        await s.leader.wait_until_applied()  # one that is not up does not hold anybody up
+        man.channel.send(WorkerUp("run1", 1))
+        await eventually(lambda: s.leader.describe_workers()[1]["up"])
         s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "other"))
-        waiting = s.tasks.spawn("wait", s.leader.everywhere())
+        waiting = s.tasks.spawn("wait", s.leader.wait_until_applied())
         await eventually(lambda: [rule.active for rule in man.of(PolicyRule)][-1:] == ["other"])
         assert not waiting.done()
-        man.line.tell(PolicyApplied(man.of(PolicyRule)[-1].version, {"other": OTHER.digest}))
+        man.channel.send(PolicyApplied(man.of(PolicyRule)[-1].version, {"other": OTHER.digest}))
         await waiting
-        assert s.leader.workers()[1]["policies"] == {"other": OTHER.digest}
+        assert s.leader.describe_workers()[1]["policies"] == {"other": OTHER.digest}
 
 
 async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() -> None:
@@ -172,8 +172,8 @@ async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() 
         man = await s.hire()
         before = s.core.version
         s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "warm", ARMS))
-        man.line.tell(RequestBegan(before, 1, "warm", b"early", 99.0))
-        man.line.tell(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
+        man.channel.send(RequestBegan(before, 1, "warm", b"early", 99.0))
+        man.channel.send(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
         trial = s.core.experiment
         assert trial is not None
         await eventually(lambda: trial.open_units)

@@ -1,4 +1,4 @@
-"""Messages to bytes and back, however the bytes are cut."""
+"""Messages to bytes and back, however the bytes are cut; and what an outbox gathers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from router.control.workers.messages import (
     AskMessage,
     FrameReader,
     LoadMessage,
+    Outbox,
     PolicyRule,
     RequestBegan,
     RequestEnded,
     SessionMoved,
     StartMessage,
     StopMessage,
-    frame,
+    encode_frame,
 )
 from router.fleet.load import WorkerShare
+from router.kvcache.events import TargetId
 
 TOLD = [
     StartMessage(1, "{}", (1 << 64) - 1),
@@ -39,7 +41,7 @@ TOLD = [
 def test_what_was_told_is_heard_in_order_wherever_the_bytes_are_cut(
     frames: list[list[object]], cuts: list[int]
 ) -> None:
-    data = b"".join(frame(messages) for messages in frames)  # type: ignore[arg-type]
+    data = b"".join(encode_frame(messages) for messages in frames)  # type: ignore[arg-type]
     heard, reading, at, turn = [], FrameReader(), 0, 0
     while at < len(data):
         size = cuts[turn % len(cuts)]
@@ -52,3 +54,48 @@ def test_what_was_told_is_heard_in_order_wherever_the_bytes_are_cut(
 def test_what_no_worker_tells_is_an_error(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         list(FrameReader().feed(len(body).to_bytes(4) + body))
+
+
+# the outbox
+
+A, B = TargetId("a/0"), TargetId("b/0")
+
+
+class Gathering:
+    def __init__(self) -> None:
+        self.woken = 0
+        self.shares = {A: WorkerShare(requests=1), B: WorkerShare(requests=5)}
+        self.outbox = Outbox(self.shares.__getitem__, self.wake)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def test_a_target_is_told_of_once_as_it_is_when_the_outbox_is_taken() -> None:
+    gathering = Gathering()
+    for _ in range(3):
+        gathering.outbox.report_load(A)
+    gathering.shares[A] = WorkerShare(requests=4)
+    assert gathering.outbox.take() == [LoadMessage(A, WorkerShare(requests=4))]
+    assert gathering.outbox.take() == []
+
+
+def test_everything_else_keeps_its_order() -> None:
+    gathering = Gathering()
+    went = [SessionMoved(False, "m", name, A) for name in "xyz"]
+    for message in went:
+        gathering.outbox.send(message)
+    gathering.outbox.report_load(B)
+    gathering.outbox.send(StopMessage())
+    assert gathering.outbox.take() == [LoadMessage(B, WorkerShare(requests=5)), *went, StopMessage()]
+
+
+def test_who_sends_is_woken_once_until_the_outbox_is_taken() -> None:
+    gathering = Gathering()
+    gathering.outbox.report_load(A)
+    gathering.outbox.report_load(B)
+    gathering.outbox.send(StopMessage())
+    assert gathering.woken == 1
+    gathering.outbox.take()
+    gathering.outbox.send(StopMessage())
+    assert gathering.woken == 2

@@ -14,7 +14,7 @@ from router.config.sections.experiment import ExperimentConfig
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import DrainMessage, Message, PolicyRule, ResponseStored, SessionMoved
 from router.control.workers.role import WorkerRole
-from router.control.workers.scheduler import NUMBERS, SyncedScheduler
+from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler
 from router.fleet.engine_facts import ModelCard
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
@@ -40,20 +40,20 @@ class Told:
         self.targets: set[TargetId] = set()
         self.messages: list[Message] = []
 
-    def booked(self, target: TargetId) -> None:
+    def report_load(self, target: TargetId) -> None:
         self.targets.add(target)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def hurry(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 class Worker:
     def __init__(self, number: int, instances: str = "ab") -> None:
-        self.told = Told()
-        seat = WorkerRole(number, 1, self.told)  # type: ignore[arg-type]
-        core = build_scheduler(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, seat=seat)
+        self.sent = Told()
+        role = WorkerRole(number, 1, self.sent)  # type: ignore[arg-type]
+        core = build_scheduler(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, role=role)
         self.core = cast(SyncedScheduler, core)
         for name in instances:
             self.join(name)
@@ -76,9 +76,9 @@ class Worker:
         return found.load_book.requests
 
     def hears_loads_of(self, other: Worker) -> None:
-        for target in other.told.targets:
+        for target in other.sent.targets:
             self.core.apply_load(target, other.core.own_share(target))
-        other.told.targets.clear()
+        other.sent.targets.clear()
 
 
 @settings(max_examples=50)
@@ -137,11 +137,11 @@ def test_what_was_told_of_a_target_before_it_joined_counts_when_it_does() -> Non
 def test_a_session_is_told_when_it_moves_and_only_then() -> None:
     one, other = Worker(0), Worker(1)
     one.core.swap(PolicySet(REGIME.policies, "sticky"))
-    one.told.messages.clear()
+    one.sent.messages.clear()
     target = one.admit("agent").target.id
     one.admit("agent")
     one.admit(None)
-    (went,) = one.told.messages
+    (went,) = one.sent.messages
     assert isinstance(went, SessionMoved)
     assert (went.prefill, went.model, went.target) == (False, "m", target)
     other.core.apply_session(went)
@@ -151,22 +151,22 @@ def test_a_session_is_told_when_it_moves_and_only_then() -> None:
 
 def test_a_response_is_found_where_it_was_only_told_of() -> None:
     one, other = Worker(0), Worker(1)
-    one.told.messages.clear()
+    one.sent.messages.clear()
     one.core.remember_response("resp_1", TargetId("b/0"))
-    (made,) = one.told.messages
+    (made,) = one.sent.messages
     assert isinstance(made, ResponseStored)
     other.core.apply_response(made)
     assert other.core.response_target("resp_1") == "b/0"
     assert other.core.responses() == [("resp_1", "b/0")]
-    assert other.told.messages == []
+    assert other.sent.messages == []
 
 
 def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
     one, other = Worker(0), Worker(1, "")
-    one.told.messages.clear()
+    one.sent.messages.clear()
     assert one.core.drain("a", True)
     assert not one.core.drain("zz", True)
-    assert one.told.messages == [DrainMessage("a", True)]
+    assert one.sent.messages == [DrainMessage("a", True)]
     other.core.apply_drain("a", True)
     other.join("a")
     assert other.core.fleet.candidates("m", (), 100.0) == ()
@@ -177,12 +177,12 @@ def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
 def test_the_leader_tells_what_decides_and_followers_do_not() -> None:
     leader, follower = Worker(0), Worker(1)
     for worker in (leader, follower):
-        worker.told.messages.clear()
+        worker.sent.messages.clear()
         worker.core.swap(PolicySet(REGIME.policies, "sticky"))
-    (rule,) = leader.told.messages
+    (rule,) = leader.sent.messages
     assert isinstance(rule, PolicyRule)
     assert (rule.version, rule.active) == (leader.core.version, "sticky")
-    assert follower.told.messages == []
+    assert follower.sent.messages == []
 
 
 def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
@@ -191,7 +191,7 @@ def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
         worker.core.version = 7
         worker.core.swap(PolicySet(REGIME.policies, "least", EXPERIMENT))
     assert type(leader.core.experiment) is not SyncedExperiment
-    assert leader.core.trial_since == leader.core.version == 8
+    assert leader.core.experiment_since == leader.core.version == 8
     trial = follower.core.experiment
     assert isinstance(trial, SyncedExperiment)
     assert trial.version == 7
@@ -203,4 +203,4 @@ def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_chance_falls_differently_in_every_worker(worker: int) -> None:
-    assert Worker(worker).core.selector.next_number() == worker * NUMBERS
+    assert Worker(worker).core.selector.next_number() == worker * NUMBERS_PER_WORKER

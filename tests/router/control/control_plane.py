@@ -74,7 +74,7 @@ class WatchedRing(RecentRecords):
         return super().latest(limit)
 
 
-class Steered:
+class ControlPlane:
     """`near` is active, unless files or an experiment say otherwise."""
 
     def __init__(
