@@ -1,27 +1,27 @@
-"""How long answers are, per model: what a request that is placed now will probably stream.
+"""Mean answer length per model: how many tokens a request that is placed now will probably stream.
 
-An exponential mean over about the last `REMEMBERED` answers, an ordinary one until there are as many. Given out rounded
-to whole tokens: it goes into every record, and finer digits do not compress.
+An exponential mean over about the last `WINDOW` answers, an ordinary one until there are as many. Rounded to whole
+tokens: the value goes into every record, and finer digits do not compress.
 """
 
 from __future__ import annotations
 
-REMEMBERED = 64
+WINDOW = 64
 
 
 class AnswerLengths:
-    """Names are those of models that answered, so they are few."""
+    """Mean answer lengths by model. Only models that answered have one, so they are few."""
 
     def __init__(self) -> None:
-        self._means: dict[str, tuple[int, float]] = {}  # how many, up to `REMEMBERED`, and their mean
+        self._means: dict[str, tuple[int, float]] = {}  # count, up to `WINDOW`, and mean
 
     def observe(self, model: str, tokens: int) -> None:
-        """A whole answer of so many tokens."""
+        """Add a complete answer of `tokens`."""
         count, mean = self._means.get(model, (0, 0.0))
-        count = min(count + 1, REMEMBERED)
+        count = min(count + 1, WINDOW)
         self._means[model] = count, mean + (tokens - mean) / count
 
     def mean_tokens(self, model: str | None) -> float | None:
-        """None: there was no answer yet, or of no model."""
-        known = None if model is None else self._means.get(model)
-        return None if known is None else float(round(known[1]))
+        """Return the mean length in tokens; None if `model` is None or has not answered yet."""
+        entry = None if model is None else self._means.get(model)
+        return None if entry is None else float(round(entry[1]))

@@ -1,8 +1,8 @@
-"""Candidates side by side, in columns: what is asked of each of them at every request, where they are a thousand.
+"""Columns of facts over all candidates of a large fleet, for comparing a thousand targets at every request.
 
-Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less. To
-see that takes a number or two per target, not a row. So these are kept in lists and arrays, which C walks through,
-and brought up to date for the few targets that changed since the last look. They say what rows would say.
+Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less.
+Seeing that takes a number or two per target, not a row. So these numbers are kept in lists and arrays, which C code
+scans, and are updated for the few targets that changed since the last use. They equal what rows would say.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from router.kvcache.events import TargetId
 from scorers.contract import Speed
 from scorers.streams import stall_cost, step_ms
 
-NO_LINK = (inf, 0.0)
+NO_LINK = (inf, 0.0)  # fixed ms and ms per token of a link that does not exist
 
 
 class PriceColumns(NamedTuple):
-    """As `scorers.ttft.Ahead`. Arrays, since floats that lie about in memory are fetched one by one: half the time."""
+    """The columns of `scorers.ttft.WorkAhead`. Arrays, since scattered float objects take twice as long to read."""
 
     fixed_ms: array[float]
     ms_per_token: array[float]
@@ -31,23 +31,24 @@ class PriceColumns(NamedTuple):
 
 
 class CandidateColumns:
-    """Of `targets`, in their order. The columns are empty until somebody wants to see them."""
+    """Columns over `targets`, in their order. They are empty until `fill`."""
 
     def __init__(self, targets: tuple[Target, ...]) -> None:
         self.targets = targets
         self.slots: dict[TargetId, int] = {}
         self.requests: list[int] = []
         self.queued_ms: list[float] = []
-        self.stall_cost: list[float] = []  # as `scorers.streams` has it
-        self.free_tokens: list[float] = []  # infinite where the capacity is unknown
-        self._least_room = inf  # nobody has less; rooms may have grown since
+        self.stall_cost: list[float] = []  # as in `scorers.streams`
+        self.free_tokens: list[float] = []  # infinite if the capacity is unknown
+        self._least_free = inf  # a lower bound: memory may have been freed since
         self.speeds: list[Speed] = []
-        self.prices = _priced(0)
-        self.weighted_prices = _priced(0)  # with what the work costs those whom it holds up
-        self.others_waiting: set[Target] = set()  # requests of others wait in their engines
-        self.distrusted: set[Target] = set()  # they broke promises
+        self.prices = _empty_prices(0)
+        self.weighted_prices = _empty_prices(0)  # including the stalls that the work causes
+        self.others_waiting: set[Target] = set()  # targets with requests of other clients in their queues
+        self.distrusted: set[Target] = set()  # targets whose overlap predictions failed
 
     def fill(self, now: float) -> None:
+        """Fill the columns on first use."""
         if len(self.slots) == len(self.targets):
             return
         self.slots = {target.id: slot for slot, target in enumerate(self.targets)}
@@ -56,45 +57,47 @@ class CandidateColumns:
         self.stall_cost = [0.0] * len(self.targets)
         self.free_tokens = [inf] * len(self.targets)
         self.speeds = [target.latency_model.speed(now) for target in self.targets]
-        self.prices, self.weighted_prices = _priced(len(self.targets)), _priced(len(self.targets))
+        self.prices, self.weighted_prices = _empty_prices(len(self.targets)), _empty_prices(len(self.targets))
         self.update(self.targets, now)
 
     def update(self, changed: Iterable[Target], now: float) -> None:
-        """Strangers among them are ignored."""
+        """Update the columns for the targets in `changed`; targets that are not in the columns are ignored."""
         slots = self.slots
         if not slots:
             return
         for target in changed:
             if (slot := slots.get(target.id)) is None:
                 continue
-            books, speed = target.load_book, target.latency_model.speed(now)
-            self.requests[slot] = books.requests
-            self.queued_ms[slot] = queued_ms = books.rounded_queued_ms(speed)
-            self.stall_cost[slot] = weight = stall_cost(books)
-            self.free_tokens[slot] = room = (target.capacity_tokens or inf) - books.context_tokens
-            if room < self._least_room:
-                self._least_room = room
+            load_book, speed = target.load_book, target.latency_model.speed(now)
+            self.requests[slot] = load_book.requests
+            self.queued_ms[slot] = queued_ms = load_book.rounded_queued_ms(speed)
+            self.stall_cost[slot] = weight = stall_cost(load_book)
+            self.free_tokens[slot] = free = (target.capacity_tokens or inf) - load_book.context_tokens
+            if free < self._least_free:
+                self._least_free = free
             self.speeds[slot] = speed
-            ms_per_step = step_ms(books, speed)
+            ms_per_step = step_ms(load_book, speed)
             _put(self.prices, slot, queued_ms, speed, ms_per_step, 1.0)
             _put(self.weighted_prices, slot, queued_ms, speed, ms_per_step, 1 + weight)
-            (self.others_waiting.add if books.others_waiting else self.others_waiting.discard)(target)
+            (self.others_waiting.add if load_book.others_waiting else self.others_waiting.discard)(target)
             (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
     def all_have_free(self, tokens: int) -> bool:
-        """Everybody has, for so many."""
-        if tokens > self._least_room:
-            self._least_room = min(self.free_tokens)
-        return tokens <= self._least_room
+        """Return whether every target has memory for `tokens` more."""
+        if tokens > self._least_free:
+            self._least_free = min(self.free_tokens)
+        return tokens <= self._least_free
 
 
-def _priced(count: int) -> PriceColumns:
+def _empty_prices(count: int) -> PriceColumns:
     zeros = array("d", bytes(8 * count))
     return PriceColumns(zeros[:], zeros[:], zeros[:], zeros[:], [NO_LINK] * count)
 
 
 def _put(prices: PriceColumns, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
-    """The queue counts once and the work `weight` times. All ways to do it grow alike: the least stays the least."""
+    """Set one slot. The queue counts once and the work `weight` times: all ways to do it scale alike, so the least
+    stays the least.
+    """
     prices.fixed_ms[slot] = queued_ms + speed.base_ms * weight
     prices.ms_per_token[slot] = speed.us_per_token / 1e3 * weight
     prices.ms_per_pair[slot] = speed.ns_per_token_context / 1e6 * weight

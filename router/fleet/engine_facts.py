@@ -1,6 +1,6 @@
-"""What every engine dialect offers: pure functions from bytes to domain values. One folder per engine.
+"""Facts that engines report, as values: gauges, model cards and event endpoints, the same for every engine dialect.
 
-Nothing here opens a connection; `feeds/` and `tokens/` do, and hand the bytes in.
+Nothing here opens a connection; `backends/` does, and each dialect there turns bytes into these values.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 
 class PoolTransferCounts(NamedTuple):
-    """What one rank has loaded from the shared pool since its process started: counters, which a restart sets back."""
+    """Counters of one rank's loads from the shared pool since its process started; a restart resets them."""
 
     operations: int
-    blocks: int  # of each of its workers and cache groups, as every one of them loads for itself
-    seconds: float  # of all operations together, though they may have run side by side
+    blocks: int  # counted for each worker and cache group, as each loads for itself
+    seconds: float  # sum over all operations, which may have run concurrently
 
 
 class Gauges(NamedTuple):
-    """One rank's metrics page, the lines routing needs. None: the page does not say."""
+    """One rank's metrics page, as far as routing needs it. None where the page does not report a value."""
 
     running: int | None
     waiting: int | None
     kv_usage: float | None
     block_tokens: int | None
     capacity_tokens: int | None
-    adapters: frozenset[str] | None  # LoRA names that its running requests use
+    adapters: frozenset[str] | None  # LoRA adapters of its running requests
     max_adapters: int | None
-    waiting_adapters: frozenset[str] | None = None  # LoRA names that its waiting requests ask for
+    waiting_adapters: frozenset[str] | None = None  # LoRA adapters of its waiting requests
     pool_loads: PoolTransferCounts | None = None
-    output_tokens: int | None = None  # answer tokens since its process started: a counter, which a restart sets back
+    output_tokens: int | None = None  # answer tokens since its process started; a restart resets the counter
 
 
 class ModelCard(NamedTuple):
@@ -41,7 +41,7 @@ class ModelCard(NamedTuple):
 
 
 class EventEndpoint(NamedTuple):
-    """Where one rank publishes its KV events."""
+    """Address and topic of one rank's KV events."""
 
     rank: int
     endpoint: str

@@ -1,7 +1,7 @@
-"""One target: a data-parallel rank of an instance, the thing that is chosen, with all that is known of it.
+"""Targets and instances: a data-parallel rank of an instance is the target of a choice, with all facts about it.
 
-The parts know nothing of each other (books, breaker, trust, speed); what must happen to several of them at once is
-said here, so that nobody can do half of it.
+The parts (load book, breaker, overlap accuracy, latency model) are independent of each other; changes that concern
+several of them at once are methods here, so that no caller can apply half of one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.kvcache.events import TargetId
 from scorers.contract import Row
 
-DECODE_TOKENS = 8  # an answer must have: the first step shares its time with the prefill's end, the last with the end
+DECODE_TOKENS = 8  # of shorter answers the first step, shared with the prefill's end, and the last weigh too much
 
 
 class InstanceState(StrEnum):
+    """State of an instance, as the admin API shows it."""
+
     JOINING = "joining"
     READY = "ready"
     DRAINING = "draining"
@@ -31,21 +33,21 @@ class InstanceState(StrEnum):
 
 
 class ServedModel(NamedTuple):
-    """What a requested model name means: a base model, perhaps with a LoRA adapter on it."""
+    """A requested model name resolved: a base model, perhaps with a LoRA adapter on it."""
 
     base: str
     adapter: str | None
 
 
 class FetchedKv(NamedTuple):
-    """Part of a prompt's KV that an engine fetched, neither found on its GPU nor computed."""
+    """Part of a prompt's KV that an engine fetched over a link, neither found on its GPU nor computed."""
 
     link: Link
     tokens: int
 
 
 class TargetObserver(Protocol):
-    """Is told when facts of a target change. `router.fleet.rows.Board` keeps rows and drops those that changed."""
+    """Receives changes of targets. `router.fleet.rows.RowCache` drops the rows of targets that changed."""
 
     def on_change(self, target: Target) -> None:
         """Load, speed or capacity of `target` changed."""
@@ -58,9 +60,11 @@ class TargetObserver(Protocol):
 
 
 class Target:
+    """A data-parallel rank of an instance. `observer` receives its changes."""
+
     __slots__ = (
-        "_board",
-        "_changed",
+        "_observer",
+        "_on_change",
         "block_tokens",
         "breaker",
         "capacity_tokens",
@@ -72,25 +76,23 @@ class Target:
         "rank",
     )
 
-    """`board` is told when something of it changes."""
-
     def __init__(
-        self, instance: Instance, rank: int, breaker: CircuitBreaker, speed: LatencyModel, board: TargetObserver
+        self, instance: Instance, rank: int, breaker: CircuitBreaker, speed: LatencyModel, observer: TargetObserver
     ) -> None:
-        self._board = board
-        self._changed = partial(board.on_change, self)
+        self._observer = observer
+        self._on_change = partial(observer.on_change, self)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
-        self.load_book = LoadBook(self._changed)
+        self.load_book = LoadBook(self._on_change)
         self.breaker = breaker
         self.overlap_accuracy = OverlapAccuracy()
-        self.latency_model = speed  # the instance's: its ranks run on the same hardware
+        self.latency_model = speed  # the instance's: its ranks share hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
 
-    def build_row(self, now: float, held: Callable[[Target], int | None] | None = None) -> Row:
-        """Its facts for a decision, but for the overlap. `held` counts all that it holds."""
+    def build_row(self, now: float, count_held: Callable[[Target], int | None] | None = None) -> Row:
+        """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it holds."""
         speed = self.latency_model.speed(now)
         return Row(
             self.id,
@@ -101,36 +103,38 @@ class Target:
             None,
             self.load_book.load(speed, now),
             speed,
-            None if held is None else held(self),
+            None if count_held is None else count_held(self),
         )
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
-        """The target was chosen: its load and its breaker know at once."""
+        """Book a request that was placed here, in its load and its breaker."""
         self.breaker.on_request_sent()
         return self.load_book.book(uncached_tokens, prompt_tokens)
 
     def set_block_tokens(self, tokens: int) -> None:
-        """The event stream's word, which wins over the metrics page's."""
+        """Set the block size that the event stream reports; it takes precedence over the metrics page."""
         if tokens != self.block_tokens:
             self.block_tokens = tokens
-            self._board.on_block_size_change()
-            self._changed()
+            self._observer.on_block_size_change()
+            self._on_change()
 
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
-        books = self.load_book
-        before, crowded, capacity_tokens = books.gauges.pool_loads, books.others_waiting, self.capacity_tokens
-        books.apply_gauges(gauges, sent_at)
+        """Apply the gauges of a poll that was sent at `sent_at`."""
+        load_book = self.load_book
+        before, others_waiting = load_book.gauges.pool_loads, load_book.others_waiting
+        capacity_tokens = self.capacity_tokens
+        load_book.apply_gauges(gauges, sent_at)
         if self.block_tokens is None and gauges.block_tokens is not None:
             self.block_tokens = gauges.block_tokens
-            self._board.on_block_size_change()
+            self._observer.on_block_size_change()
         if gauges.capacity_tokens is not None:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
-            self._counted(before, gauges.pool_loads, sent_at)
-        if crowded is books.others_waiting and capacity_tokens == self.capacity_tokens:  # as a rule, and polls are many
-            self._board.on_gauges_change(self)
+            self._observe_pool_loads(before, gauges.pool_loads, sent_at)
+        if others_waiting is load_book.others_waiting and capacity_tokens == self.capacity_tokens:  # nearly every poll
+            self._observer.on_gauges_change(self)
         else:
-            self._changed()
+            self._on_change()
 
     def observe_prefill(
         self,
@@ -139,59 +143,66 @@ class Target:
         cached_tokens: int,
         ttft_ms: float,
         now: float,
-        loaded: FetchedKv | None = None,
+        fetched: FetchedKv | None = None,
     ) -> None:
-        """An answer told how much it had to compute, how much was `loaded` for it, and when its first byte came."""
+        """Learn from an answer's TTFT and the tokens it computed and found cached; `fetched` is the part brought over a
+        link.
+
+        Ignored unless the request had the target's prefill for itself.
+        """
         if not booking.alone:
             return
         new = prompt_tokens - cached_tokens
-        if loaded is None:
+        if fetched is None:
             self.latency_model.observe_prefill(new, cached_tokens, ttft_ms, now)
         else:
-            self.latency_model.observe_fetch(loaded.link, loaded.tokens, new, cached_tokens, ttft_ms, now)
-        self._sped()
+            self.latency_model.observe_fetch(fetched.link, fetched.tokens, new, cached_tokens, ttft_ms, now)
+        self._on_speed_change()
 
     def observe_decode(
         self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
     ) -> None:
-        """A streamed answer of one sequence has come whole, and its `booking` was released. Both times count from the
-        same moment. Short answers are ignored.
+        """Learn from a complete streamed answer of one sequence whose `booking` was released.
+
+        Both times count from the same moment. Answers under `DECODE_TOKENS` are ignored.
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
             step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
             self.latency_model.observe_decode_step(step_ms, batch.requests, batch.context_tokens, now)
-            self._sped()
+            self._on_speed_change()
 
-    def _counted(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
-        """What the engine loaded from the pool between two polls, as one load of mean size. A counter that has fallen
-        or stood still while others rose is another process's, or nonsense: no sample. (A model with several cache
-        groups counts a block in each, and looks so many times as fast until answers tell.)
+    def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
+        """Learn from the engine's pool counters between two polls, as one load of mean size.
+
+        A counter that has fallen, or stood still while others rose, is another process's or invalid: no sample. (A
+        model with several cache groups counts a block in each, and looks that many times as fast until answers correct
+        it.)
         """
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
             self.latency_model.observe_pool_load(
                 blocks * self.block_tokens / operations, seconds / operations * 1e3, now
             )
-            self._sped()
+            self._on_speed_change()
 
-    def _sped(self) -> None:
-        """What is known of the instance's speed has changed."""
+    def _on_speed_change(self) -> None:
+        """Notify the observer for every rank: the instance's speed has changed."""
         for target in self.instance.targets.values():
-            target._changed()
+            target._on_change()
 
     def reset(self) -> None:
-        """Perhaps another process answers there now. What is in flight stays booked, its speed is the hardware's."""
+        """Forget what belonged to the engine's process: another one may answer now. Bookings and learned speed stay."""
         self.breaker.reset()
         self.overlap_accuracy.reset()
         self.load_book.forget_gauges()
         self.block_tokens = self.capacity_tokens = None
-        self._board.on_block_size_change()
-        self._changed()
+        self._observer.on_block_size_change()
+        self._on_change()
 
 
 class Instance:
-    """One engine server. Its life is `joining`, `ready` or `down`; `state` is that with the operator's word."""
+    """One engine server. `lifecycle` is joining, ready or down; `state` adds the operator's drain."""
 
     __slots__ = ("cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "served", "targets")
 
@@ -200,7 +211,7 @@ class Instance:
         self.config = config
         self.lifecycle = InstanceState.JOINING
         self.drained = False
-        self.failures = 0  # probes in a row
+        self.failures = 0  # failed probes in a row
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
         self.latency_model = speed
@@ -208,23 +219,25 @@ class Instance:
 
     @property
     def state(self) -> InstanceState:
+        """The state, with a ready instance that the operator drains shown as draining."""
         return InstanceState.DRAINING if self.drained and self.lifecycle is InstanceState.READY else self.lifecycle
 
     @property
     def base(self) -> str | None:
-        """The model its cache holds; None until it told."""
+        """The model its cache holds; None until it is reported."""
         return next((served.base for served in self.served.values()), None)
 
     @property
     def has_ranks(self) -> bool:
-        """A request must name its rank, else the engine's own balancer ignores our choice."""
+        """Requests must name their rank, or the engine's own balancer would ignore the choice."""
         return len(self.targets) > 1
 
     @property
     def requests(self) -> int:
-        """Ours, in flight."""
+        """Number of this router's requests in flight."""
         return sum(target.load_book.requests for target in self.targets.values())
 
     @property
     def prefilling(self) -> bool:
+        """Any request waits for its first byte."""
         return any(target.load_book.prefilling for target in self.targets.values())

@@ -1,73 +1,79 @@
-"""How fast an instance computes and fetches, learned from what its requests showed, starting from stated priors.
+"""Learned prefill, fetch and decode times of one instance, starting from configured priors.
 
-Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context +
-new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for
-everybody in the batch is a `Decode`, base + d * requests + e * context. All are lines in their coefficients, so
-`RecursiveLeastSquares` follows them.
+Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context + new /
+2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for every
+request in the batch is a `Decode`, base + d * requests + e * context. All are linear in their coefficients, so
+`RecursiveLeastSquares` fits them.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
     a lone answer that loaded tokens:    TTFT - curve(what it computed)              -> that link
-    vLLM's counters between two polls:   mean time and size of its loads             -> the pool, till the above suffice
+    vLLM's counters between two polls:   mean time and size of its loads             -> the pool, until those suffice
     a streamed answer of some length:    mean time per token after the first         -> the decode step
 
-TTFT tells what a request really waits for: the lookup, the queue before the one thread that receives, the scheduler's
-step that notices the end. The counters time the bare copy, so they promise too much; they only must tell a slow pool
-from a fast one before lone requests have. Each way has a fit of its own, so neither must unlearn the other.
+TTFT includes all that a request waits for: the lookup, the queue before the one thread that receives, the scheduler's
+step that notices the end. The counters time the bare copy, so they are too optimistic; they only must separate a slow
+pool from a fast one before lone requests have. Each source has a fit of its own, so neither must unlearn the other.
 
-Queueing would be mistaken for slowness: callers feed only requests that had the target's prefill for themselves
-(`Booking.alone`). Decoding is never alone: its neighbours are what the line is about.
+Queueing would be mistaken for slowness: callers pass only requests that had the target's prefill for themselves
+(`Booking.alone`). Decoding is never alone: the fit is about its neighbours.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, TypeVar, get_args
 
-from router.config.schema import DecodePrior, SpeedPrior, TransferPrior
+from router.config.schema import SpeedPrior, TransferPrior
 from router.fleet.load import attended_pairs
-from router.fleet.recursive_least_squares import RecursiveLeastSquares
+from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares
 from scorers.contract import Decode, Speed, Transfer
 
+Fitted = TypeVar("Fitted", Transfer, Decode)
 Link = Literal["cpu", "disk", "pool", "pool_disk", "peer"]
 LINKS: tuple[Link, ...] = get_args(Link)
 
-CURVE_SAMPLES = 12  # a prior 20 times off is then within 30 % (tests): what is left after it is not mostly its error
-LINK_SAMPLES = 6  # two coefficients, thrice: a fit that no longer hangs on its prior, nor on one sample
-LONGEST_MS = 3.6e6  # an hour is no measurement
-DECODE_EVERY_S = 0.5  # more samples only shorten what the last hundred of them remember, and each costs 10 us
-DECODE_NOISE_MS = 0.2  # means over many steps: what is left of their jitter
-VALUE_MAX_AGE_S = 1.0  # a published Speed is reused this long: its ages are then good to a second
+CURVE_SAMPLES = 12  # after these a prior 20 times off is within 30 % (tests), so a remainder is not mostly its error
+LINK_SAMPLES = 6  # three per coefficient: the fit no longer depends on its prior, nor on one sample
+LONGEST_MS = 3.6e6  # longer times are invalid
+DECODE_EVERY_S = 0.5  # more samples would shorten the time that the last hundred cover, and each costs 10 us
+DECODE_NOISE_MS = 0.2  # jitter left in the mean over many steps
+VALUE_MAX_AGE_S = 1.0  # a `Speed` is reused this long, so its ages are good to a second
 
 
 class LatencyModel:
-    """One instance's. Features are scaled to thousands of tokens and millions of pairs, which makes the coefficients
-    exactly those of the contract, in its units.
+    """The fits of one instance.
+
+    Features are scaled to thousands of tokens and millions of pairs, which makes the coefficients exactly those of the
+    contract, in its units.
     """
 
     def __init__(self, prior: SpeedPrior) -> None:
         self._curve = RecursiveLeastSquares([prior.base_ms, prior.us_per_token, prior.ns_per_token_context])
-        self._links = [_Line(getattr(prior, link)) for link in LINKS]
-        self._pool_counted = _Line(prior.pool)
-        self._steps = _Steps(prior.decode)
-        self._steps_at: float | None = None
+        self._links = [_fit_transfer(getattr(prior, link)) for link in LINKS]
+        self._pool_counters = _fit_transfer(prior.pool)
+        step = prior.decode
+        self._decode = _Fit(Decode, [step.base_ms, step.us_per_request, step.ns_per_context_token], DECODE_NOISE_MS)
+        self._decode_at: float | None = None
         self._value: Speed | None = None
         self._value_at = 0.0
 
     @property
     def samples(self) -> int:
-        """Prefills that the curve was learned from."""
+        """Number of prefills that the curve was learned from."""
         return self._curve.samples
 
     def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float) -> None:
-        """A prefill of `new` tokens after `context` cached ones took `ttft_ms` with nothing else in its way."""
+        """Add a prefill of `new` tokens after `context` cached ones that took `ttft_ms` without queueing."""
         if new <= 0 or context < 0 or not 0 < ttft_ms < LONGEST_MS:
             return
         self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now)
         self._value = None
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
-        """Of `context` tokens `tokens` came over a link, and `new` were computed: all in `ttft_ms`, nothing in its way.
+        """Add a request that fetched `tokens` of its `context` over a link and computed `new`, in `ttft_ms` without
+        queueing.
 
-        Ignored until the curve has samples enough to be subtracted. What is left may be negative where the curve is a
+        Ignored until the curve has enough samples to be subtracted. The remainder may be negative where the curve is a
         little too slow: it counts, else only the too long ones would.
         """
         if not 0 < tokens <= context or new < 0 or not 0 < ttft_ms < LONGEST_MS or self.samples < CURVE_SAMPLES:
@@ -77,36 +83,38 @@ class LatencyModel:
         self._value = None
 
     def observe_pool_load(self, tokens: float, ms: float, now: float) -> None:
-        """A load from the pool moved that many tokens in `ms`, by the engine's counters: the mean of several is as good
-        as one, on a line.
+        """Add a load of `tokens` from the pool in `ms`, by the engine's counters: on a line the mean of several is as
+        good as one.
         """
         if tokens > 0 and 0 < ms < LONGEST_MS:
-            self._pool_counted.observe([1.0, tokens / 1e3], ms, now)
+            self._pool_counters.observe([1.0, tokens / 1e3], ms, now)
             self._value = None
 
     def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
-        """An answer's tokens came `step_ms` apart, in the mean, beside so many requests with so much context, itself
-        included. One sample each `DECODE_EVERY_S` is taken, the others are ignored.
+        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included.
+
+        One sample per `DECODE_EVERY_S` is taken, the others are ignored.
         """
         if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
             return
-        if self._steps_at is not None and now - self._steps_at < DECODE_EVERY_S:
+        if self._decode_at is not None and now - self._decode_at < DECODE_EVERY_S:
             return
-        self._steps_at = now
-        self._steps.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
+        self._decode_at = now
+        self._decode.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
         self._value = None
 
     def speed(self, now: float) -> Speed:
+        """Return the fits as a `Speed`, reused for `VALUE_MAX_AGE_S`."""
         value = self._value
         if value is None or now - self._value_at > VALUE_MAX_AGE_S:
-            value = self._value = self._made(now)
+            value = self._value = self._build_speed(now)
             self._value_at = now
         return value
 
-    def _made(self, now: float) -> Speed:
+    def _build_speed(self, now: float) -> Speed:
         cpu, disk, pool, pool_disk, peer = self._links
-        if pool.samples < LINK_SAMPLES and self._pool_counted.samples:
-            pool = self._pool_counted
+        if pool.samples < LINK_SAMPLES and self._pool_counters.samples:
+            pool = self._pool_counters
         base_ms, us_per_token, ns_per_token_context = self._curve.coefficients
         return Speed(
             base_ms,
@@ -114,42 +122,32 @@ class LatencyModel:
             ns_per_token_context,
             self._curve.samples,
             self._curve.age_s(now),
-            cpu.transfer(now),
-            disk.transfer(now),
-            pool.transfer(now),
-            pool_disk.transfer(now),
-            peer.transfer(now),
-            self._steps.decode(now),
+            cpu.value(now),
+            disk.value(now),
+            pool.value(now),
+            pool_disk.value(now),
+            peer.value(now),
+            self._decode.value(now),
         )
 
 
-class _Line(RecursiveLeastSquares):
-    """One link's."""
+class _Fit(RecursiveLeastSquares, Generic[Fitted]):
+    """A fit whose coefficients are the first fields of a contract type, followed by `samples` and `age_s`."""
 
-    __slots__ = ("_stated",)
+    __slots__ = ("_kind", "_prior")
 
-    def __init__(self, prior: TransferPrior) -> None:
-        super().__init__([prior.base_ms, prior.us_per_token])
-        self._stated = Transfer(prior.base_ms, prior.us_per_token, 0, None)
+    def __init__(self, kind: Callable[..., Fitted], prior: Sequence[float], floor_ms: float = NOISE_FLOOR_MS) -> None:
+        super().__init__(prior, floor_ms)
+        self._kind: Callable[..., Fitted] = kind
+        self._prior: Fitted = kind(*prior, 0, None)
 
-    def transfer(self, now: float) -> Transfer:
-        if not self.samples:  # most links of most instances, for ever
-            return self._stated
-        base_ms, us_per_token = self.coefficients
-        return Transfer(base_ms, us_per_token, self.samples, self.age_s(now))
-
-
-class _Steps(RecursiveLeastSquares):
-    """The decode step's."""
-
-    __slots__ = ("_stated",)
-
-    def __init__(self, prior: DecodePrior) -> None:
-        super().__init__([prior.base_ms, prior.us_per_request, prior.ns_per_context_token], DECODE_NOISE_MS)
-        self._stated = Decode(prior.base_ms, prior.us_per_request, prior.ns_per_context_token, 0, None)
-
-    def decode(self, now: float) -> Decode:
+    def value(self, now: float) -> Fitted:
+        """Return the fitted value, or the prior before the first sample (most links of most instances, for ever)."""
         if not self.samples:
-            return self._stated
-        base_ms, us_per_request, ns_per_context_token = self.coefficients
-        return Decode(base_ms, us_per_request, ns_per_context_token, self.samples, self.age_s(now))
+            return self._prior
+        fitted: Fitted = self._kind(*self.coefficients, self.samples, self.age_s(now))
+        return fitted
+
+
+def _fit_transfer(prior: TransferPrior) -> _Fit[Transfer]:
+    return _Fit(Transfer, [prior.base_ms, prior.us_per_token])

@@ -1,18 +1,18 @@
-"""How busy a target is: our own books, reconciled with what the engine says of itself.
+"""Load of a target: this router's own bookings, reconciled with the engine's gauges.
 
-The books are exact and immediate but see only this router's requests; the engine's gauges see everybody's but are up
-to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle" engine;
-choosing by books alone is blind to other routers. So the books lead, and from each poll we keep only what they cannot
-know: `elsewhere`, the requests that were not ours.
+The bookings are exact and immediate but cover only this router's requests; the engine's gauges cover all clients' but
+are up to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle" engine;
+choosing by bookings alone is blind to other routers. So the bookings lead, and each poll contributes only what they
+cannot know: `elsewhere`, the requests of other clients.
 
     own     ....3...4...4...3........      peak while the poll is under way = 4
     poll         sent ------ answered      engine: running 5 + waiting 1  ->  elsewhere = 6 - 4 = 2
 
-The engine looked at itself somewhere between `sent` and `answered`, and its view of our requests trails ours at both
-ends (we book before it hears of a request, and release after it is done with it). So the *largest* own count of that
-time is subtracted: the error then goes towards "nobody else", which the next poll of a busy target corrects within a
-quarter second. The other error, phantom strangers on a target that has just become idle, would keep it idle until
-the next slow poll.
+The engine took its counts at some time between `sent` and `answered`, and its view of our requests trails ours at both
+ends (a request is booked before the engine hears of it, and released after the engine is done with it). So the
+*largest* own count of that time is subtracted: the error then goes towards "no other clients", which the next poll of a
+busy target corrects within a quarter second. The other error, phantom requests on a target that has just become idle,
+would keep it idle until the next slow poll.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NO_GAUGES = Gauges(None, None, None, None, None, None, None)
 
 
 class BatchShare(NamedTuple):
-    """What an answer shared its target with, itself included: our bookings there, in the mean of its time."""
+    """Mean of this router's bookings on a target during an answer, the answer included."""
 
     requests: float
     context_tokens: float
 
 
 class WorkerShare(NamedTuple):
-    """One worker's bookings of a target, or those of several together."""
+    """One worker's bookings of a target, or the sum of several workers'."""
 
     requests: int = 0
     prefilling: int = 0
@@ -45,9 +45,11 @@ class WorkerShare(NamedTuple):
     context_tokens: int = 0
 
     def plus(self, other: WorkerShare) -> WorkerShare:
+        """Return the sum, field by field."""
         return WorkerShare(*map(add, self, other))
 
     def minus(self, other: WorkerShare) -> WorkerShare:
+        """Return the difference, field by field."""
         return WorkerShare(*map(sub, self, other))
 
 
@@ -55,60 +57,61 @@ NO_SHARE = WorkerShare()
 
 
 class Booking:
-    """One request's share of a target's load: from the choice until `release`, which counts once."""
+    """One request's share of a target's load, from the choice until `release`, which counts once."""
 
     __slots__ = (
         "_attended",
         "_began",
-        "_books",
         "_ended",
+        "_load_book",
         "_prompt_tokens",
         "_released",
         "_uncached_tokens",
         "alone",
     )
 
-    def __init__(self, books: LoadBook, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
-        self._books = books
+    def __init__(self, load_book: LoadBook, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
+        self._load_book = load_book
         self._uncached_tokens = uncached_tokens
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
         self._prompt_tokens = prompt_tokens
-        self._began: tuple[int, int] | None = None  # requests and context tokens of the books at the first byte,
+        self._began: tuple[int, int] | None = None  # requests and context tokens of the target at the first byte,
         self._ended: tuple[int, int] | None = None  # and just before the release
         self._released = False
-        self.alone = alone  # nothing else was waiting for its first byte: its TTFT shows the engine's bare speed
+        self.alone = alone  # no other request waited for its first byte, so its TTFT is the engine's speed
 
     def on_first_byte(self) -> None:
-        """The prefill is over. Later calls, and calls after `release`, change nothing."""
+        """Give back the prefill's share. Later calls, and calls after `release`, change nothing."""
         if self._began is None:
-            books = self._books
-            self._began = (books.requests, books.context_tokens)
-            books.on_change()
-            books.prefilling -= 1
-            books.prefill_tokens -= self._uncached_tokens
-            books.prefill_attended -= self._attended
+            load_book = self._load_book
+            self._began = (load_book.requests, load_book.context_tokens)
+            load_book.on_change()
+            load_book.prefilling -= 1
+            load_book.prefill_tokens -= self._uncached_tokens
+            load_book.prefill_attended -= self._attended
 
     def release(self) -> bool:
-        """Give everything back. False, and counted, when it was given back before."""
-        books = self._books
+        """Give everything back. Returns False, and counts it, if it was given back before."""
+        load_book = self._load_book
         if self._released:
-            books.double_releases += 1
+            load_book.double_releases += 1
             return False
         if self._began is None:
             self.on_first_byte()
         else:
-            self._ended = (books.requests, books.context_tokens)
+            self._ended = (load_book.requests, load_book.context_tokens)
         self._released = True
-        books.on_change()
-        books.requests -= 1
-        books.prompt_tokens -= self._prompt_tokens
-        books.context_tokens -= self._prompt_tokens
+        load_book.on_change()
+        load_book.requests -= 1
+        load_book.prompt_tokens -= self._prompt_tokens
+        load_book.context_tokens -= self._prompt_tokens
         return True
 
     @property
     def batch(self) -> BatchShare | None:
-        """What its answer shared the target with, as the mean of its two ends; None before the release, and for one
-        that never had a first byte.
+        """The load that the answer shared the target with, as the mean of its two ends.
+
+        None before the release, and for a request that never had a first byte.
         """
         if self._began is None or self._ended is None:
             return None
@@ -118,8 +121,8 @@ class Booking:
 class LoadBook:
     """One target's bookings in flight, as running totals, and the engine's last gauges.
 
-    The totals are of this router as a whole: where it is several processes, the others' part is in them, as they told
-    it last (`siblings`).
+    The totals cover the router as a whole: in a router of several processes they include the other workers' part, as
+    last reported (`siblings`).
     """
 
     __slots__ = (
@@ -140,24 +143,24 @@ class LoadBook:
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
-        """`changed` is called when anything below changes, but by a poll: for whoever keeps a `load`."""
+        """`on_change` is called when anything below changes, except by a poll, so that a cached `load` can be dropped."""
         self.on_change = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
         self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
         self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
-        self.prompt_tokens = 0  # whole prompts of all
-        self.context_tokens = 0  # that fill the cache: prompts, as answers are not counted while they grow
-        self.siblings = NO_SHARE  # of all that, what other workers of this router have booked
-        self.double_releases = 0  # a caller's mistake; tests hold it at 0
+        self.prompt_tokens = 0  # whole prompts of all bookings
+        self.context_tokens = 0  # that fill the cache: prompts only, as growing answers are not counted
+        self.siblings = NO_SHARE  # the part that other workers of this router have booked
+        self.double_releases = 0  # bugs of callers; tests assert 0
         self.gauges = NO_GAUGES
-        self.gauges_at: float | None = None  # when the last answered poll was sent: its oldest possible truth
+        self.gauges_at: float | None = None  # when the last answered poll was sent: the earliest time of its values
         self.elsewhere: int | None = None
-        self.output_tokens_per_s: float | None = None  # by the engine's counter, everybody's, between two polls
+        self.output_tokens_per_s: float | None = None  # of all clients, by the engine's counter between two polls
         self._peak = 0
 
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
-        """At the choice, in the same loop turn. `uncached_tokens` is what the target has yet to compute."""
+        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute."""
         booking = Booking(self, uncached_tokens, prompt_tokens, not self.prefilling and not self.gauges.waiting)
         self.on_change()
         self.requests += 1
@@ -172,11 +175,11 @@ class LoadBook:
 
     @property
     def own(self) -> WorkerShare:
-        """What this process has booked itself."""
-        return self._booked().minus(self.siblings)
+        """The part of the totals that this process has booked itself."""
+        return self._total().minus(self.siblings)
 
-    def _booked(self) -> WorkerShare:
-        """Of the router as a whole."""
+    def _total(self) -> WorkerShare:
+        """Return the bookings of the router as a whole."""
         return WorkerShare(
             self.requests,
             self.prefilling,
@@ -187,7 +190,7 @@ class LoadBook:
         )
 
     def set_siblings(self, siblings: WorkerShare) -> None:
-        """All that the other workers have booked here now, in the place of what they had."""
+        """Replace the other workers' part of the totals."""
         total = self.own.plus(siblings)
         self.siblings = siblings
         self.on_change()
@@ -197,16 +200,16 @@ class LoadBook:
         self._peak = max(self._peak, self.requests)
 
     def begin_poll(self) -> None:
-        """A poll is being sent: watch our own count until it is answered."""
+        """Start to track the largest own count, until the poll is answered."""
         self._peak = self.requests
 
     @property
     def others_waiting(self) -> bool:
-        """Requests of others wait in the engine."""
+        """Engine queue contains requests of other clients."""
         return bool(self.elsewhere and self.gauges.waiting)
 
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
-        """Whoever polls knows what else hangs on it: mostly nothing does."""
+        """Apply the gauges of a poll sent at `sent_at`. Does not call `on_change`: the target decides what changed."""
         self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
         self.gauges_at = sent_at
@@ -216,23 +219,26 @@ class LoadBook:
             self.elsewhere = max(0, gauges.running + gauges.waiting - self._peak)
 
     def forget_gauges(self) -> None:
-        """The process behind them is gone, or may be: unknown again."""
+        """Make the gauges unknown again: the process behind them is gone, or may be."""
         self.on_change()
         self.gauges = NO_GAUGES
         self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
 
     def _rate(self, gauges: Gauges, sent_at: float) -> float | None:
-        """Answer tokens per second since the last poll. A counter that has fallen is another process's: unknown."""
+        """Return the answer tokens per second since the last poll; None if the counter fell (another process) or is
+        unknown.
+        """
         before, after = self.gauges.output_tokens, gauges.output_tokens
         if before is None or after is None or self.gauges_at is None or after < before or sent_at <= self.gauges_at:
             return None
         return round((after - before) / (sent_at - self.gauges_at), 3)
 
     def queued_ms(self, speed: Speed) -> float:
-        """The prefill work booked here, priced request by request: base, linear and attention part are additive.
+        """Return the prefill work booked here in ms, priced request by request: base, linear and attention part are
+        additive.
 
         What a booked prompt will load from a slower tier is context of this work, not a part of it: engines load beside
-        their computing (vLLM parks the request meanwhile), so who comes after waits for what is computed only.
+        their computing (vLLM parks the request meanwhile), so later requests wait for the computing only.
         """
         return (
             speed.base_ms * self.prefilling
@@ -241,11 +247,15 @@ class LoadBook:
         )
 
     def rounded_queued_ms(self, speed: Speed) -> float:
-        """As in a `Load`: to the microsecond."""
-        return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # a third of `round`
+        """Return `queued_ms` as in a `Load`, rounded to the microsecond."""
+        return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # faster than `round`
 
     def load(self, speed: Speed, now: float) -> Load:
-        """Times to the microsecond, ages to the millisecond: decisions are logged, and finer digits do not compress."""
+        """Return the contract's `Load`.
+
+        Times are rounded to the microsecond, ages to the millisecond: decisions are logged, and finer digits do not
+        compress.
+        """
         gauges = self.gauges
         return Load(
             self.requests,
@@ -267,5 +277,5 @@ class LoadBook:
 
 
 def attended_pairs(new: int, context: int) -> float:
-    """Token pairs that attention looks at to compute `new` tokens after `context`: as in `Speed.prefill_ms`."""
+    """Return the token pairs that attention computes for `new` tokens after `context`: as in `Speed.prefill_ms`."""
     return new * (context + new / 2)

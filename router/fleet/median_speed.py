@@ -1,17 +1,17 @@
-"""The fleet's typical instance, as a `Speed`: work that is the same everywhere must have the same price everywhere.
+"""The fleet's typical instance, as a `Speed`: the same work must have the same price everywhere.
 
 Pricing a prompt by the candidate's own speed says how long it will take *there*; pricing it by the typical instance
 says how much work it is (`View.nominal`). Each coefficient is the median over the instances, so that one that is
-stuck, or whose fit went astray, moves nothing. Instances that have shown nothing carry the configured prior, which is
-a guess about all of them: as soon as one has shown something, only those that have are asked, for the prefill curve,
-for each link and for the decode step separately.
+stuck, or whose fit went astray, moves nothing. Instances without samples carry the configured prior, which is a guess
+about all of them: as soon as one has samples, only those that have them count, for the prefill curve, for each link and
+for the decode step separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.fleet.recursive_least_squares import round_to_six_digits
 from scorers.contract import Decode, Speed, Transfer
@@ -20,62 +20,26 @@ Part = TypeVar("Part", Speed, Transfer, Decode)
 
 
 def median_speed(speeds: Sequence[Speed]) -> Speed | None:
-    """Of one speed per instance; `samples` is their sum, `age_s` the least. None: there is no instance."""
+    """Return the median of one speed per instance, or None if there is no instance.
+
+    `samples` is the sum over the instances, `age_s` the least.
+    """
     if len(speeds) <= 1:
         return speeds[0] if speeds else None
-    curves = _told(speeds)
-    return Speed(
-        _middle([curve.base_ms for curve in curves]),
-        _middle([curve.us_per_token for curve in curves]),
-        _middle([curve.ns_per_token_context for curve in curves]),
-        _samples(curves),
-        _age_s(curves),
-        cpu=_link([speed.cpu for speed in speeds]),
-        disk=_link([speed.disk for speed in speeds]),
-        pool=_link([speed.pool for speed in speeds]),
-        pool_disk=_link([speed.pool_disk for speed in speeds]),
-        peer=_link([speed.peer for speed in speeds]),
-        decode=_decode([speed.decode for speed in speeds]),
-    )
+    links = ("cpu", "disk", "pool", "pool_disk", "peer")
+    medians: dict[str, Any] = {link: _take_median([getattr(speed, link) for speed in speeds], 2) for link in links}
+    curve = _take_median(speeds, 3)
+    return curve and curve._replace(**medians, decode=_take_median([speed.decode for speed in speeds], 3))
 
 
-def _link(all_links: Sequence[Transfer | None]) -> Transfer | None:
-    links = _told([link for link in all_links if link is not None])
-    if not links:
+def _take_median(parts: Sequence[Part | None], coefficients: int) -> Part | None:
+    """Return a part with the medians of the first fields of `parts`; None if all are None."""
+    known = [part for part in parts if part is not None]
+    learned = [part for part in known if part.samples] or known
+    if not learned:
         return None
-    return Transfer(
-        _middle([link.base_ms for link in links]),
-        _middle([link.us_per_token for link in links]),
-        _samples(links),
-        _age_s(links),
-    )
-
-
-def _decode(all_steps: Sequence[Decode | None]) -> Decode | None:
-    steps = _told([step for step in all_steps if step is not None])
-    if not steps:
-        return None
-    return Decode(
-        _middle([step.base_ms for step in steps]),
-        _middle([step.us_per_request for step in steps]),
-        _middle([step.ns_per_context_token for step in steps]),
-        _samples(steps),
-        _age_s(steps),
-    )
-
-
-def _told(parts: Sequence[Part]) -> Sequence[Part]:
-    """Those that were learned, if any were."""
-    return [part for part in parts if part.samples] or parts
-
-
-def _middle(coefficients: list[float]) -> float:
-    return round_to_six_digits(median(coefficients))
-
-
-def _samples(parts: Sequence[Part]) -> int:
-    return sum(part.samples for part in parts)
-
-
-def _age_s(parts: Sequence[Part]) -> float | None:
-    return min((part.age_s for part in parts if part.age_s is not None), default=None)
+    columns = list(zip(*learned, strict=True))[:coefficients]
+    fields: list[Any] = [round_to_six_digits(median(column)) for column in columns]
+    fields.append(sum(part.samples for part in learned))
+    fields.append(min((part.age_s for part in learned if part.age_s is not None), default=None))
+    return type(learned[0])(*fields, *learned[0][len(fields) :])

@@ -1,27 +1,27 @@
-"""A line through times, learned sample by sample in constant memory, starting from stated coefficients.
+"""Recursive least squares for service times: a line learned sample by sample in constant memory, from given priors.
 
-Recursive least squares with forgetting (Ljung, System Identification, 11.2): ms = x.theta, and with every sample
+With forgetting (Ljung, System Identification, 11.2): ms = x.theta, and with every sample
 
     error = ms - x.theta      gain = P x / (noise + x.P x)      theta += gain * error      P = (P - gain (P x)^T) / keep
 
 with four changes that times of a serving engine need:
 
 * They are proportionally noisy (a 10 s prefill is off by a second, a 20 ms one is not), so each sample's noise is a
-  share of its time: the predicted or the shown, whichever is longer.
-* Outliers (a compile, a preemption) are clipped at a few standard deviations of what was expected. While P is wide,
-  at the start, nearly nothing is an outlier, so a wrong prior is left quickly.
+  share of its time: the predicted or the measured, whichever is longer.
+* Outliers (a compile, a preemption) are clipped at a few standard deviations of what was expected. While P is wide, at
+  the start, nearly nothing is an outlier, so a wrong prior is left quickly.
 * Forgetting inflates P in directions that the traffic does not excite (all prompts alike): P never grows beyond the
   prior's, else one odd prompt after a monotonous day would throw the line anywhere.
 * No coefficient is negative. One that would be is set to 0 *along P*, so the others take over what it explained.
 
-Knows nothing of tokens or engines: `speed.py` says what x is.
+Knows nothing of tokens or engines: `latency_model.py` chooses x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-KEEP = 0.99  # forgetting: the last hundred samples make the line
+KEEP = 0.99  # forgetting factor: about the last hundred samples count
 NOISE_SHARE = 0.15  # of a sample's time, one standard deviation
 NOISE_FLOOR_MS = 2.0
 CLIP_DEVIATIONS = 3.0
@@ -31,8 +31,9 @@ Vector = list[float]
 
 
 class RecursiveLeastSquares:
-    """Coefficients `theta` of as many features as the prior has. Scale features so that every coefficient is at least
-    about 1: the doubt about a smaller one is that about 1.
+    """Coefficients `theta`, one per feature of the prior.
+
+    Scale features so that every coefficient is at least about 1: a smaller one is as uncertain as 1 would be.
     """
 
     __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "samples", "theta")
@@ -40,7 +41,7 @@ class RecursiveLeastSquares:
     def __init__(self, prior: Sequence[float], floor_ms: float = NOISE_FLOOR_MS) -> None:
         self.theta: Vector = list(prior)
         self.samples = 0
-        self._floor_ms = floor_ms  # the noise of a time of nearly nothing
+        self._floor_ms = floor_ms  # noise of a time near 0
         self._last_at: float | None = None
         self._rounded: tuple[float, ...] | None = None
         self._ceiling: Vector = [(PRIOR_DOUBT * max(value, 1.0)) ** 2 for value in prior]
@@ -48,8 +49,10 @@ class RecursiveLeastSquares:
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
 
     def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0) -> None:
-        """Features `x` took `ms`, which is what was left of a longer time after `beside_ms` of it were explained
-        otherwise: the noise is then the longer time's, and what is left may well be negative.
+        """Add a sample: features `x` took `ms`.
+
+        `ms` may be the rest of a longer time of which `beside_ms` is explained otherwise. The noise is then the longer
+        time's, and the rest may be negative.
         """
         predicted = _dot(self.theta, x)
         noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
@@ -60,40 +63,41 @@ class RecursiveLeastSquares:
         self.theta = [theta + p * error / spread for theta, p in zip(self.theta, px, strict=True)]
         for row, p in zip(self._p, px, strict=True):
             row[:] = [(was - p * q / spread) / KEEP for was, q in zip(row, px, strict=True)]
-        self._hold_ceiling()
-        self._hold_positive()
+        self._clamp_covariance()
+        self._clamp_coefficients()
         self.samples += 1
         self._last_at = now
         self._rounded = None
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """`theta` to six digits, as it is shown and logged: more are noise, and noise does not compress."""
+        """`theta` rounded to six digits for display and logs: more digits are noise, and noise does not compress."""
         if self._rounded is None:
             self._rounded = tuple(map(round_to_six_digits, self.theta))
         return self._rounded
 
     def age_s(self, now: float) -> float | None:
-        """Since the last sample, in whole milliseconds; None: there was none."""
+        """Return the time since the last sample, in whole milliseconds; None if there was none."""
         return None if self._last_at is None else round(now - self._last_at, 3)
 
-    def _hold_ceiling(self) -> None:
+    def _clamp_covariance(self) -> None:
         for i, ceiling in enumerate(self._ceiling):
             if self._p[i][i] > ceiling:
-                shrink = (ceiling / self._p[i][i]) ** 0.5  # row and column alike: P stays positive definite
+                shrink = (ceiling / self._p[i][i]) ** 0.5  # row and column together, so P stays positive definite
                 for j in range(len(self._p)):
                     self._p[i][j] *= shrink
                     self._p[j][i] *= shrink
 
-    def _hold_positive(self) -> None:
+    def _clamp_coefficients(self) -> None:
         for i in range(len(self.theta)):
             if self.theta[i] < 0:
                 step = self.theta[i] / self._p[i][i]
                 self.theta = [theta - self._p[j][i] * step for j, theta in enumerate(self.theta)]
-        self.theta = [max(0.0, theta) for theta in self.theta]  # a later projection may have undone an earlier
+        self.theta = [max(0.0, theta) for theta in self.theta]  # a later projection may have undone an earlier one
 
 
 def round_to_six_digits(value: float) -> float:
+    """Return `value` rounded to six significant digits."""
     return float(f"{value:.6g}")
 
 

@@ -1,9 +1,8 @@
 """The rows of a view: every candidate's facts, frozen, for one decision.
 
-Read for every candidate of every request, so it is the fleet's hot spot. From one decision to the next hardly anything
-changes: a booking here, a first byte there. So the board keeps each target's row until its target says that something
-did, and many decisions, and the records of them, share one row; only the overlap is the request's own. `rows` below is
-the same without the keeping.
+Read for every candidate of every request, so this is the fleet's hot spot. From one decision to the next hardly
+anything changes: a booking, a first byte. So the cache keeps each target's row until the target reports a change, and
+many decisions, and the records of them, share one row; only the overlap is the request's own.
 """
 
 from __future__ import annotations
@@ -15,43 +14,44 @@ from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from scorers.contract import Overlap, Row
 
-Held = Callable[[Target], int | None]
-"""How many tokens a target holds, of whatever prompts."""
+CountHeld = Callable[[Target], int | None]
+"""Returns how many tokens a target holds, of any prompts; None if unknown."""
 
 ROW_MAX_AGE_S = 0.1
 ID = attrgetter("id")
 
 
 class RowCache(dict[Target, Row]):
-    """The rows of a fleet's targets, without overlaps. Targets say when they change. Ages, and what targets hold in
-    all, are good to `ROW_KEPT_S`.
+    """The rows of a fleet's targets, without overlaps, dropped when their target changes.
 
-    It remembers who changed for a fleet's lineups, too (`lineup.py`), which keep columns as this keeps rows.
+    Ages, and what targets hold in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's
+    `CandidateColumns`, which cache columns as this caches rows.
     """
 
     def __init__(self) -> None:
-        self.changed_targets: set[Target] = set()  # who changed since the lineups heard of it
-        self.block_sizes: dict[str | None, frozenset[int]] = {}  # by model: in use there
+        self.changed_targets: set[Target] = set()  # since the columns were last updated
+        self.block_sizes: dict[str | None, frozenset[int]] = {}  # in use, by model
         self._now = 0.0
-        self._held: Held | None = None
-        self._begun_at = 0.0
-        self._lately: dict[str, tuple[Row, Overlap, Row]] = {}  # a row, an overlap, and both in one
-        self._counted = False  # what targets hold in all is in the rows
+        self._count_held: CountHeld | None = None
+        self._filled_at = 0.0
+        self._merged: dict[str, tuple[Row, Overlap, Row]] = {}  # by target: a row, an overlap, and the row with it
+        self._has_held = False  # `held_tokens` is in the rows
 
     def on_change(self, target: Target) -> None:
+        """Drop the row of `target` and note the change for the columns."""
         self.pop(target, None)
         self.changed_targets.add(target)
 
     def on_gauges_change(self, target: Target) -> None:
-        """Only what no lineup keeps has changed."""
+        """Drop the row of `target`: only facts that no column has changed."""
         self.pop(target, None)
 
     def on_block_size_change(self) -> None:
-        """A target has another block size."""
+        """Drop the block sizes: a target has another one."""
         self.block_sizes.clear()
 
     def __missing__(self, target: Target) -> Row:
-        row = self[target] = target.build_row(self._now, self._held)
+        row = self[target] = target.build_row(self._now, self._count_held)
         return row
 
     def rows(
@@ -59,46 +59,36 @@ class RowCache(dict[Target, Row]):
         targets: Sequence[Target],
         overlaps: Mapping[TargetId, Overlap | None],
         now: float,
-        held: Held | None = None,
+        count_held: CountHeld | None = None,
     ) -> tuple[Row, ...]:
-        """As the function `rows`."""
-        if now - self._begun_at > ROW_MAX_AGE_S or (held is not None and not self._counted):
+        """Return one row per target, in their order; a target without an entry in `overlaps` has an unknown overlap.
+
+        `count_held` is called where a policy reads `held_tokens`.
+        """
+        if now - self._filled_at > ROW_MAX_AGE_S or (count_held is not None and not self._has_held):
             self.clear()
-            self._lately.clear()
-            self._begun_at, self._counted = now, held is not None
-        self._now, self._held = now, held
-        kept = map(self.__getitem__, targets)
+            self._merged.clear()
+            self._filled_at, self._has_held = now, count_held is not None
+        self._now, self._count_held = now, count_held
+        cached = map(self.__getitem__, targets)
         if not overlaps:
-            return tuple(kept)
-        of = map(overlaps.get, map(ID, targets))
+            return tuple(cached)
+        overlap_of = map(overlaps.get, map(ID, targets))
         return tuple(
-            [row if overlap is None else self._merged(row, overlap) for row, overlap in zip(kept, of, strict=True)]
+            [
+                row if overlap is None else self._merge(row, overlap)
+                for row, overlap in zip(cached, overlap_of, strict=True)
+            ]
         )
 
-    def _merged(self, row: Row, overlap: Overlap) -> Row:
-        """Most overlaps say "nothing" and are the same object from decision to decision: so are their rows then."""
-        last = self._lately.get(row.target)
+    def _merge(self, row: Row, overlap: Overlap) -> Row:
+        """Return `row` with `overlap`. Most overlaps are empty and the same object from decision to decision: then so
+        is the row.
+        """
+        last = self._merged.get(row.target)
         if last is not None and last[0] is row and last[1] is overlap:
             return last[2]
-        merged = _with(row, overlap)
-        self._lately[row.target] = row, overlap, merged
+        target, instance, rank, block_tokens, capacity_tokens, _, load, speed, held_tokens = row
+        merged = Row(target, instance, rank, block_tokens, capacity_tokens, overlap, load, speed, held_tokens)
+        self._merged[row.target] = row, overlap, merged
         return merged
-
-
-def build_rows(
-    targets: Sequence[Target], overlaps: Mapping[TargetId, Overlap | None], now: float, held: Held | None = None
-) -> tuple[Row, ...]:
-    """One row per target, in their order. A target that `overlaps` does not name has an unknown overlap. `held` is
-    asked where a policy wants to know.
-    """
-    overlap_of = overlaps.get
-    made = []
-    for target in targets:
-        row, overlap = target.build_row(now, held), overlap_of(target.id)
-        made.append(row if overlap is None else _with(row, overlap))
-    return tuple(made)
-
-
-def _with(row: Row, overlap: Overlap) -> Row:
-    target, instance, rank, block_tokens, capacity_tokens, _, load, speed, held_tokens = row
-    return Row(target, instance, rank, block_tokens, capacity_tokens, overlap, load, speed, held_tokens)

@@ -87,7 +87,7 @@ class Scheduler:
 
     def drain(self, instance: str, on: bool) -> bool:
         """It finishes what it has and gets nothing new, or gets requests again. False: nobody of that id."""
-        return self.fleet.drain(instance) if on else self.fleet.undrain(instance)
+        return self.fleet.drain(instance, on)
 
     # engines
 

@@ -18,10 +18,10 @@ from router.config import schema
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
-from router.fleet.rows import build_rows
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import Overlap, PoolHit, View
+from tests.suites.views import build_rows
 
 POLICY: Policy = build_policy(
     "expected_ttft", schema.PolicyConfig.model_validate({"scorers": [{"name": "expected_ttft"}]})

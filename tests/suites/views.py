@@ -1,4 +1,4 @@
-"""Views for tests: builders whose defaults say "nobody told", and every view that hypothesis can think of."""
+"""Views for tests: builders whose defaults mean "not reported", and hypothesis strategies for every view."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def a_view(*rows: Row, **known: Any) -> View:
         "busy": None,
     }
     return View(rows=rows, **(unknown | known))
+
+
+def build_rows(targets: Any, overlaps: Any, now: float, count_held: Any = None) -> tuple[Row, ...]:
+    """Rows of the fleet's targets, built anew: the reference for the router's `RowCache`."""
+    return tuple(target.build_row(now, count_held)._replace(overlap=overlaps.get(target.id)) for target in targets)
 
 
 counts = st.integers(0, 100_000)

@@ -364,7 +364,7 @@ async def test_isolated_arms_choose_among_their_own() -> None:
 # it leaves no trace
 
 
-KEPT_FACTS = {"row_cache", "_observer", "_board", "_well", "_lineups", "_nominal", "_lately", "_lately_since"}
+KEPT_FACTS = {"row_cache", "_observer", "_ready", "_all_columns", "_nominal", "_lately", "_lately_since"}
 """Readings of facts that are made anew when they are older than 0.1 s or so: by whoever looks next."""
 
 

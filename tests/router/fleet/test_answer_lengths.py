@@ -1,4 +1,4 @@
-from router.fleet.answer_lengths import REMEMBERED, AnswerLengths
+from router.fleet.answer_lengths import WINDOW, AnswerLengths
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
@@ -15,6 +15,6 @@ def test_few_answers_count_alike_and_many_make_the_old_ones_fade() -> None:
     for tokens in (100, 200, 600):
         answers.observe("m", tokens)
     assert answers.mean_tokens("m") == 300
-    for _ in range(10 * REMEMBERED):
+    for _ in range(10 * WINDOW):
         answers.observe("m", 50)
     assert answers.mean_tokens("m") == 50

@@ -127,14 +127,14 @@ def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
     fleet.record_probe_success("a", 1.0)
     fleet.mark_ready("a", [M], [0])
     assert instance(fleet, "a").state is InstanceState.DRAINING
-    assert fleet.undrain("a")
+    assert fleet.drain("a", False)
     assert ids(fleet) == ["a/0", "b/0"]
 
 
 def test_nobody_of_that_name() -> None:
     fleet = Fleet(schema.FleetConfig())
     assert not fleet.drain("x")
-    assert not fleet.undrain("x")
+    assert not fleet.drain("x", False)
     assert not fleet.record_probe_success("x", 0.0)
     assert not fleet.record_probe_failure("x", 0.0)
     fleet.leave("x")
@@ -457,8 +457,10 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
     for change, name in story:
         here = fleet.get(name)
         match change:
-            case "drain" | "undrain" | "leave":
-                getattr(fleet, change)(name)
+            case "drain" | "undrain":
+                fleet.drain(name, change == "drain")
+            case "leave":
+                fleet.leave(name)
             case "join":
                 fleet.join(schema.InstanceConfig(url=f"http://{name}:8000", name=name))
             case "down":

@@ -13,9 +13,10 @@ from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.load import Booking
-from router.fleet.rows import ROW_MAX_AGE_S, build_rows
+from router.fleet.rows import ROW_MAX_AGE_S
 from router.kvcache.events import TargetId
 from scorers.contract import Overlap
+from tests.suites.views import build_rows
 
 PAGE = Gauges(2, 1, 0.25, 16, 1600, None, None)
 
@@ -157,7 +158,9 @@ def test_the_board_says_what_rows_made_anew_would(story: Sequence[tuple[str, str
             target.apply_gauges(PAGE, 4.0)
         elif step == "blocks":
             target.set_block_tokens(32)
-        elif step in ("leave", "drain", "undrain"):
-            getattr(fleet, step)(name)
+        elif step in ("drain", "undrain"):
+            fleet.drain(name, step == "drain")
+        elif step == "leave":
+            fleet.leave(name)
         targets = fleet.candidates("m", (), 5.0)
         assert fleet.row_cache.rows(targets, overlaps, 5.0) == build_rows(targets, overlaps, 5.0)

@@ -319,7 +319,7 @@ def test_settling_gives_everything_back_exactly_once() -> None:
     house.core.settle(ticket)
     assert ticket.attempt.end == "connect"
     assert books.requests == 0
-    assert ticket.target.breaker._row == 1
+    assert ticket.target.breaker._failures == 1
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_what_an_end_says_of_the_engine(
         house.core.on_first_byte(ticket)
     house.core.settle(ticket)
     assert ticket.attempt.end == end
-    assert breaker._row == (1 if failures is None else 2 if failures else 0)
+    assert breaker._failures == (1 if failures is None else 2 if failures else 0)
     assert house.expected("a/0") == (36 if keeps_expecting else 0)
 
 

@@ -266,7 +266,7 @@ def test_an_isolated_arm_without_a_healthy_instance_goes_elsewhere() -> None:
     assert house.admit(record=house.open(unit), excluding={f"{own}/0"}).target.instance.id == other
     house.core.fleet.drain(own)
     assert house.admit(record=house.open(unit)).target.instance.id == other
-    house.core.fleet.undrain(own)
+    house.core.fleet.drain(own, False)
     assert house.admit(record=house.open(unit)).target.instance.id == own
 
 
