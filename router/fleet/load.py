@@ -143,7 +143,7 @@ class LoadBook:
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
-        """`on_change` is called when anything below changes, except by a poll, so that a cached `load` can be dropped."""
+        """`on_change` is called when anything below changes, except by a poll, so a cached `load` can be dropped."""
         self.on_change = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
