@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from router.cli.simulate import charts, fault_remarks, grids, page, plots
+from router.cli.simulate import charts, grids, page, plots
 from router.cli.terminal import drawing
 from router.cli.terminal.interrupt import catch_interrupt
 from router.cli.terminal.output import progress_bar, render, writing
@@ -88,7 +88,7 @@ def _report(command_line: str, spec: SweepSpec, cells: Sequence[SweepCell], done
         command_line,
         tuple(grids.of_comparison(table) for table in compare(done.measured)),
         tuple(grids.of_capacities(summarize_capacities(done.capacities))),
-        (*fault_remarks.remarks(cells, done.measured), *grids.remarks(done.failed, done.interrupted, spec.seeds)),
+        (*grids.fault_remarks(cells, done.measured), *grids.remarks(done.failed, done.interrupted, spec.seeds)),
     )
 
 

@@ -101,19 +101,7 @@ class BlockCache:
     def _announce(self, names: Sequence[int], end: int, new: list[int]) -> None:
         """Announce `new` blocks, the last ones before `end`: a cached block is cached with all before it."""
         if new:
-            first = end - len(new)
+            first, size = end - len(new), self.block_tokens
             parent = EngineHash(names[first - 1]) if first else None
-            hashes = [EngineHash(name) for name in new]
-            self.events.append(
-                BlocksStored(
-                    hashes,
-                    parent,
-                    NamedTokens(new, self.block_tokens),
-                    self.block_tokens,
-                    Tier.GPU,
-                    0,
-                    None,
-                    None,
-                    None,
-                )
-            )
+            hashes, tokens = [EngineHash(name) for name in new], NamedTokens(new, size)
+            self.events.append(BlocksStored(hashes, parent, tokens, size, Tier.GPU, 0, None, None, None))

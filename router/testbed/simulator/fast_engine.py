@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -27,37 +28,22 @@ from router.testbed.simulator.block_cache import BlockCache
 from router.testbed.simulator.kv_tier import KvTier, TransferLink
 
 
+@dataclass(slots=True, eq=False)
 class EngineJob:
     """One request at one engine. `names` are the blocks of its prompt and its answer, without the last token."""
 
-    __slots__ = (
-        "computed",
-        "external",
-        "finish_at",
-        "generated",
-        "held",
-        "host_tokens",
-        "local_tokens",
-        "names",
-        "output_tokens",
-        "pool_tokens",
-        "prompt_tokens",
-        "tag",
-    )
-
-    def __init__(self, names: Sequence[int], prompt_tokens: int, output_tokens: int, tag: object = None) -> None:
-        self.names = names
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.tag = tag  # for the caller
-        self.generated = 0  # output tokens, as of the last preemption
-        self.computed = 0  # tokens of the prompt and of the output before the last preemption
-        self.held = 0  # number of leading blocks that it uses
-        self.finish_at = 0  # the step after which it ends
-        self.local_tokens: int | None = None  # prompt tokens from the GPU cache at its first admission
-        self.host_tokens = 0
-        self.pool_tokens = 0
-        self.external = 0  # leading tokens that a peer has computed
+    names: Sequence[int]
+    prompt_tokens: int
+    output_tokens: int
+    tag: object = None  # for the caller
+    generated: int = 0  # output tokens, as of the last preemption
+    computed: int = 0  # tokens of the prompt and of the output before the last preemption
+    held: int = 0  # number of leading blocks that it uses
+    finish_at: int = 0  # the step after which it ends
+    local_tokens: int | None = None  # prompt tokens from the GPU cache at its first admission
+    host_tokens: int = 0
+    pool_tokens: int = 0
+    external: int = 0  # leading tokens that a peer has computed
 
     @property
     def whole_tokens(self) -> int:

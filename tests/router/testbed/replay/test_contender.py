@@ -1,12 +1,15 @@
 """What one policy would have done on the views of others, worked by hand."""
 
+from math import ceil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.errors import ConfigError
 from router.scheduling.experiments.dry_run import TargetMove
-from router.testbed.replay.contender import Contender, load_contenders
+from router.testbed.replay.contender import FLOOR, Contender, QuantileSketch, load_contenders
 from scorers.registry import load_registry
 from tests.router.testbed.replay.scene import named, to
 from tests.suites.views import a_load, a_row, a_view, an_overlap
@@ -125,3 +128,33 @@ def test_every_problem_is_told_at_once(folder: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder: .*nowhere; give files"):
         load_contenders(["random"], tmp_path / "nowhere", REGISTRY)
+
+
+def of(values: list[float]) -> QuantileSketch:
+    quantiles = QuantileSketch()
+    for value in values:
+        quantiles.add(value)
+    return quantiles
+
+
+@given(st.lists(st.floats(-1e7, 1e7), min_size=1), st.floats(0, 1))
+def test_within_one_percent_of_the_true_one(values: list[float], share: float) -> None:
+    true = sorted(values)[max(1, ceil(share * len(values))) - 1]
+    assert of(values).at(share) == pytest.approx(true, rel=0.0101, abs=FLOOR)
+
+
+def test_both_ends() -> None:
+    # of -100, -10, 0, 10, ..., 70 the tenth part is the first, nine tenths are the ninth
+    values = [-100.0, -10.0, *(10.0 * number for number in range(8))]
+    assert of(values).at(0.1) == pytest.approx(-100, rel=0.01)
+    assert of(values).at(0.9) == pytest.approx(60, rel=0.01)
+    assert of(values).at(0.25) == 0
+
+
+def test_none_of_nothing() -> None:
+    assert QuantileSketch().at(0.5) is None
+
+
+def test_a_million_values_need_few_buckets() -> None:
+    quantiles = of([0.37 * number - 20_000 for number in range(100_000)])
+    assert len(quantiles._counts) < 2_000
