@@ -166,7 +166,7 @@ def agents(
     from router.testbed.workloads import CODEX
 
     shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
-    scaled = CODEX.scaled(tokens=scale, think=think, **shares)
+    scaled = CODEX.scale(tokens=scale, think=think, **shares)
     engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
 

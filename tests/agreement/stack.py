@@ -63,7 +63,7 @@ class Size(NamedTuple):
 
     def workload(self, seed: int) -> Workload:
         shares = {"sessions": self.sessions / CODEX.sessions, "turns": self.turns / CODEX.turns.median}
-        return CODEX.scaled(tokens=self.tokens, think=self.think, **shares).workload(seed)
+        return CODEX.scale(tokens=self.tokens, think=self.think, **shares).workload(seed)
 
 
 FULL, REDUCED = Size(8, 10, 0.15, 0.2), Size(4, 8, 0.15, 0.2)

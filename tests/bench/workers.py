@@ -129,7 +129,7 @@ def _engine(number: int) -> EngineOptions:
 
 def _agents(seed: int) -> Workload:
     """The same for every number of workers."""
-    return CODEX.scaled(tokens=0.05, think=0.02, sessions=36 / CODEX.sessions, turns=8 / CODEX.turns.median).workload(
+    return CODEX.scale(tokens=0.05, think=0.02, sessions=36 / CODEX.sessions, turns=8 / CODEX.turns.median).workload(
         seed
     )
 

@@ -69,7 +69,7 @@ def show(
         shown = answer if answer["running"] else answer["last"]
         if shown is None:
             raise WarmrouteError("--chart: no experiment is running and none has ended: there is nothing to draw")
-        charts.experiment_chart(shown, tables.when(SystemClock().wall()), chart)
+        charts.experiment_chart(shown, tables.format_time(SystemClock().wall()), chart)
         print_result(f"written: {chart}")
 
 

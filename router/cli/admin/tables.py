@@ -31,7 +31,7 @@ def show_policies(answer: Answer) -> RenderableType:
 
 def _problems(answer: Answer) -> Iterator[str]:
     for source, failure in answer["errors"].items():
-        yield f"[red]{source}: not in force since {when(failure['at_wall_s'])}: {escape(failure['text'])}[/]"
+        yield f"[red]{source}: not in force since {format_time(failure['at_wall_s'])}: {escape(failure['text'])}[/]"
     if answer["needs_restart"]:
         yield f"[yellow]changed in the file, needs a restart: {escape(', '.join(answer['needs_restart']))}[/]"
     if answer["audit"]["trouble"]:
@@ -57,7 +57,7 @@ def show_audit(answer: Answer) -> RenderableType:
     for entry in answer["entries"]:
         why = entry.get("why") or "; ".join((entry.get("plan") or [])[:1]) or MISSING
         what = entry["what"] + (f" {entry['arm']}" if entry.get("arm") else "")
-        rows.append((when(entry["at_wall_s"]), entry["who"], what, why))
+        rows.append((format_time(entry["at_wall_s"]), entry["who"], what, why))
     return render(make_grid("", ("when", "who", "what", "plan or reason"), rows, labels=4))
 
 
@@ -68,7 +68,7 @@ def show_experiment(answer: Answer) -> RenderableType:
     last = answer["last"]
     if last is None:
         return Text("no experiment is running")
-    ended = f"no experiment is running; the last one ended {when(last['ended_at_wall_s'])}:"
+    ended = f"no experiment is running; the last one ended {format_time(last['ended_at_wall_s'])}:"
     return Group(Text(ended), _experiment(last))
 
 
@@ -134,7 +134,7 @@ def format_figure(value: float | str | None, metric: str) -> str:
     return f"{value:.1%}" if metric in SHARES else f"{value:,.0f} ms"
 
 
-def when(at_wall_s: float) -> str:
+def format_time(at_wall_s: float) -> str:
     """Return Unix time `at_wall_s` in UTC, to the second."""
     return datetime.fromtimestamp(at_wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 

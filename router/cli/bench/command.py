@@ -10,12 +10,12 @@ from router.cli.bench import charts, tables
 from router.cli.terminal.drawing import require
 from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import (
+    format_now,
     progress_bar,
     readable_console,
     render,
     report_written,
     versions,
-    when_of,
     write_json,
 )
 from router.clock import Clock, SystemClock
@@ -61,7 +61,7 @@ async def bench_layers(
     if (store := tables.store_table(report)) is not None:
         console.print(render(store))
     console.print(tables.layers_remarks(report), soft_wrap=True, markup=False)
-    when = when_of(clock)
+    when = format_now(clock)
     write_json(console, out / "layers.json", summary.layers_json(report, when))
     if chart and report.measurements:
         charts.layers_chart(report, when, out / "layers.png")
@@ -95,7 +95,7 @@ async def bench_agents(
         await compare_arms(report, compared, stage, out, clock, done)
     console.print(render(tables.agents_table(report)))
     console.print(tables.agents_remarks(report), soft_wrap=True, markup=False)
-    when = when_of(clock)
+    when = format_now(clock)
     write_json(console, out / "agents.json", summary.agents_json(report, when))
     if chart and any(outcome.answers for outcome in report.outcomes):
         charts.agents_chart(report, when, out / "agents.png")

@@ -17,13 +17,13 @@ from router.cli.terminal.interrupt import cancellable
 from router.cli.terminal.output import (
     MISSING,
     Grid,
+    format_now,
     make_grid,
     progress_bar,
     readable_console,
     render,
     report_written,
     versions,
-    when_of,
     write_json,
 )
 from router.clock import Clock, SystemClock
@@ -134,7 +134,7 @@ def _print_report(request: LoadRequest, report: LoadReport, clock: Clock, consol
     console.print(render(load_table(report)))
     for line in load_remarks(report):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
-    when = when_of(clock)
+    when = format_now(clock)
     if request.json is not None:
         write_json(console, request.json, load_json(report, versions(), when))
     if request.chart is not None and report.answers:

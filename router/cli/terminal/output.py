@@ -98,7 +98,7 @@ def versions() -> str:
     return f"warmroute {importlib.metadata.version('warmroute')}"
 
 
-def when_of(clock: Clock) -> str:
+def format_now(clock: Clock) -> str:
     """Return the wall clock's time in UTC, to the minute."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d %H:%M UTC")
 

@@ -71,7 +71,7 @@ class TokenConversation:
     def prepare(self, turn: Turn) -> None:
         self._turn = turn
         fresh = (token for span in turn.fresh for token in make_token_ids(span, self._seed, VOCABULARY))
-        self.context = [*self.context[: turn.kept_tokens], *fresh]
+        self.context = [*self.context[: turn.context_tokens], *fresh]
 
     async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "no turn was prepared"
@@ -83,10 +83,10 @@ class TokenConversation:
 
 def next_messages(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
     """Return the messages of the turn's request; `context` holds those of the request before it, and its answer."""
-    if turn.kept_tokens == 0:
+    if turn.context_tokens == 0:
         return _open_chat(turn.fresh, texts)
     fresh, tokens = texts.generate(*turn.fresh), sum(span.tokens for span in turn.fresh)
-    at, inside = _find_end(context, turn.kept_tokens)
+    at, inside = _find_end(context, turn.context_tokens)
     messages = list(context[:at])
     behind = sum(message.tokens for message in context[at:]) - inside  # tokens of the context that are not kept
     if at == len(context):

@@ -77,21 +77,21 @@ class Contender:
         self._blind = self._partial = 0
         self._fault: str | None = None
 
-    def add(self, view: View, part: Part, made: Row, decided_by: Policy | None = None) -> None:
-        """Decide on `view` and compare with `made`.
+    def add(self, view: View, part: Part, chosen: Row, decided_by: Policy | None = None) -> None:
+        """Decide on `view` and compare with `chosen`, the row of the target that was chosen then.
 
         `decided_by`: the policy that decided then, for which the logged candidates are complete; None: unknown.
         """
         try:
-            own = self._follower.decide(self.policy, view, part, made.target)
+            own = self._follower.decide(self.policy, view, part, chosen.target)
         except PolicyFault as fault:
             self._differences.failed += 1
             self._fault = self._fault or str(fault)
             return
         self._blind += lacks_cache_facts(self.policy, view)
         self._partial += self.policy.might_choose_omitted(view, decided_by)
-        difference = self._differences.add(view, made, own.row)
-        if own.target != made.target:
+        difference = self._differences.add(view, chosen, own.row)
+        if own.target != chosen.target:
             self._where_other.add(difference.ttft_ms)
 
     def result(self) -> ContenderResult:

@@ -100,14 +100,14 @@ class Replay:
         return found
 
     def _contend(self, logged: LoggedRecord, choice: LoggedChoice) -> None:
-        made = next((row for row in choice.view.rows if row.target == choice.target), None)
-        if made is None:  # no router writes that; the reproduction reports it
+        chosen = next((row for row in choice.view.rows if row.target == choice.target), None)
+        if chosen is None:  # no router writes that; the reproduction reports it
             return
         live = self._live.get((logged.policy or "", logged.digest or ""))
         for contender in self._contenders:
-            contender.add(choice.view, choice.part, made, None if live is None else live.policy)
+            contender.add(choice.view, choice.part, chosen, None if live is None else live.policy)
         if logged.stream and logged.ttft_ms is not None and choice.end == "ok" and choice.prefill is None:
-            self._forecasts.add(choice.view, made, logged.ttft_ms)
+            self._forecasts.add(choice.view, chosen, logged.ttft_ms)
 
 
 class Forecasts:
@@ -117,8 +117,8 @@ class Forecasts:
         self._predicted_ms = self._measured_ms = 0.0
         self._count = 0
 
-    def add(self, view: View, made: Row, ttft_ms: float) -> None:
-        self._predicted_ms += YARDSTICK.score(view._replace(rows=(made,)))[0]
+    def add(self, view: View, chosen: Row, ttft_ms: float) -> None:
+        self._predicted_ms += YARDSTICK.score(view._replace(rows=(chosen,)))[0]
         self._measured_ms += ttft_ms
         self._count += 1
 

@@ -35,7 +35,7 @@ class BlockPool:
         return len(self._free)
 
     @property
-    def cached(self) -> int:
+    def cached_blocks(self) -> int:
         """Blocks that hold a hashed prefix, copies counted, in use or not."""
         return sum(len(copies) for copies in self._copies.values())
 

@@ -113,7 +113,7 @@ class SimulatedClients:
 def _append_turn(context: SessionContext, session: Session, number: int) -> int:
     """Append a turn's prompt and answer to the context. Return the prompt's length in tokens."""
     turn = session.turns[number]
-    context.truncate(turn.kept_tokens)
+    context.truncate(turn.context_tokens)
     for span in turn.fresh:
         context.add(span)
     prompt_tokens = context.tokens

@@ -166,10 +166,10 @@ class Cluster:
     def _replay(self, router: SimulatedRouter, number: int, start: int | None) -> None:
         if start is not None:
             self._event_queue.at(
-                self._event_queue.now_s + self._scenario.lags.events_s, self._replayed, router, number, start
+                self._event_queue.now_s + self._scenario.lags.events_s, self._on_replay, router, number, start
             )
 
-    def _replayed(self, router: SimulatedRouter, number: int, start: int) -> None:
+    def _on_replay(self, router: SimulatedRouter, number: int, start: int) -> None:
         batches = [batch for batch in self._sent[number] if batch.seq >= start] if self._alive[number] else []
         self._replay(router, number, router.on_replay(number, batches))
 
@@ -228,7 +228,7 @@ class Cluster:
         self._alive[number] = False
         self._sequence[number] = 0
         self._sent[number].clear()
-        for job in dead.unfinished:
+        for job in dead.unfinished_jobs:
             self._front.on_death(job, number)
 
     def _recover(self, failure: InstanceFailure) -> None:

@@ -140,7 +140,7 @@ class FastEngine:
         return min(self._loading.values(), default=None)
 
     @property
-    def unfinished(self) -> list[EngineJob]:
+    def unfinished_jobs(self) -> list[EngineJob]:
         """All jobs that have not ended."""
         return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
 

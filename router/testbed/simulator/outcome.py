@@ -110,7 +110,7 @@ def compute_figures(
     sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]
     ends = Counter(outcome.end[row] for row in sent)
     ok = [row for row in sent if outcome.end[row] == RequestEnd.OK]
-    ended = _ended(outcome, since_s, until_s)
+    ended = _find_ended(outcome, since_s, until_s)
     ttfts = sorted(outcome.ttft_s[row] for row in ok)
     tpots = sorted(tpot for row in ok if (tpot := _tpot_s(outcome, row)) is not None)
     waits = sorted(outcome.waited_s[row] for row in ok if outcome.waited_s[row] > 0)
@@ -138,7 +138,7 @@ def compute_figures(
     )
 
 
-def _ended(outcome: SimulationOutcome, since_s: float, until_s: float) -> list[int]:
+def _find_ended(outcome: SimulationOutcome, since_s: float, until_s: float) -> list[int]:
     """Return the rows that ended well in the window, its end included."""
     rows = enumerate(zip(outcome.end, outcome.arrived_s, outcome.duration_s, strict=True))
     return [row for row, (end, at_s, took_s) in rows if end == RequestEnd.OK and since_s <= at_s + took_s <= until_s]

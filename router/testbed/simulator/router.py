@@ -91,7 +91,7 @@ class SimulatedRouter:
             self.on_probe_success(number)
 
     @property
-    def booked(self) -> int:
+    def booked_requests(self) -> int:
         """Number of requests in its load books, over all instances."""
         return sum(target.load_book.requests for target in self.scheduler.fleet.targets_serving(None))
 

@@ -127,7 +127,7 @@ class _Run:
             pass
         self._cluster.end()
         self.outcome.took_s = self._event_queue.now_s
-        self.outcome.double_bookings = sum(router.booked for router in [*self._retired, *self.routers])
+        self.outcome.double_bookings = sum(router.booked_requests for router in [*self._retired, *self.routers])
         return self.outcome
 
     def _build_routers(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:

@@ -154,7 +154,7 @@ class StepEngine:
             waiting=len(self._waiting) + len(self._loads),
             loading=len(self._loads),
             kv_usage=1 - self._pool.free / self.shape.blocks,
-            cached_blocks=self._pool.cached,
+            cached_blocks=self._pool.cached_blocks,
             queried_tokens=self._queried,
             hit_tokens=self._hits,
             external_queried_tokens=self._external_queried,

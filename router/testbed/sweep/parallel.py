@@ -122,7 +122,7 @@ class SweepWorker:
         return simulate(
             cell.scenario,
             cell.rules,
-            self._paced(cell, rate),
+            self._set_pace(cell, rate),
             seed=cell.seed,
             at_once=at_once,
             staggered=cell.staggered and at_once is not None,
@@ -130,13 +130,13 @@ class SweepWorker:
             progress=progress,
         )
 
-    def _paced(self, cell: SweepCell, rate: float | None) -> Workload:
+    def _set_pace(self, cell: SweepCell, rate: float | None) -> Workload:
         workload = self._work(cell).workload
         return workload if rate is None else set_rate(workload, rate)
 
     def _last_s(self, cell: SweepCell, rate: float | None) -> float | None:
         """Return a time just after the last request; None for a closed loop."""
-        return None if rate is None else nextafter(self._paced(cell, rate).sessions[-1].start_s, inf)
+        return None if rate is None else nextafter(self._set_pace(cell, rate).sessions[-1].start_s, inf)
 
     def _work(self, cell: SweepCell) -> CachedWorkload:
         if self._cached is None or (self._cached.source, self._cached.seed) != (cell.source, cell.seed):

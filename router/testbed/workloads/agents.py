@@ -32,7 +32,7 @@ class AgentsWorkload:
     think_s: LogNormal
     cap_tokens: int
 
-    def scaled(
+    def scale(
         self, *, tokens: float = 1.0, sessions: float = 1.0, turns: float = 1.0, think: float = 1.0
     ) -> AgentsWorkload:
         """Return the same shapes with medians multiplied: every length by `tokens`, every pause by `think`."""

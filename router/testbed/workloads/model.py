@@ -5,7 +5,7 @@ A workload holds no text and no tokens, only names for them: a `Span` is so many
 workload can be counted (`statistics.py`), simulated, and sent to real engines (`router/testbed/loadgen`), as a closed
 loop (the next turn waits for the answer and a pause) or an open one (sessions of one turn, each at its `start_s`).
 
-    prompt of a turn = the first `kept_tokens` of the session's context + `fresh`
+    prompt of a turn = the first `context_tokens` of the session's context + `fresh`
     context after it = prompt + answer
 """
 
@@ -27,14 +27,14 @@ class Span(NamedTuple):
 class Turn(NamedTuple):
     """One request, sent `think_s` after the answer before it (or the session's start)."""
 
-    kept_tokens: int
+    context_tokens: int
     fresh: tuple[Span, ...]
     output_tokens: int
     think_s: float
 
     @property
     def prompt_tokens(self) -> int:
-        return self.kept_tokens + sum(span.tokens for span in self.fresh)
+        return self.context_tokens + sum(span.tokens for span in self.fresh)
 
 
 class Session(NamedTuple):
@@ -81,7 +81,7 @@ def session_contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
     seen: list[tuple[list[Span], list[Span]]] = []
     context: list[Span] = []
     for number, turn in enumerate(session.turns):
-        prompt = take_tokens(context, turn.kept_tokens) + list(turn.fresh)
+        prompt = take_tokens(context, turn.context_tokens) + list(turn.fresh)
         answer = session.answer(number)
         context = [*prompt, answer]
         seen.append((prompt, [*prompt, Span(answer.source, answer.tokens - 1)]))

@@ -31,7 +31,7 @@ class SharedPrefixWorkload:
     alone_tokens: LogNormal  # of a request without one
     output_tokens: LogNormal
 
-    def scaled(self, *, tokens: float = 1.0) -> SharedPrefixWorkload:
+    def scale(self, *, tokens: float = 1.0) -> SharedPrefixWorkload:
         """Return the same shapes with every length multiplied by `tokens`."""
         return replace(
             self,

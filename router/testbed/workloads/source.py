@@ -135,14 +135,14 @@ def _decision_log(path: Path) -> traces.Trace:
 def _resize(preset: Preset, spec: WorkloadSpec) -> Preset:
     if isinstance(preset, SharedPrefixWorkload):
         _check_default(preset.name, spec, ("sessions", "turns", "think"), "an open loop")
-        sized = preset.scaled(tokens=spec.tokens)
+        sized = preset.scale(tokens=spec.tokens)
         return replace(sized, requests=spec.requests or preset.requests, per_s=spec.rate or preset.per_s)
     _check_default(preset.name, spec, ("rate", "requests", "within_s"), "a closed loop")
     return _resize_agents(preset, spec)
 
 
 def _resize_agents(preset: AgentsWorkload, spec: WorkloadSpec) -> AgentsWorkload:
-    sized = preset.scaled(tokens=spec.tokens, turns=spec.turns, think=spec.think)
+    sized = preset.scale(tokens=spec.tokens, turns=spec.turns, think=spec.think)
     return replace(sized, sessions=spec.sessions or preset.sessions)
 
 

@@ -91,8 +91,8 @@ def _count_hits(workload: Workload, block_tokens: int) -> tuple[int, int]:
     hit = common = 0
     for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
         for prompt, answered in (seen := session_contexts(session)):
-            hit += _whole(cache.matched(prompt), prompt, block_tokens)
-            common += alone.matched(prompt)
+            hit += _whole(cache.match(prompt), prompt, block_tokens)
+            common += alone.match(prompt)
             cache.add(answered)
         alone.add(seen[-1][1])
     return hit, common
@@ -119,7 +119,7 @@ class InfiniteCache:
         self._longest: dict[tuple[int, int], int] = {}  # (node, source) -> tokens of the source cached after the node
         self._nodes: dict[tuple[int, int, int], int] = {}  # (node, source, tokens) -> the node that follows
 
-    def matched(self, spans: Sequence[Span]) -> int:
+    def match(self, spans: Sequence[Span]) -> int:
         """Return how many leading tokens are cached."""
         node, matched = 0, 0
         for source, tokens in spans:

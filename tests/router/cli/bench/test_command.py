@@ -21,7 +21,7 @@ from router.testbed.bench.environment import BenchFailed, Environment, Environme
 from router.testbed.workloads import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
 
-WORKLOAD = CODEX.scaled(tokens=0.02, sessions=3 / 610, turns=3 / 33, think=0.0005).workload(1)
+WORKLOAD = CODEX.scale(tokens=0.02, sessions=3 / 610, turns=3 / 33, think=0.0005).workload(1)
 POLICIES = {name: {"scorers": [{"name": name}]} for name in ("round_robin", "prefix_overlap")}
 
 

@@ -23,7 +23,7 @@ from tests.fakes.engines import engine, eventually
 from tests.router.testbed.bench.rows import answered, failed, loaded
 
 NOBODY = "http://127.0.0.1:1"
-AGENTS = CODEX.scaled(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
+AGENTS = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
 
 
 def console() -> Console:
@@ -59,7 +59,7 @@ async def test_two_processes_one_report(tmp_path: Path) -> None:
 
 async def test_lengths_come_near_the_workloads_with_another_seed_too() -> None:
     """Prompts of 1,440 tokens, of which the template's are about 10."""
-    few = GROUPS.scaled(tokens=0.2).workload(1)
+    few = GROUPS.scale(tokens=0.2).workload(1)
     few = few._replace(sessions=few.sessions[:6])
     for seed in (1, 2):
         told = console()
@@ -132,7 +132,7 @@ async def test_a_chart_of_no_known_kind_is_refused_before_anything_is_sent() -> 
 
 
 def many() -> Workload:
-    small = CODEX.scaled(tokens=0.01, sessions=40 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001)
+    small = CODEX.scale(tokens=0.01, sessions=40 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001)
     return small.workload(4)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.cli.terminal.output import NARROWEST, readable_console, versions, when_of, write_json
+from router.cli.terminal.output import NARROWEST, format_now, readable_console, versions, write_json
 from router.clock import ManualClock
 from router.errors import WarmrouteError
 
@@ -33,5 +33,5 @@ def test_tables_have_room_where_nobody_looks(capsys: pytest.CaptureFixture[str])
 
 
 def test_when_and_by_what_is_said_for_people() -> None:
-    assert when_of(ManualClock(0.0, wall=1_700_000_000.0)) == "2023-11-14 22:13 UTC"
+    assert format_now(ManualClock(0.0, wall=1_700_000_000.0)) == "2023-11-14 22:13 UTC"
     assert re.fullmatch(r"warmroute \d+\.\d+\S*", versions())

@@ -137,7 +137,7 @@ def test_a_turn_that_keeps_nothing_begins_anew() -> None:
 
 @given(st.sampled_from([CODEX, SCALING]), st.integers(0, 1000), st.floats(0.8, 2.0))
 def test_roles_alternate_and_sizes_are_the_workloads(preset: AgentsWorkload, seed: int, per_word: float) -> None:
-    scaled = preset.scaled(tokens=0.02, sessions=1 / preset.sessions, turns=6 / preset.turns.median)
+    scaled = preset.scale(tokens=0.02, sessions=1 / preset.sessions, turns=6 / preset.turns.median)
     talked_through(scaled.workload(seed).sessions[0], TextGenerator(seed, per_word))
 
 
@@ -152,7 +152,9 @@ def talked_through(session: Session, texts: TextGenerator) -> None:
         assert roles[-1] == "user"
         assert sum(message.tokens for message in context) == turn.prompt_tokens
         together, kept = "".join(m.text for m in context), "".join(m.text for m in before)
-        words = max(0, texts.count_words(turn.kept_tokens) - 2 * len(context))  # each length is rounded, and each cut
+        words = max(
+            0, texts.count_words(turn.context_tokens) - 2 * len(context)
+        )  # each length is rounded, and each cut
         assert together.split()[:words] == kept.split()[:words]
         context = [
             *context,

@@ -15,7 +15,7 @@ from router.testbed.loadgen.load import LoadJob, SentRequest, encode_frame, load
 from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
 from tests.fakes.engines import FakeEngine, engine, eventually
 
-SMALL = CODEX.scaled(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
+SMALL = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
 
 
 def job(fake: FakeEngine, workload: Workload = SMALL, **changes: Any) -> LoadJob:

@@ -27,7 +27,7 @@ from router.testbed.loadgen.processes import (
 from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
 from tests.fakes.engines import engine, eventually
 
-WORKLOAD = CODEX.scaled(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODEX.turns.median, think=0.001).workload(3)
+WORKLOAD = CODEX.scale(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODEX.turns.median, think=0.001).workload(3)
 
 
 def jobs(url: str, count: int = 2) -> list[LoadJob]:

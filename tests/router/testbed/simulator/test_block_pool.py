@@ -78,7 +78,7 @@ def test_copies_are_removed_one_by_one_and_hit_until_the_last() -> None:
     pool = BlockPool(2)
     pool.release(filled(pool, A))
     pool.release(filled(pool, A))
-    assert pool.cached == 2
+    assert pool.cached_blocks == 2
     pool.take(1)
     assert pool.drain() == removed(A)
     assert len(pool.find_leading([A])) == 1

@@ -34,7 +34,7 @@ FLEET = Scenario(profile=PROFILE, instances=4)
 WARM = schema.PolicyConfig.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
 TURNS = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})
 LEAST = schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]})
-AGENTS = CODEX.scaled(tokens=0.2, sessions=24 / 610, turns=6 / 33, think=0.2)
+AGENTS = CODEX.scale(tokens=0.2, sessions=24 / 610, turns=6 / 33, think=0.2)
 
 
 def alone(*sent: tuple[float, int, int], answer: int = 10) -> Workload:
@@ -272,7 +272,7 @@ def test_nothing_is_sent_after_the_end_and_what_runs_is_finished() -> None:
 # the door: 32 agents at once, whose contexts are twice what both caches hold, and computing is dear
 
 THRASHED = replace(FLEET, profile=replace(PROFILE, kv_tokens=60_000, us_per_token=600.0), instances=2)
-MANY_AGENTS = CODEX.scaled(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
+MANY_AGENTS = CODEX.scale(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
 
 
 def through(admission: AdmissionConfig | None, policy: schema.PolicyConfig = WARM) -> SimulationOutcome:

@@ -91,7 +91,7 @@ def test_the_first_ones() -> None:
 
 
 def test_a_closed_loop_has_no_times() -> None:
-    closed = CODEX.scaled(sessions=1 / 610, turns=0.1).workload(1)
+    closed = CODEX.scale(sessions=1 / 610, turns=0.1).workload(1)
     for changed in (lambda: speed_up(closed, 2), lambda: take_window(closed, 0, 1), lambda: take_first(closed, 1)):
         with pytest.raises(ValueError, match="codex is a closed loop"):
             changed()

@@ -32,7 +32,7 @@ def test_lines_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("preset", [CODEX.scaled(sessions=4 / 610, turns=0.2), replace(TOOLS, requests=300)])
+@pytest.mark.parametrize("preset", [CODEX.scale(sessions=4 / 610, turns=0.2), replace(TOOLS, requests=300)])
 def test_read_back_it_has_the_same_requests(preset: Preset) -> None:
     lines = list(encode_mooncake(preset.workload(1), PACE))
     workload, unusable = read_mooncake(lines, "back")

@@ -81,7 +81,7 @@ def test_load_and_fleet_scale_the_rate() -> None:
 
 
 def test_a_closed_loop_has_no_rate() -> None:
-    workload = CODEX.scaled(sessions=0.005, tokens=0.1, turns=0.1).workload(1)
+    workload = CODEX.scale(sessions=0.005, tokens=0.1, turns=0.1).workload(1)
     assert arrival_rate(workload) == 0.0
     with pytest.raises(ValueError, match="closed loop"):
         workload_speed_factor(workload, PROFILE, 8, 0.9)

@@ -26,7 +26,7 @@ def test_another_rate_only_moves_requests() -> None:
 
 
 def test_scaling_keeps_choices_and_times() -> None:
-    whole, half = SMALL.workload(3).sessions, SMALL.scaled(tokens=0.5).workload(3).sessions
+    whole, half = SMALL.workload(3).sessions, SMALL.scale(tokens=0.5).workload(3).sessions
     for one, other in zip(whole, half, strict=True):
         assert other.start_s == one.start_s
         assert [span.source for span in other.turns[0].fresh] == [span.source for span in one.turns[0].fresh]

@@ -41,14 +41,14 @@ def decision_log(*numbers: int) -> bytes:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_by_name(name: str) -> None:
     workload = load_workload(name, seed=3, tokens=0.1)
-    assert workload == PRESETS[name].scaled(tokens=0.1).workload(3)
+    assert workload == PRESETS[name].scale(tokens=0.1).workload(3)
 
 
 def test_a_closed_loop_made_smaller() -> None:
     workload = load_workload("codex", sessions=4, turns=0.2, tokens=0.1, think=0.5)
     assert workload.is_closed
     assert len(workload.sessions) == 4
-    same = CODEX.scaled(sessions=4 / 610, turns=0.2, tokens=0.1, think=0.5).workload(1)
+    same = CODEX.scale(sessions=4 / 610, turns=0.2, tokens=0.1, think=0.5).workload(1)
     assert workload.sessions == same.sessions
 
 

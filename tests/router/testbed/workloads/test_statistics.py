@@ -15,8 +15,8 @@ SESSION = Session(
     number=0,
     start_s=0.0,
     turns=(
-        Turn(kept_tokens=0, fresh=(Span(A, 4), Span(B, 6)), output_tokens=5, think_s=1.0),
-        Turn(kept_tokens=13, fresh=(Span(3, 7),), output_tokens=2, think_s=3.0),
+        Turn(context_tokens=0, fresh=(Span(A, 4), Span(B, 6)), output_tokens=5, think_s=1.0),
+        Turn(context_tokens=13, fresh=(Span(3, 7),), output_tokens=2, think_s=3.0),
     ),
 )
 
@@ -93,9 +93,9 @@ def test_matching_spans_is_matching_tokens(added: list[list[Span]], asked: list[
         cache.add(one)
     texts = [_text(one) for one in added]
     longest = max((_common(_text(asked), text) for text in texts), default=0)
-    assert cache.matched(asked) <= longest
+    assert cache.match(asked) <= longest
     for one in added:
-        assert cache.matched(one) == len(_text(one))
+        assert cache.match(one) == len(_text(one))
 
 
 def _text(some: list[Span]) -> list[int]:

@@ -42,7 +42,7 @@ def test_the_next_session_begins_when_one_ends() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_every_turn_comes_once_and_in_order(at_once: int) -> None:
-    workload = CODEX.scaled(sessions=10 / 610, turns=0.2, tokens=0.1).workload(1)
+    workload = CODEX.scale(sessions=10 / 610, turns=0.2, tokens=0.1).workload(1)
     sent = list(lay_out(workload, ClosedLoopPace(at_once)))
     assert len(sent) == workload.turns
     assert sorted(sent, key=lambda one: one.at_s) == sent
