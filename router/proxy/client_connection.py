@@ -48,7 +48,7 @@ class RequestHandler(Protocol):
 
 
 class ConnectionContext(NamedTuple):
-    """What all connections of a listener share."""
+    """The things that all connections of a listener share."""
 
     handler: RequestHandler
     limits: ConnectionLimits

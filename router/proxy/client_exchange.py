@@ -20,7 +20,7 @@ STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) fo
 
 
 class ExchangeTransport(Protocol):
-    """What an exchange needs of its connection."""
+    """The connection of an exchange."""
 
     transport: asyncio.Transport
     task: asyncio.Task[None]  # which answers its requests
@@ -124,6 +124,7 @@ class ClientExchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
         task, self._task = self._task, None
         if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientDisconnected from None

@@ -49,7 +49,7 @@ class PrefillLeg(NamedTuple):
 
 
 class PrefillResult(NamedTuple):
-    """How a prefill half ended. `body`: of a good answer; `refusal`: of one that may be sent to the client."""
+    """The end of a prefill half. `body`: of a good answer; `refusal`: one that may be sent to the client."""
 
     end: Literal["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
     status: int | None = None

@@ -29,7 +29,7 @@ Sink = Callable[[bytes, bool], bool]
 
 
 class ExchangeFailure(Enum):
-    """Why an exchange ended before its answer was whole."""
+    """The reason why an exchange ended before its answer was whole."""
 
     CLOSED = "the engine closed the connection"
     MALFORMED = "the engine's answer is not valid HTTP"

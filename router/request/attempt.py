@@ -20,7 +20,7 @@ from router.scheduling.ticket import PrefillBooking, Ticket
 
 @dataclass(slots=True)
 class EarlierAttempts:
-    """What earlier attempts at a request leave to the next one."""
+    """The result of earlier attempts at a request that the next one needs."""
 
     failed: set[str]  # target ids
     handed_over: HandedOverKv | None = None

@@ -15,7 +15,7 @@ RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """At most `concurrent` requests, and `body_budget_bytes` of bodies over all of them."""
+    """A limit of `concurrent` requests, and of `body_budget_bytes` of bodies over all of them."""
 
     def __init__(self, concurrent: int, body_budget_bytes: int) -> None:
         self._concurrent = concurrent

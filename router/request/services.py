@@ -1,4 +1,4 @@
-"""What the request path works with: the long-lived parts of the router, and one prepared request."""
+"""The services that a request passes through, and the request as prepared for the choice of an engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Services:
 
 
 class PreparedRequest(NamedTuple):
-    """What is known of a request before an engine is chosen for it."""
+    """A request as far as it is known before an engine is chosen."""
 
     prompt: Prompt
     served: ServedModel | None  # None: the request names no model

@@ -1,6 +1,6 @@
 """The last N decision records, in memory: what `/admin/records` shows.
 
-A record is added when its request is decided, not when it ends, so that a request in flight can be looked at too.
+A record is added when its request is decided, not when it ends, so that a request in flight can be inspected too.
 Bounded by count; adding, finding and dropping take constant time whatever the bound.
 """
 
@@ -13,7 +13,7 @@ from router.scheduling.policy.record import Record
 
 
 class RecentRecords:
-    """Keeps the newest `keep` records."""
+    """The newest `keep` records."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -24,7 +24,7 @@ class RecentRecords:
         return len(self._order)
 
     def add(self, record: Record) -> None:
-        """Its id must be new."""
+        """Add a record with a new id; drop the oldest beyond the bound."""
         self._order.append(record)
         self._by_id[record.id] = record
         if len(self._order) > self._keep:
@@ -34,5 +34,5 @@ class RecentRecords:
         return self._by_id.get(record_id)
 
     def latest(self, limit: int) -> list[Record]:
-        """At most `limit` records, newest first."""
+        """Return at most `limit` records, newest first."""
         return list(islice(reversed(self._order), limit))

@@ -50,8 +50,10 @@ class Cost(NamedTuple):
 def measured(targets: int, n: int) -> Cost:
     records = list(BusyFleet(targets).records(WARM_UP + n))[WARM_UP:]
     encoder = RecordEncoder(salt=7)
-    encoder.opening("run", "0", 0.0)
-    lines = encoder.lines(records[0]) and [encoder.lines(record) for record in records]  # the first one has its policy
+    encoder.start_file("run", "0", 0.0)
+    lines = encoder.encode_record(records[0]) and [
+        encoder.encode_record(record) for record in records
+    ]  # the first one has its policy
     with tempfile.TemporaryDirectory(prefix="warmroute-decisions-") as folder:
         config = schema.DecisionLogConfig(folder=folder, queue=n)
         add_us = written(config, records)
@@ -63,7 +65,7 @@ def measured(targets: int, n: int) -> Cost:
             sum(map(len, lines)) / n,
             packed.stat().st_size / n,
             add_us,
-            spent_us(lambda: [encoder.lines(record) and None for record in records], n),
+            spent_us(lambda: [encoder.encode_record(record) and None for record in records], n),
             spent_us(lambda: [decode(line) and None for line in lines], n),
             read_us,
         )

@@ -1,4 +1,4 @@
-"""Where requests wait for admission until the admission controller releases them or `admission.max_wait_s` has passed.
+"""The queues in which requests wait until the admission controller releases them or `admission.max_wait_s` has passed.
 
 A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
 `release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by its
@@ -164,7 +164,7 @@ class AdmissionQueue:
 
 
 class AdmissionLease:
-    """What one request took, from its admission to its end. `record` tells how it ended, once there is one."""
+    """The place of one request, from its admission to its end. `record` says how it ended, once there is one."""
 
     __slots__ = ("_admission", "_queue", "record", "waited_s")
 

@@ -1,8 +1,8 @@
 """Compresses the decision log's closed files and removes the oldest, in steps of a millisecond.
 
 The thread that writes the decision log does this between two slices of writing: 256 MB take seconds to compress, and
-records must not pile up meanwhile. The interpreter is free while zlib works. Files are as in `files.py`; OSError is
-raised as it comes, and the file that it was about waits for another turn.
+records must not pile up meanwhile. zlib releases the interpreter lock while it works. Files are as in `files.py`;
+`OSError` is raised as it comes, and the file concerned goes to the end of the queue.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gzip import GzipFile
 from io import FileIO
 from pathlib import Path
 
-from router.telemetry.decision_log.files import PACKED, UNFINISHED, list_compressed, list_plain, try_lock
+from router.telemetry.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
 
 CHUNK_BYTES = 64 * 1024  # a ms of compressing
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large
 
 
 class FileCompressor:
-    """Closed files, one after the other. `sync`: what is compressed is forced to disk before the plain file goes."""
+    """Compresses closed files one after the other. `sync`: fsync the result before the plain file is removed."""
 
     def __init__(self, folder: Path, keep_bytes: int, sync: bool) -> None:
         self._folder, self._keep_bytes, self._sync = folder, keep_bytes, sync
@@ -37,7 +37,7 @@ class FileCompressor:
         self._waiting.append(path)
 
     def step(self) -> bool:
-        """A little of the work, when there is some. True: a file is done."""
+        """Do a little of the work, if there is any; return whether a file was finished."""
         if not self._waiting:
             return False
         if self._running is None:
@@ -56,15 +56,15 @@ class FileCompressor:
         return False
 
     def stop(self) -> None:
-        """What is half done is undone."""
+        """Stop, and remove a half-compressed file."""
         if self._running is not None:
             self._running.close()
             self._running = None
 
 
 def compress(path: Path, sync: bool) -> Generator[None, None, None]:
-    """Compresses a plain file, in steps of a few ms, and puts the result in its place. Nothing is done to one that
-    another process writes, or that is gone. `sync`: the result is forced to disk before the plain one goes.
+    """Compress a plain file in steps of a few ms, and replace it by the result. A file that another process writes, or
+    that is gone, is left alone. `sync`: fsync the result before the plain file is removed.
     """
     unfinished = path.with_suffix(UNFINISHED)
     with suppress(FileNotFoundError), FileIO(path, "rb") as plain:
@@ -72,13 +72,13 @@ def compress(path: Path, sync: bool) -> Generator[None, None, None]:
             return
         try:
             with FileIO(unfinished, "wb") as raw:
-                with GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw) as packed:
+                with GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw) as compressed:
                     while chunk := plain.read(CHUNK_BYTES):
-                        packed.write(chunk)
+                        compressed.write(chunk)
                         yield
                 if sync:
                     os.fsync(raw.fileno())
-            unfinished.replace(path.with_suffix(PACKED))
+            unfinished.replace(path.with_suffix(COMPRESSED))
             if sync:
                 _sync_folder(path.parent)
             path.unlink()
@@ -87,11 +87,11 @@ def compress(path: Path, sync: bool) -> Generator[None, None, None]:
 
 
 def prune(folder: Path, keep_bytes: int) -> int:
-    """Removes the oldest compressed files while all files together are larger; the number of those removed."""
-    packed = list_compressed(folder)
-    sizes = {path: _size(path) for path in [*packed, *list_plain(folder)]}
+    """Remove the oldest compressed files while all files together exceed `keep_bytes`; return how many."""
+    compressed = list_compressed(folder)
+    sizes = {path: _size(path) for path in [*compressed, *list_plain(folder)]}
     excess, removed = sum(sizes.values()) - keep_bytes, 0
-    for path in packed:
+    for path in compressed:
         if excess <= 0:
             break
         path.unlink(missing_ok=True)

@@ -1,15 +1,16 @@
-"""What the lines of a decision log file say: the format, as types that msgspec reads and writes.
+"""The decision log's file format, as types that msgspec reads and writes.
 
     {"file":   {version, started_at_wall_s, run, warmroute, fields}}   the first line of every file
-    {"policy": {name, digest, spec}}      before the first record that it decided: every file stands alone
-    {"record": {...}}                     a request, once it is over (`LoggedRecord`)
+    {"policy": {name, digest, spec}}      before the first record that it decided: every file can be read alone
+    {"record": {...}}                     a request, once it has ended (`LoggedRecord`)
 
-Views are arrays in the order of the contract's fields, which `fields` names; floats have their shortest exact form. A
-view of a large fleet has rows for those who could win, and counts the `others` (`scheduling/policy/pruning.py`).
-Rows and not columns: these take a sixth less, but msgspec reads and writes rows by itself, twice as fast, and what did
-not change since the record before costs next to nothing in a row, once compressed. A record is also a request of a
-Mooncake trace (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` per 512 tokens), as in
-https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release, but for a last block that is not full.
+Views are arrays in the order of the contract's fields, which `fields` lists; floats have their shortest exact form. A
+view of a large fleet has rows for the targets that could win, and counts the `others`
+(`scheduling/policy/pruning.py`). Rows and not columns: columns take a sixth less, but msgspec reads and writes rows by
+itself, twice as fast, and a row that did not change since the record before costs next to nothing once compressed. A
+record is also a request of a Mooncake trace (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` per 512
+tokens), as in https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release, except for a last block that is not
+full.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from router.scheduling.policy.record import Stages
 from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Transfer, View
 
 VERSION = 2
-OLDEST_READ = 1
-"""Version 1 called the stage `admission_ms` by another name (`OLD_NAMES`)."""
+OLDEST_VERSION = 1
+"""The oldest version that is read. It has another name for the stage `admission_ms` (`OLD_NAMES`)."""
 
 OLD_NAMES = ((b'"door_ms"', b'"admission_ms"'),)
 UNPLACED = "unplaced"
@@ -34,46 +35,46 @@ FIELDS = {kind.__name__: list(kind._fields) for kind in CONTRACT}
 
 
 class FileHead(msgspec.Struct, frozen=True):
-    """What a file says of itself."""
+    """The first line of a file."""
 
     version: int
     started_at_wall_s: float
-    run: str  # begins the ids of the process's records
+    run: str  # prefix of the ids of the process's records
     warmroute: str  # its version
     fields: dict[str, list[str]]
 
 
 class LoggedPolicy(msgspec.Struct, frozen=True):
-    """A policy that records of the file name."""
+    """A policy that records of the file refer to."""
 
     name: str
     digest: str
-    spec: dict[str, Any] | None  # as in a policy file; None: it was built by hand
+    spec: dict[str, Any] | None  # as in a policy file; None: it was built in code
 
     @property
     def policy(self) -> schema.PolicyConfig | None:
-        """Raises pydantic's ValidationError where a later version wrote what this one does not know."""
+        """Return the policy. pydantic raises `ValidationError` for keys of a later version."""
         return None if self.spec is None else schema.PolicyConfig.model_validate(self.spec)
 
 
 class LoggedChoice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One decision, with all that it went by, and how it went."""
+    """One decision, with everything it was based on, and how the attempt ended."""
 
     view: View
     part: Part
-    policy: str  # that really decided: the fallback where the record's failed, a policy's half for half of a pair
+    policy: str  # that decided: the fallback where the record's failed, a half of a policy for half of a pair
     target: str
-    end: str  # a word of `Attempt.end`, or of `Leg.end`
+    end: str  # an `AttemptEnd` or `LegEnd`, or one of a later version
     predicted_tokens: int | None = None
     expected_tokens: int | None = None
     pool_tokens: int | None = None
     duration_ms: float | None = None  # of a prefill half
     cached_tokens: int | None = None  # delivered there
-    prefill: LoggedChoice | None = None  # the half that came before
+    prefill: LoggedChoice | None = None  # the prefill half of a pair
 
 
 class LoggedShadow(msgspec.Struct, frozen=True, gc=False):
-    """What a shadow would have chosen: see `ShadowChoice` and `Difference`."""
+    """The choice that a shadow would have made: see `ShadowChoice` and `Regret`."""
 
     policy: str
     target: str
@@ -82,21 +83,21 @@ class LoggedShadow(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A record as the decision log keeps it. Times of its outcome are good to the microsecond."""
+    """A record in the decision log. Times of its outcome are rounded to the microsecond."""
 
     id: str
     number: int
     timestamp: int  # ms since the epoch
-    input_length: int | None  # tokens: the engine's word, else our count
+    input_length: int | None  # tokens: the engine's count, else the router's
     output_length: int | None
     hash_ids: list[int] = []  # a digest of the prompt's first 512, 1024, 1536, ... tokens
     endpoint: str
-    model: str | None  # None: it went nowhere, so the name may be anything
+    model: str | None  # None: it was not placed, so the name may be anything
     stream: bool
     tokens_from: str
     prompt_tokens_counted: int | None
     stages: Stages
-    policy: str | None = None  # that was to decide
+    policy: str | None = None  # assigned to the request
     digest: str | None = None  # of it: its `LoggedPolicy` came before
     arm: str | None = None
     unit: str | None = None  # these three are salted digests
@@ -119,7 +120,7 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 
 class LogLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """One of them is there; none, where a later version wrote something that this one does not know."""
+    """One line: one of the fields is set; none for a kind of line that a later version wrote."""
 
     file: FileHead | None = None
     policy: LoggedPolicy | None = None
@@ -127,4 +128,4 @@ class LogLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 decode = msgspec.json.Decoder(LogLine).decode
-"""One line, with or without its end. Raises msgspec.ValidationError or msgspec.DecodeError."""
+"""Decodes one line, with or without its end. Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""

@@ -88,7 +88,7 @@ class ArmUnits(NamedTuple):
 
 
 class PolicyState(NamedTuple):
-    """What operators switched, and what came of it."""
+    """Policies in force, their switches, and the results of experiments and shadows."""
 
     in_force: Sequence[PolicyInForce] = ()
     switches: Mapping[str, int] = {}  # by source: files, admin, guard

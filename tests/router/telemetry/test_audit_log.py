@@ -70,7 +70,7 @@ async def test_a_torn_line_costs_only_itself(tmp_path: Path, caplog: pytest.LogC
     with file.open("ab") as torn:
         torn.write(b'{"at_wall_s": 1001.0, "who": "an')
     again = AuditLog(file)
-    assert "1 lines are no entries" in caplog.text
+    assert "1 lines are not entries" in caplog.text
     again.add(an_entry(2))
     assert await again.flush()
     assert [entry.what for entry in AuditLog(file).latest()] == ["switch 2", "switch 0"]
@@ -95,7 +95,7 @@ async def test_a_disk_that_refuses_holds_up_nothing_and_is_tried_again(
         audit.add(an_entry(1))
         await eventually(lambda: audit.failures >= 3)
         assert (audit.pending, audit.trouble) == (2, f"{folder}/audit.jsonl: no such file or directory")
-        assert caplog.text.count("audit entries cannot be written") == 1
+        assert caplog.text.count("audit log: entries cannot be written") == 1
         folder.mkdir()
         await eventually(lambda: audit.pending == 0)
         assert audit.trouble is None
@@ -116,4 +116,4 @@ async def test_what_waits_is_bounded_and_the_loss_is_counted(tmp_path: Path) -> 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert AuditLog(tmp_path).latest() == []  # a folder
-    assert f"audit file {tmp_path} cannot be read: is a directory" in caplog.text
+    assert f"audit log {tmp_path} cannot be read: is a directory" in caplog.text

@@ -198,7 +198,7 @@ def test_lines_that_cannot_be_read_are_told_with_their_place(tmp_path: Path) -> 
     said = printed(told)
     assert row_of(said, "random")[2] == "3"
     assert "1 lines could not be read and were skipped:" in said
-    assert f"  {log}:4: not a line of a ledger" in said
+    assert f"  {log}:4: not a line of a decision log" in said
     assert f"{log}: its last line is unfinished" in said
 
 

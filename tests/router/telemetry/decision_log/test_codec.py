@@ -26,7 +26,7 @@ SALT = 99
 
 def encoded(record: Record, salt: int = SALT) -> bytes:
     """The record's own line."""
-    return RecordEncoder(salt).lines(record).splitlines(keepends=True)[-1]
+    return RecordEncoder(salt).encode_record(record).splitlines(keepends=True)[-1]
 
 
 def logged(record: Record, salt: int = SALT) -> LoggedRecord:
@@ -142,10 +142,10 @@ def test_a_model_that_nobody_serves_may_be_anything_and_is_left_out() -> None:
 
 def test_the_same_name_has_the_same_digest_under_one_salt_only() -> None:
     salt = PseudonymSalt(SALT)
-    assert salt.name("alice") == salt.name(b"alice") == PseudonymSalt(SALT).name("alice")
-    assert len({salt.name("alice"), salt.name("bob"), PseudonymSalt(SALT + 1).name("alice"), None}) == 4
-    assert salt.name(None) is None
-    assert salt.name("\ud800") is not None  # half of a surrogate pair, as JSON may smuggle in
+    assert salt.digest("alice") == salt.digest(b"alice") == PseudonymSalt(SALT).digest("alice")
+    assert len({salt.digest("alice"), salt.digest("bob"), PseudonymSalt(SALT + 1).digest("alice"), None}) == 4
+    assert salt.digest(None) is None
+    assert salt.digest("\ud800") is not None  # half of a surrogate pair, as JSON may smuggle in
 
 
 def test_equal_beginnings_have_equal_block_digests() -> None:
@@ -161,7 +161,7 @@ def test_equal_beginnings_have_equal_block_digests() -> None:
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=100, max_size=200))
 def test_different_blocks_have_different_digests(keys: set[int]) -> None:
     # 200 of them collide with a chance of 200^2 / 2^49 = 7e-11
-    assert len(set(PseudonymSalt(SALT).blocks(tuple(keys)))) == len(keys)
+    assert len(set(PseudonymSalt(SALT).digest_blocks(tuple(keys)))) == len(keys)
 
 
 def test_a_record_is_a_request_of_a_mooncake_trace() -> None:
@@ -173,7 +173,7 @@ def test_a_record_is_a_request_of_a_mooncake_trace() -> None:
 
 
 def test_a_file_opens_with_what_it_is() -> None:
-    head = decode(RecordEncoder(SALT).opening("run", "1.2.3", 1e9)).file
+    head = decode(RecordEncoder(SALT).start_file("run", "1.2.3", 1e9)).file
     assert head is not None
     assert (head.version, head.run, head.warmroute, head.started_at_wall_s) == (VERSION, "run", "1.2.3", 1e9)
     assert head.fields == FIELDS
@@ -182,17 +182,17 @@ def test_a_file_opens_with_what_it_is() -> None:
 
 def test_each_file_names_a_policy_once_before_its_first_record() -> None:
     encoder = RecordEncoder(SALT)
-    encoder.opening("run", "1", 0.0)
-    first, second = encoder.lines(a_record()), encoder.lines(a_record(1))
+    encoder.start_file("run", "1", 0.0)
+    first, second = encoder.encode_record(a_record()), encoder.encode_record(a_record(1))
     known, record = (decode(line) for line in first.splitlines())
     assert isinstance(known.policy, LoggedPolicy)
     assert (known.policy.name, known.policy.digest) == ("default", POLICY.digest)
     assert record.record is not None
     assert (record.record.policy, record.record.digest) == ("default", POLICY.digest)
     assert second.count(b"\n") == 1
-    assert encoder.lines(a_record(policy=fallback_policy())).count(b"\n") == 2
-    encoder.opening("run", "1", 0.0)
-    assert encoder.lines(a_record()).count(b"\n") == 2
+    assert encoder.encode_record(a_record(policy=fallback_policy())).count(b"\n") == 2
+    encoder.start_file("run", "1", 0.0)
+    assert encoder.encode_record(a_record()).count(b"\n") == 2
 
 
 def test_a_policy_of_the_same_name_that_says_something_else_is_another_one() -> None:
@@ -200,9 +200,9 @@ def test_a_policy_of_the_same_name_that_says_something_else_is_another_one() -> 
         "default", schema.PolicyConfig.model_validate({"scorers": [{"name": "queue_depth", "weight": 3}]})
     )
     encoder = RecordEncoder(SALT)
-    encoder.lines(a_record())
-    assert encoder.lines(a_record(policy=other)).count(b"\n") == 2
-    assert encoder.lines(a_record()).count(b"\n") == 1
+    encoder.encode_record(a_record())
+    assert encoder.encode_record(a_record(policy=other)).count(b"\n") == 2
+    assert encoder.encode_record(a_record()).count(b"\n") == 1
 
 
 def test_a_record_without_a_policy() -> None:
@@ -212,15 +212,15 @@ def test_a_record_without_a_policy() -> None:
 def test_a_record_without_a_json_form_names_no_policy() -> None:
     encoder = RecordEncoder(SALT)
     with pytest.raises(TypeError):
-        encoder.lines(a_record(status=object()))
-    assert encoder.lines(a_record()).count(b"\n") == 2  # its policy comes with the next one
+        encoder.encode_record(a_record(status=object()))
+    assert encoder.encode_record(a_record()).count(b"\n") == 2  # its policy comes with the next one
 
 
 def test_a_long_prompt_on_64_targets_takes_4_kb_compressed() -> None:
     """Files are compressed as a whole, so what repeats between records costs little: see tests/bench/ledger.py."""
     records = list(BusyFleet(64).records(500))[200:]
     encoder = RecordEncoder(SALT)
-    packed = gzip.compress(b"".join(map(encoder.lines, records)), 6)
+    packed = gzip.compress(b"".join(map(encoder.encode_record, records)), 6)
     assert {len(record.attempts[0].decision.view.rows) for record in records} == {64}
     assert min(record.prompt_tokens or 0 for record in records) > 70_000
     assert min(len(record.blocks) for record in records) > 70_000 // 512 - 1

@@ -16,7 +16,7 @@ from tests.router.telemetry.records import a_record
 
 
 def first_line(record: Record) -> LoggedPolicy:
-    read = decode(RecordEncoder(1).lines(record).splitlines()[0]).policy
+    read = decode(RecordEncoder(1).encode_record(record).splitlines()[0]).policy
     assert read is not None
     return read
 
@@ -41,7 +41,7 @@ def test_a_policy_without_a_file_has_a_line_too() -> None:
 
 
 def test_a_later_versions_fields_and_lines_are_passed_over() -> None:
-    line = RecordEncoder(1).lines(a_record(policy=None))
+    line = RecordEncoder(1).encode_record(a_record(policy=None))
     newer = json.loads(line)
     newer["record"]["mood"] = "good"
     assert decode(json.dumps(newer).encode()).record == decode(line).record

@@ -16,7 +16,7 @@ from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 def content(*numbers: int) -> bytes:
     encoder = RecordEncoder(1)
-    return encoder.opening("run", "0", 0.0) + b"".join(encoder.lines(a_record(number)) for number in numbers)
+    return encoder.start_file("run", "0", 0.0) + b"".join(encoder.encode_record(a_record(number)) for number in numbers)
 
 
 def numbers(*paths: Path) -> list[int]:
@@ -105,8 +105,8 @@ def test_a_damaged_line_is_passed_over_with_its_place(tmp_path: Path) -> None:
     (path := tmp_path / "decisions-1.jsonl").write_bytes(b"".join([*lines, b'{"record": {"id": 7}}\n']))
     assert numbers(path) == [1, 3]
     malformed, missing = bad(path)
-    assert malformed.startswith("decisions-1.jsonl:4: not a line of a ledger: JSON is malformed")
-    assert missing.startswith("decisions-1.jsonl:6: not a line of a ledger: Expected `str`, got `int`")
+    assert malformed.startswith("decisions-1.jsonl:4: not a line of a decision log: JSON is malformed")
+    assert missing.startswith("decisions-1.jsonl:6: not a line of a decision log: Expected `str`, got `int`")
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

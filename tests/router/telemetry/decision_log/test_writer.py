@@ -103,7 +103,7 @@ def test_closing_writes_compresses_and_leaves_no_thread(make: Make, folder: Path
     decision_log.close()
     assert numbers(folder) == list(range(500))
     assert [list_plain(folder), len(list_compressed(folder))] == [[], 1]
-    assert "warmroute-ledger" not in {thread.name for thread in threading.enumerate()}
+    assert "warmroute-decision-log" not in {thread.name for thread in threading.enumerate()}
     decision_log.add(a_record(501))
     assert (decision_log.stats.written, decision_log.stats.dropped, decision_log.stats.waiting) == (500, 1, 0)
 
@@ -124,7 +124,7 @@ def test_a_full_queue_drops_the_newest_and_counts(make: Make, folder: Path, capl
     decision_log.close()
     assert numbers(folder) == [0, 1, 2, 5]
     assert [line for line in caplog.messages if "dropped" in line] == [
-        "the decision log falls behind: 2 records dropped so far, its queue was full"
+        "decision log: 2 records dropped so far because the queue was full (`decision_log.queue`)"
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
     decision_log.close()
     assert numbers(folder) == [2]
     assert (decision_log.stats.written, decision_log.stats.dropped) == (1, 1)
-    assert "record run-1 cannot be written (1 such so far)" in caplog.messages
+    assert "decision log: record run-1 has no JSON form and is dropped (1 so far)" in caplog.messages
 
 
 def test_a_folder_that_cannot_be_had_is_told_once_and_tried_again(
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_had_is_told_once_and_tried_again(
     assert numbers(folder) == [1]
     assert decision_log.stats.error is None
     assert caplog.messages == [
-        f"writing the decision log in {folder} fails: [Errno 17] File exists: '{folder}'; trying again every 1 s",
+        f"writing the decision log in {folder} fails: [Errno 17] File exists: '{folder}'; retrying every 1 s",
         f"writing the decision log in {folder} works again",
     ]
 

@@ -80,8 +80,8 @@ def decided(policy: Policy, views: Iterable[View], desk: Selector | None = None)
 
 def lines(records: Iterable[Record]) -> list[bytes]:
     encoder = RecordEncoder(salt=5)
-    opening = encoder.opening("run", "0.1.0", 1_700_000_000.0)
-    return [line + b"\n" for line in (opening + b"".join(map(encoder.lines, records))).splitlines()]
+    opening = encoder.start_file("run", "0.1.0", 1_700_000_000.0)
+    return [line + b"\n" for line in (opening + b"".join(map(encoder.encode_record, records))).splitlines()]
 
 
 def read(written: Iterable[bytes]) -> Iterator[LoggedPolicy | LoggedRecord]:

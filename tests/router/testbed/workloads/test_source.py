@@ -33,8 +33,8 @@ def file(tmp_path: Path) -> Callable[[str, bytes], str]:
 
 def decision_log(*numbers: int) -> bytes:
     encoder = RecordEncoder(1)
-    return encoder.opening("run", "0", 0.0) + b"".join(
-        encoder.lines(a_record(number, at_wall_s=1e9 + number)) for number in numbers
+    return encoder.start_file("run", "0", 0.0) + b"".join(
+        encoder.encode_record(a_record(number, at_wall_s=1e9 + number)) for number in numbers
     )
 
 
