@@ -1,10 +1,10 @@
-"""`make bench`: every figure that Warmroute claims, measured here, beside its peers, with its bar.
+"""`make bench`: every figure that Warmroute claims, measured here, beside its peers and against its bar.
 
     python -m tests.bench [--only ROW ...] [--quick] [--resume] [--repetitions 5] [--json FILE] [--charts FOLDER]
 
-Rows are measured one after the other (`rows.py`); each is written to `build/bench` as soon as it is there, so that an
-interrupted run keeps what it has and `--resume` goes on. What cannot be measured here (a peer that cannot be installed)
-is left out, with a line that says why. All load is on loopback, bounded, and ends by itself.
+Rows are measured one after the other (`rows.py`); each is written to `build/bench` when it is measured, so that an
+interrupted run keeps its results and `--resume` continues it. What cannot be measured here (a peer that cannot be
+installed) is left out, with a line that says why. All load is on loopback, bounded, and ends by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.errors import WarmrouteError
 from tests.bench import charts, machine, results, tables
 from tests.bench.figures import Line
 from tests.bench.results import FOLDER, Effort, Outcome
-from tests.bench.row import Room, Row
+from tests.bench.row import BenchRun, Row
 from tests.bench.rows import ROWS
 from tests.suites.rows import in_turn, keep
 
@@ -32,18 +32,18 @@ QUICK_REPETITIONS = 1
 
 
 def run(rows: Sequence[Row], effort: Effort, resume: bool, console: Console, folder: Path) -> list[Outcome]:
-    """Measures them all. Ctrl-C ends the measuring, not the report: what is measured by then comes back."""
+    """Measure the rows. Ctrl-C ends the measuring, not the report: the outcomes so far are returned."""
     return in_turn(
         rows,
         lambda row: row.takes_s(effort.quick),
-        lambda row: results.kept(row.name, effort, folder) if resume else None,
-        lambda row, say: measured(row, effort, say),
+        lambda row: results.load_outcome(row.name, effort, folder) if resume else None,
+        lambda row, say: measure(row, effort, say),
         folder,
         console,
     )
 
 
-def measured(row: Row, effort: Effort, say: Callable[[str], None]) -> Outcome:
+def measure(row: Row, effort: Effort, say: Callable[[str], None]) -> Outcome:
     others = machine.others_cores()
     began = time.monotonic()
     lines: list[Line] = []
@@ -51,7 +51,7 @@ def measured(row: Row, effort: Effort, say: Callable[[str], None]) -> Outcome:
     left_out = None
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
         try:
-            lines = row.measure(Room(effort, Path(folder), say, notes))
+            lines = row.measure(BenchRun(effort, Path(folder), say, notes))
         except WarmrouteError as why:
             left_out = str(why)
         except OSError as trouble:  # a process has died, or has not answered in time

@@ -1,9 +1,9 @@
-"""What the benchmark's backend says: vLLM's small pages, and answers that tell when the engine saw the request.
+"""Answers of the benchmark's backend: vLLM's small pages, and completions that report when the engine had the request.
 
 Every answer carries the time of CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share: a whole answer
-when the last byte of its request was there (`system_fingerprint`), a chunk when it was written (in its `id`). The
-client knows when it sent and received, so what lies between is the router's. The prompt's token count is what the
-request says in `seed`: the router checks it against its own, and counting costs a real engine nothing here either.
+when the last byte of its request had arrived (`system_fingerprint`), a chunk when it was written (in its `id`). The
+client knows when it sent and received, so the difference is the router's. The prompt's token count is what the request
+has in `seed`: the router checks it against its own count, and counting costs a real engine nothing here either.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def answer(prompt_tokens: int, seen_ns: int) -> bytes:
 
 
 def seen_ns(answer: bytes) -> int:
-    """When the backend had the whole request. Raises ValueError for an answer that is not the backend's."""
+    """Return when the backend had the whole request. Raises ValueError for an answer that is not the backend's."""
     if (found := _STAMP.search(answer)) is None:
         raise ValueError(f"no stamp in {answer[:200]!r}")
     return int(found[1])
@@ -50,7 +50,7 @@ def chunk(written_ns: int) -> bytes:
 
 
 def chunk_ns(data: bytes) -> int | None:
-    """When the last chunk that begins in these bytes of a stream was written; None: none, or its stamp is cut."""
+    """Return when the last chunk that begins in these bytes was written, `None` without a complete time."""
     at = data.rfind(_CHUNK_STAMP)
     stamp = data[at + 9 : at + 25]
     return int(stamp) if at >= 0 and len(stamp) == 16 and stamp.isdigit() else None
@@ -61,7 +61,7 @@ def ending(prompt_tokens: int, with_usage: bool) -> bytes:
 
 
 def prompt_tokens(body: bytes) -> int:
-    """Of handed ids their number, as vLLM counts; else what the request says."""
+    """Return the number of token ids in the request, as vLLM counts, or else the count that the request reports."""
     if len(body) < 4096 and b"prompt_token_ids" in body:
         parameters = json.loads(body).get("kv_transfer_params") or {}
         if (ids := parameters.get("prompt_token_ids")) is not None:
@@ -71,7 +71,7 @@ def prompt_tokens(body: bytes) -> int:
 
 
 def pages() -> dict[bytes, bytes]:
-    """What routers ask of an engine beside answers."""
+    """The pages that routers request from an engine beside answers."""
     card: dict[str, Any] = {"id": MODEL, "object": "model", "created": 0, "owned_by": "bench", "root": MODEL}
     card |= {"parent": None, "max_model_len": CONTEXT_TOKENS}
     return {
@@ -83,7 +83,7 @@ def pages() -> dict[bytes, bytes]:
 
 
 def metrics_page() -> bytes:
-    """A page of the size of vLLM's (66 kB): three gauges that matter among some 700 lines that do not."""
+    """Return a page of the size of vLLM's (66 kB): three gauges that matter among some 700 lines that do not."""
     labels = f'{{engine="0",model_name="{MODEL}"}}'
     lines = [
         f"vllm:{gauge}{labels} 0.0" for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

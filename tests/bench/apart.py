@@ -1,4 +1,4 @@
-"""Rows whose measuring has a module of its own, which also runs alone: here their figures get their bars."""
+"""Rows whose measurements have a module of their own, which also runs alone; their figures get their bars here."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from router.testbed.local_stack.install import InstallFailed
 from tests.bench import decisions, handed, index, workers
 from tests.bench.figures import Bar, Line, beside
 from tests.bench.routers import peers_venv
-from tests.bench.row import Room, Row
+from tests.bench.row import BenchRun, Row
 
 DYNAMO = "Dynamo RadixTree"
 MILLION = 1e6
 
 
-def deciding(room: Room) -> list[Line]:
-    room.say("every policy of configs/policies at 64 targets")
-    costs = decisions.measure(room.effort.of(7, 2))
-    room.notes.append(", ".join(f"{cost.policy} decides in {cost.decision_us:.0f} us" for cost in costs))
+def deciding(run: BenchRun) -> list[Line]:
+    run.report("every policy of configs/policies at 64 targets")
+    costs = decisions.measure(run.effort.of(7, 2))
+    run.notes.append(", ".join(f"{cost.policy} decides in {cost.decision_us:.0f} us" for cost in costs))
     bar = Bar(decisions.BAR_US)
     return [Line(f"{cost.policy} as a shadow", "us", [cost.shadow_us], bar=bar) for cost in costs]
 
 
-def two_workers(room: Room) -> list[Line]:
-    room.say("one worker and two, in turns")
-    seen = workers.measure(room.effort.repetitions, room.effort.of(8000, 3000))
+def two_workers(run: BenchRun) -> list[Line]:
+    run.report("one worker and two, in turns")
+    seen = workers.measure(run.effort.repetitions, run.effort.of(8000, 3000))
     points = [100 * abs(one - two) for one, two in zip(seen.hit_share[1], seen.hit_share[2], strict=True)]
     bar = Bar(workers.CPU_BAR, "ratio")
     return [
@@ -33,24 +33,24 @@ def two_workers(room: Room) -> list[Line]:
     ]
 
 
-def ids_handed(room: Room) -> list[Line]:
-    ratios = handed.measure(room.effort.repetitions, room.say)
+def ids_handed(run: BenchRun) -> list[Line]:
+    ratios = handed.measure(run.effort.repetitions, run.report)
     what = f"warm {handed.TOKENS:,}-token chat on a real vLLM: time to first token, through the router / direct"
     return [Line(what, "", [], ratios=ratios, bar=Bar(0.75, "ratio"))]
 
 
-def indexing(room: Room) -> list[Line]:
-    repetitions, blocks = room.effort.repetitions, room.effort.of(1_000_000, 200_000)
-    room.say(f"ours, {blocks:,} blocks")
+def indexing(run: BenchRun) -> list[Line]:
+    repetitions, blocks = run.effort.repetitions, run.effort.of(1_000_000, 200_000)
+    run.report(f"ours, {blocks:,} blocks")
     ours = index.measure(repetitions, blocks)
     theirs: list[index.Figures] = []
     try:
-        room.say(f"{DYNAMO}, {blocks:,} blocks")
+        run.report(f"{DYNAMO}, {blocks:,} blocks")
         theirs = index.measure_peer(peers_venv() / "bin" / "python", repetitions, blocks)
     except InstallFailed as why:
-        room.notes.append(f"{DYNAMO} is left out: {why}")
+        run.notes.append(f"{DYNAMO} is left out: {why}")
     except subprocess.CalledProcessError as failed:
-        room.notes.append(f"{DYNAMO} is left out: {failed.stderr.strip()}")
+        run.notes.append(f"{DYNAMO} is left out: {failed.stderr.strip()}")
     of_all = [("from decoded events", "applied", Bar(1.0, sense=">=")), ("with key chaining", "chained", None)]
     of_all += [("with wire decoding and key chaining", "decoded", None), ("removals, one block each", "removed", None)]
     return [
@@ -61,7 +61,7 @@ def indexing(room: Room) -> list[Line]:
 
 
 def _both(field: str, ours: list[index.Figures], theirs: list[index.Figures]) -> tuple[list[float], list[float]]:
-    """A figure by repetition, in millions; of the peer only where it was measured there."""
+    """Return a figure by repetition, in millions; the peer's only where it was measured."""
     first, second = ([getattr(one, field) for one in some] for some in (ours, theirs))
     return [value / MILLION for value in first], [value / MILLION for value in second if value is not None]
 
@@ -79,16 +79,16 @@ def _matching(what: str, ours: list[index.Matched], theirs: list[index.Matched])
     ]
 
 
-def index_memory(room: Room) -> list[Line]:
-    room.say("a million blocks over 64 targets")
+def index_memory(run: BenchRun) -> list[Line]:
+    run.report("a million blocks over 64 targets")
     million = index.bytes_per_block()
     lines = [Line("index memory per (target, block), a million of them", "bytes", [million], bar=Bar(150.0))]
-    if room.effort.quick:
+    if run.effort.quick:
         return lines
     low, high = min(index.FILLS), max(index.FILLS)
-    room.say(f"from {low:,} to {high:,} blocks")
+    run.report(f"from {low:,} to {high:,} blocks")
     fills = index.fills()
-    room.notes.append(", ".join(f"{size:,} blocks: {held:.0f} bytes each" for size, held in fills.items()))
+    run.notes.append(", ".join(f"{size:,} blocks: {held:.0f} bytes each" for size, held in fills.items()))
     return [*lines, Line(f"the same from {low:,} to {high:,} blocks", "bytes", sorted(fills.values()))]
 
 

@@ -1,6 +1,6 @@
-"""One request after the other over one kept-alive connection, with the times at which it was sent and seen.
+"""A client that sends one request after the other over one connection, with the times at which it was sent and seen.
 
-Blocking on purpose: nothing else runs in this process while it waits, so the times are those of the router and the
+It blocks on purpose: nothing else runs in this process while it waits, so the times are those of the router and the
 backend. `CLOCK_MONOTONIC` is one clock for all processes of a machine.
 """
 
@@ -18,14 +18,14 @@ PATH = "/v1/chat/completions"
 DEADLINE_S = 60.0
 
 
-class Asked(NamedTuple):
-    """Milliseconds from the first byte sent: until the backend had the last byte, and until the answer was here."""
+class RequestTimes(NamedTuple):
+    """Milliseconds from the first byte sent: until the backend had the last byte, and until the answer was complete."""
 
     seen_ms: float
     done_ms: float
 
 
-class Asker:
+class TimedClient:
     """A client of one port."""
 
     def __init__(self, port: int, session: str | None = None) -> None:
@@ -41,8 +41,8 @@ class Asker:
     ) -> None:
         self._connection.close()
 
-    def ask(self, body: bytes) -> Asked:
-        """Raises NotMeasured for an answer other than 200."""
+    def ask(self, body: bytes) -> RequestTimes:
+        """Send a request. Raises NotMeasured for an answer other than 200."""
         began_ns = time.monotonic_ns()
         self._connection.request("POST", PATH, body, self._headers)
         answer = self._connection.getresponse()
@@ -50,4 +50,4 @@ class Asker:
         done_ns = time.monotonic_ns()
         if answer.status != 200:
             raise NotMeasured(f"status {answer.status}: {text[:300]!r}")
-        return Asked((answers.seen_ns(text) - began_ns) / 1e6, (done_ns - began_ns) / 1e6)
+        return RequestTimes((answers.seen_ns(text) - began_ns) / 1e6, (done_ns - began_ns) / 1e6)

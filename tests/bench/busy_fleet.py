@@ -1,9 +1,9 @@
-"""Records of a busy fleet, for measuring what keeps them: every number as the router itself would have made it.
+"""Records of a busy fleet, for measuring the decision log: every number as the router itself would have made it.
 
-Long conversations (70,000 to 90,000 tokens each, half of them behind a common beginning) take turns on engines of
-different speeds. Books, gauges, fitted speeds and their rounding are the router's own (`router/fleet`); what stands in
-for the engines is crude, since only the digits matter here: how many of them differ from row to row and from one record
-to the next. Time is virtual and chance is seeded: the same records every time.
+Long conversations (70,000 to 90,000 tokens each, half of them with a common prefix) take turns on engines of different
+speeds. Load books, gauges, fitted speeds and their rounding are the router's own (`router/fleet`); the model of the
+engines is crude, since only the digits matter here: how many of them differ from row to row and from one record to the
+next. Time is virtual and random numbers are seeded: the same records every time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmark as charts: how far each figure lies from its bar, and CPU time beside the peers'."""
+"""The benchmark as charts: how far each figure is from its bar, and CPU time beside the peers'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS, THEIRS = "#2f6f9f", "#9aa3af"
 
 
 def draw(outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Both, where there is something to draw. Raises NoCharts without matplotlib."""
+    """Draw both charts, where there is something to draw. Raises ChartsUnavailable without matplotlib."""
     require()
     lines = _lines(outcomes)
     if any(share_of_bar(line) is not None for line in lines):
@@ -26,8 +26,9 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 
 def bars_chart(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Each judged line as a share of its bar, on a logarithmic axis: left of the line is met. Shadows are left to the
-    table: there are as many of them as of all others.
+    """Draw each judged line as a share of its bar, on a logarithmic axis: left of the line the bar is met.
+
+    Shadows are only in the table: there are as many of them as of all others.
     """
     others = [outcome for outcome in outcomes if outcome.row != "decisions"]
     judged = [(line, share) for line in _lines(others) if (share := share_of_bar(line)) is not None]
@@ -53,7 +54,7 @@ def bars_chart(outcomes: Sequence[Outcome], file: Path) -> None:
 
 
 def share_of_bar(line: Line) -> float | None:
-    """Below 1: met, whatever the bar's sense. None: nothing to judge, or nothing to divide by; 0 is shown as 0.01."""
+    """Return the share, below 1 where the bar is met; `None` without bar or value. A share of 0 is drawn as 0.01."""
     if line.bar is None or (value := line.judged) is None or not line.bar.limit:
         return None
     share = value / line.bar.limit if line.bar.sense == "<=" else line.bar.limit / value if value else 100.0
@@ -61,7 +62,7 @@ def share_of_bar(line: Line) -> float | None:
 
 
 def peers_chart(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Every line that has a peer, both as a share of the peer's median."""
+    """Draw every line that has a peer, both as a share of the peer's median."""
     pairs = [line for line in _lines(outcomes) if _comparable(line)]
     figure = canvas(8.4, 1.4 + 0.42 * len(pairs))
     axes = figure.add_subplot()

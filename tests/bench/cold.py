@@ -1,9 +1,9 @@
-"""What a cold prompt of 80,000 tokens costs: the one who sent it, and those who ask something small meanwhile.
+"""Cost of a cold prompt of 80,000 tokens: for its own request, and for small requests sent meanwhile.
 
-Nobody has seen the chat, so all of it is tokenised. The time that the router adds (`agent_turns.py`) is held against
-one tokenising of the whole rendered prompt in a process that does nothing else. What others wait is that of small
-requests through the router, minus that of small requests which went past it to the same backend at the same time: on a
-busy machine both wait for a core.
+The chat is new to every cache, so all of it is tokenised. The time that the router adds (`agent_turns.py`) is compared
+with tokenising the whole rendered prompt once in a process that does nothing else. The wait of others is that of small
+requests through the router, minus that of small requests sent past it to the same backend at the same time: on a busy
+machine both wait for a core.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from router.prompt.prompt import Chat as Source
 from router.prompt.tokenization.local_tokenizer import load
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
-from tests.bench.agent_turns import ENGINES, TOKENS, check_local, knowing
-from tests.bench.asking import PATH, Asker
+from tests.bench.agent_turns import ENGINES, TOKENS, cache_aware_settings, check_local
+from tests.bench.asking import PATH, TimedClient
 from tests.bench.figures import Bar, Line, quantile
 from tests.bench.probing import probing
 from tests.bench.prompts import Chat, Words
-from tests.bench.row import Room, Row
+from tests.bench.row import BenchRun, Row
 
 SMALL_PER_S = 100
 COLD_S = 0.2  # that a cold prompt takes, about: small requests are sent for as long as there are cold ones
 
 
-def measure(room: Room) -> list[Line]:
-    """Cold prompts one after the other; meanwhile somebody else sends small requests."""
+def measure(run: BenchRun) -> list[Line]:
+    """Send cold prompts one after the other, with small requests at the same time."""
     words = Words(DATA)
     ratios: list[float] = []
     added: list[float] = []
     waited: list[float] = []
-    prompts = room.effort.of(12, 4)
+    prompts = run.effort.of(12, 4)
     with routers.engines(ENGINES, events=True) as backends, ExitStack() as stack:
-        router = stack.enter_context(routers.warmroute(backends, room.folder, knowing(DATA)))
+        router = stack.enter_context(routers.warmroute(backends, run.folder, cache_aware_settings(DATA)))
         tokenised_ms = whole_tokenisation(DATA)
-        for repetition in range(room.effort.repetitions):
-            room.say(f"cold prompts, repetition {repetition + 1}")
+        for repetition in range(run.effort.repetitions):
+            run.report(f"cold prompts, repetition {repetition + 1}")
             bodies = [Chat(words, TOKENS, seed=500_000 + 100 * repetition + i).body() for i in range(2 * prompts)]
             alone_ms = statistics.median(tokenised_ms(body) for body in bodies[:5])
             added.append(statistics.median(cold_prompts(router.port, backends[0], bodies[:prompts])))
             ratios.append(added[-1] / alone_ms)
-            waited.append(meanwhile(room, router.port, backends[0], words, bodies[prompts:]))
+            waited.append(meanwhile(run, router.port, backends[0], words, bodies[prompts:]))
         check_local(router)
     return [
         Line("added by a cold prompt, over one full tokenisation", "ms", added, ratios=ratios, bar=Bar(1.1, "ratio")),
@@ -57,15 +57,18 @@ def measure(room: Room) -> list[Line]:
 
 
 def cold_prompts(router: int, direct: int, bodies: list[bytes]) -> list[float]:
-    with Asker(router) as through, Asker(direct) as straight:
+    with TimedClient(router) as through, TimedClient(direct) as straight:
         return [through.ask(body).seen_ms - straight.ask(body).seen_ms for body in bodies]
 
 
-def meanwhile(room: Room, router: int, direct: int, words: Words, bodies: list[bytes]) -> float:
-    """p99 of small requests through the router minus p99 of small requests that went past it at the same time."""
-    small = room.folder / "small.json"
+def meanwhile(run: BenchRun, router: int, direct: int, words: Words, bodies: list[bytes]) -> float:
+    """Return p99 of small requests through the router minus p99 of those sent past it at the same time."""
+    small = run.folder / "small.json"
     small.write_bytes(Chat(words, 40, seed=7).body())
-    with Asker(router) as large, probing([router, direct], small, SMALL_PER_S, len(bodies) * COLD_S) as (seen, running):
+    with (
+        TimedClient(router) as large,
+        probing([router, direct], small, SMALL_PER_S, len(bodies) * COLD_S) as (seen, running),
+    ):
         for body in bodies:
             if running():
                 large.ask(body)
@@ -74,7 +77,7 @@ def meanwhile(room: Room, router: int, direct: int, words: Words, bodies: list[b
 
 
 def whole_tokenisation(folder: Path) -> Callable[[bytes], float]:
-    """A function of a chat's body: milliseconds that rendering and tokenising it as a whole takes, alone."""
+    """Return a function of a chat's body: milliseconds to render and tokenise it as a whole, alone."""
     local = load(TokenizerSource(path=str(folder)), "bench", SystemClock().wall)
     options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
 

@@ -1,4 +1,4 @@
-"""CPU time per request and per chunk, beside the peers: the same load through each router in turns, several times over.
+"""CPU time per request and per chunk beside the peers: the same load through each router in turns, several times.
 
 CPU time comes from /proc, so a busy machine makes the figures noisy but does not add to them.
 """
@@ -16,7 +16,7 @@ from tests.bench.answers import MODEL
 from tests.bench.figures import Bar, Line, beside
 from tests.bench.load import LoadFailed, Shape
 from tests.bench.routers import Running
-from tests.bench.row import NotMeasured, Room, Row
+from tests.bench.row import BenchRun, NotMeasured, Row
 
 IDLE_ENGINES, IDLE_BAR_PERCENT = 200, 5.0
 SMALL = Shape("CPU per 200-byte request", "us", requests=8000, connections=16, body_bytes=200)
@@ -25,21 +25,21 @@ CHUNK = Shape("CPU per streamed chunk", "us", requests=96, connections=32, body_
 
 
 def spent_us(router: Running, shape: Shape) -> float:
-    """CPU time of the router's process per unit of one load. Raises LoadFailed."""
+    """Return CPU time of the router's process per unit of one load. Raises LoadFailed through the load."""
     before = router.cpu_s()
     uvloop.run(load.send(shape, router.port, MODEL))
     return (router.cpu_s() - before) * 1e6 / shape.units
 
 
-def in_turns(room: Room, running: list[Running], shape: Shape) -> dict[str, list[float]]:
-    """By router, a value per repetition. The first round only warms up; who goes first changes each time.
+def in_turns(run: BenchRun, running: list[Running], shape: Shape) -> dict[str, list[float]]:
+    """Return a value per repetition by router. The first round only warms up; the order changes each time.
 
-    A peer that does not answer as it should is left out, with a note. Raises LoadFailed when we do not.
+    A peer that does not answer as it should is left out, with a note. Raises LoadFailed when our router does not.
     """
     seen: dict[str, list[float]] = {router.name: [] for router in running}
-    for repetition in range(room.effort.repetitions + 1):
+    for repetition in range(run.effort.repetitions + 1):
         for router in running if repetition % 2 else running[::-1]:
-            room.say(f"{shape.name}, {router.name}, {repetition} of {room.effort.repetitions}")
+            run.report(f"{shape.name}, {router.name}, {repetition} of {run.effort.repetitions}")
             if router.name not in seen:
                 continue
             try:
@@ -47,7 +47,7 @@ def in_turns(room: Room, running: list[Running], shape: Shape) -> dict[str, list
             except LoadFailed as why:
                 if router.name == "warmroute":
                     raise
-                room.notes.append(f"{router.name} is left out: {why}")
+                run.notes.append(f"{router.name} is left out: {why}")
                 del seen[router.name]
                 continue
             if repetition:
@@ -55,17 +55,17 @@ def in_turns(room: Room, running: list[Running], shape: Shape) -> dict[str, list
     return seen
 
 
-def through_routers(shape: Shape, bar: float, room: Room) -> list[Line]:
-    shape = shape.shrunk(room.effort.of(1, 2))
+def through_routers(shape: Shape, bar: float, run: BenchRun) -> list[Line]:
+    shape = shape.shrunk(run.effort.of(1, 2))
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(2))
         starts = (routers.warmroute, routers.rust, routers.sglang)
-        running = routers.start_all(stack, starts, backends, room.folder, room.notes)
+        running = routers.start_all(stack, starts, backends, run.folder, run.notes)
         if not any(router.name == "warmroute" for router in running):
-            raise NotMeasured(room.notes[-1])
-        seen = in_turns(room, running, shape)
+            raise NotMeasured(run.notes[-1])
+        seen = in_turns(run, running, shape)
         memory = ", ".join(f"{router.name} {router.rss_mb():.0f} MB" for router in running)
-    room.notes.append(f"resident after it: {memory}")
+    run.notes.append(f"resident after it: {memory}")
     ours = seen.pop("warmroute")
     bars = {"vllm-router": Bar(bar, "ratio")}  # what Rust does with the same policy
     return [beside(shape.name, shape.unit, ours, theirs, peer, bars.get(peer)) for peer, theirs in seen.items()] or [
@@ -73,17 +73,17 @@ def through_routers(shape: Shape, bar: float, room: Room) -> list[Line]:
     ]
 
 
-def idle(room: Room) -> list[Line]:
-    """Percent of a core, with event streams open, health asked and metrics polled."""
-    settle_s, watched_s = room.effort.seconds(6.0, 3.0), room.effort.seconds(20.0, 5.0)
+def idle(run: BenchRun) -> list[Line]:
+    """Return percent of a core, with event streams open, health probed and metrics polled."""
+    settle_s, watched_s = run.effort.seconds(6.0, 3.0), run.effort.seconds(20.0, 5.0)
     percent: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        room.say(f"starting {IDLE_ENGINES} idle engines")
+        run.report(f"starting {IDLE_ENGINES} idle engines")
         backends = stack.enter_context(routers.engines(IDLE_ENGINES, events=True))
         for start in (routers.warmroute, routers.rust):
             with ExitStack() as one:
-                for router in routers.start_all(one, (start,), backends, room.folder, room.notes):
-                    room.say(f"{router.name} in front of {IDLE_ENGINES} idle engines")
+                for router in routers.start_all(one, (start,), backends, run.folder, run.notes):
+                    run.report(f"{router.name} in front of {IDLE_ENGINES} idle engines")
                     time.sleep(settle_s)
                     before, began = router.cpu_s(), time.monotonic()
                     time.sleep(watched_s)

@@ -1,10 +1,10 @@
-"""What one decision and one look of a shadow cost at 64 targets, by policy: every file of `configs/policies`.
+"""Cost of one decision and of one shadow evaluation at 64 targets, for every policy of `configs/policies`.
 
     python -m tests.bench.decisions [--repetitions 7]
 
-In one process, best of several repetitions of the same view: what the work costs, not what a busy machine adds. A
-shadow costs one decision, its session memory, and two rows priced where it disagrees; this view makes all disagree that
-may. The bar is 60 us for a shadow.
+In one process, best of several repetitions of the same view: the cost of the work, without what a busy machine adds. A
+shadow costs one decision, its session memory, and two rows priced where it disagrees; in this view every policy
+disagrees that can. The bar is 60 us for a shadow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 
 
 def a_view(dice: random.Random) -> View:
-    """A busy fleet without slower tiers: 1,200-token prompt, of which every target holds a random part."""
+    """Return a busy fleet without slower tiers: a 1,200-token prompt, of which every target holds a random part."""
     rows = tuple(_row(i, dice) for i in range(TARGETS))
     return View(
         number=7, seed=1, model="m", adapter=None, prompt_tokens=1200, prefix=123, session="a1b2", last_target="e-3/0",

@@ -1,10 +1,9 @@
-"""The backend of the benchmark: a server that costs next to nothing, so that what is measured is the router.
+"""The backend of the benchmark: a server that costs next to nothing, so that the router is what is measured.
 
 Raw `asyncio.Protocol` on uvloop and httptools. It answers a chat completion with a fixed small JSON, or with a stream
-of as many chunks as `max_tokens` asks for, one write each and spaced in time, so that a router meets them one by one.
-One process serves hundreds of ports. With `--events` each has a KV-event publisher of its own, silent but for what is
-posted to any port's `/publish`: that payload goes out on all of them. With `--render-at` it passes render requests on
-to a real engine.
+of `max_tokens` chunks, one write each and spaced in time, so that a router receives them one by one. One process serves
+hundreds of ports. With `--events` each has a KV-event publisher of its own, silent except for payloads that are posted
+to any port's `/publish`: they go out on all of them. With `--render-at` it passes render requests on to a real engine.
 
     python -m tests.bench.engine --ports 200 --events     prints its ports, one JSON list, when it listens
 """
@@ -39,7 +38,7 @@ class Publishers:
         self._seq = -1
 
     def add(self) -> bytes:
-        """What `/kv_event_sources` says of a new one."""
+        """Add a publisher and return its entry of `/kv_event_sources`."""
         socket = self._context.socket(zmq.PUB)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         self._sockets.append(socket)
@@ -53,7 +52,7 @@ class Publishers:
 
 
 class Settings:
-    """What all connections share."""
+    """Settings that all connections share."""
 
     def __init__(self, spacing_ms: float, render_at: int | None, publishers: Publishers) -> None:
         self.pages = answers.pages()
@@ -122,7 +121,7 @@ class Engine(asyncio.Protocol):
             self._answer(answers.answer(tokens, seen_ns))
 
     async def _render(self, body: bytes, port: int) -> None:
-        """As one more hop: it costs about a millisecond, beside the tenth of a second that rendering takes."""
+        """Forward a render request: one more hop, about a millisecond beside the 100 ms that rendering takes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         head = b"POST %b HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n"
         writer.write(head % RENDER + b"content-length: %d\r\n\r\n" % len(body) + body)

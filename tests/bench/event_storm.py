@@ -1,8 +1,8 @@
-"""What 200,000 blocks of KV events per second do to small requests: p99 with them minus p99 without, in the same run.
+"""Effect of 200,000 blocks of KV events per second on small requests: p99 with them minus p99 without, in one run.
 
-64 targets talk over real ZeroMQ sockets (`publisher.py`), first filling up to a million blocks, then full, when each
-block that comes announces one that goes. Requests go to the router and past it at the same time; what both wait for on
-a busy machine is taken off. Whether the router kept up is seen in its index afterwards.
+64 targets publish over real ZeroMQ sockets (`publisher.py`), first filling up to a million blocks, then full, when each
+new block is announced with the removal of another. Requests go through the router and past it at the same time, and the
+wait of both on a busy machine is subtracted. Whether the router kept up is read from its index afterwards.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
-from tests.bench.agent_turns import knowing
+from tests.bench.agent_turns import cache_aware_settings
 from tests.bench.figures import Bar, Line, quantile
 from tests.bench.probing import probing
 from tests.bench.prompts import Chat, Words
 from tests.bench.routers import Running
-from tests.bench.row import NotMeasured, Room, Row
+from tests.bench.row import BenchRun, NotMeasured, Row
 
 TARGETS, BLOCKS_PER_S, HELD_BLOCKS = 64, 200_000, 1_000_000
 SMALL_PER_S = 100
@@ -31,12 +31,13 @@ NOISE_MS = 3.0  # a quiet router that adds more than this at p99 is not what is 
 Process = subprocess.Popen[bytes]
 
 
-def measure(room: Room) -> list[Line]:
-    small = room.folder / "small.json"
+def measure(run: BenchRun) -> list[Line]:
+    """Return the lines of the row. Raises NotMeasured when the publisher or the router did not keep up."""
+    small = run.folder / "small.json"
     small.write_bytes(Chat(Words(DATA), 40, seed=7).body())
     capacity = HELD_BLOCKS // TARGETS
     fill_s = HELD_BLOCKS / BLOCKS_PER_S
-    full_s, quiet_s = room.effort.seconds(8.0, 3.0), room.effort.seconds(4.0, 2.0)
+    full_s, quiet_s = run.effort.seconds(8.0, 3.0), run.effort.seconds(4.0, 2.0)
     quiet: list[float] = []
     filling: list[float] = []
     full: list[float] = []
@@ -46,20 +47,20 @@ def measure(room: Room) -> list[Line]:
         )
         backends = stack.enter_context(routers.engines(TARGETS))
         fleet = {"fleet": {"instances": instances(backends, read(publisher))}}
-        router = stack.enter_context(routers.warmroute(backends, room.folder, knowing(DATA, **fleet)))
+        router = stack.enter_context(routers.warmroute(backends, run.folder, cache_aware_settings(DATA, **fleet)))
         ports = (router.port, backends[0])
-        joined(router, publisher)
-        for repetition in range(room.effort.repetitions):
-            room.say(f"repetition {repetition + 1}: quiet")
+        wait_connected(router, publisher)
+        for repetition in range(run.effort.repetitions):
+            run.report(f"repetition {repetition + 1}: quiet")
             quiet.append(waited(*ports, small, quiet_s))
-            room.say(f"repetition {repetition + 1}: filling")
+            run.report(f"repetition {repetition + 1}: filling")
             filling.append(poured(publisher, *ports, small, fill_s, capacity))
-            caught_up(room, router, publisher)
-            room.say(f"repetition {repetition + 1}: full")
+            wait_applied(run, router, publisher)
+            run.report(f"repetition {repetition + 1}: full")
             full.append(poured(publisher, *ports, small, full_s, capacity))
-            caught_up(room, router, publisher)
+            wait_applied(run, router, publisher)
             tell(publisher, "clear")
-            caught_up(room, router, publisher, 0)
+            wait_applied(run, router, publisher, 0)
     least = min(quiet)  # noise only adds, so the least is what the router takes
     if least > NOISE_MS:
         raise NotMeasured(f"too noisy: p99 of small requests is {least:.1f} ms over direct without any event")
@@ -84,7 +85,7 @@ def poured(publisher: Process, router: int, direct: int, small: Path, seconds: f
 
 
 def waited(router: int, direct: int, small: Path, seconds: float) -> float:
-    """p99 through the router minus p99 past it, in milliseconds."""
+    """Return p99 through the router minus p99 past it, in milliseconds."""
     with probing([router, direct], small, SMALL_PER_S, seconds) as (seen, _):
         took_ms = seen()
     return quantile(took_ms[router], 0.99) - quantile(took_ms[direct], 0.99)
@@ -102,38 +103,38 @@ def read(publisher: Process) -> Any:
     return json.loads(publisher.stdout.readline())
 
 
-def indexed(router: Running) -> list[int]:
-    """Blocks that the router believes in, by target; -1: it does not listen there yet."""
-    streams = [t["stream"] for one in router.told("/admin/instances")["instances"] for t in one["targets"]]
+def count_indexed(router: Running) -> list[int]:
+    """Return the number of blocks in the router's index by target; -1: it is not connected there yet."""
+    streams = [t["stream"] for one in router.get_admin("/admin/instances")["instances"] for t in one["targets"]]
     return [-1 if stream is None else stream["blocks"]["gpu"] for stream in streams]
 
 
-def joined(router: Running, publisher: Process) -> None:
-    """Until every target was heard. Raises NotMeasured."""
+def wait_connected(router: Running, publisher: Process) -> None:
+    """Wait until every target is connected. Raises NotMeasured after a deadline."""
     until = time.monotonic() + JOINED_S
     while time.monotonic() < until:
         tell(publisher, f"pour {BLOCKS_PER_S} 0.1 {HELD_BLOCKS}")  # a step of each target, and some
         time.sleep(0.5)
-        if len(seen := indexed(router)) == TARGETS and min(seen) > 0:
+        if len(seen := count_indexed(router)) == TARGETS and min(seen) > 0:
             tell(publisher, "clear")
             return
     raise NotMeasured(f"not all {TARGETS} publishers were heard within {JOINED_S:g} s")
 
 
-def caught_up(room: Room, router: Running, publisher: Process, held: int | None = None) -> None:
-    """Until the index holds what the publishers say; a note if that took long. Raises NotMeasured if it never does."""
+def wait_applied(run: BenchRun, router: Running, publisher: Process, held: int | None = None) -> None:
+    """Wait until the index holds what was published; add a note if it is late. Raises NotMeasured after a deadline."""
     if held is None:
         poured = read(publisher)
         held = poured["held"]
         if poured["behind_s"] > 0.5:
-            room.notes.append(f"the publishers came {poured['behind_s']:.1f} s late: not quite {BLOCKS_PER_S:,}/s")
+            run.notes.append(f"the publishers came {poured['behind_s']:.1f} s late: not quite {BLOCKS_PER_S:,}/s")
     began = time.monotonic()
-    while (seen := sum(indexed(router))) != held:
+    while (seen := sum(count_indexed(router))) != held:
         if time.monotonic() - began > CAUGHT_UP_S:
             raise NotMeasured(f"the index holds {seen:,} blocks, the publishers {held:,}: events were lost")
         time.sleep(0.1)
     if (late_s := time.monotonic() - began) > 1.0:
-        room.notes.append(f"the router was {late_s:.1f} s behind when the events ended")
+        run.notes.append(f"the router was {late_s:.1f} s behind when the events ended")
 
 
 ROWS = (Row("event-storm", "small requests while events pour in", measure, 150, 25),)

@@ -1,7 +1,7 @@
-"""The benchmark's arithmetic and its values: medians with their spread, quantiles, bars and whether they are met.
+"""The benchmark's arithmetic and values: medians with their spread, quantiles, bars and whether they are met.
 
-Pure. A `Line` is one line of the table: what was measured of us and of a peer, repetition by repetition, and the bar
-that is held against it. Ratios are made of values of the same repetition, which saw the same machine.
+Pure. A `Line` is one line of the table: our measurements and a peer's, repetition by repetition, and the bar that they
+are judged by. Ratios are of values of the same repetition, which saw the same machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """`sense` `<=`: at most. `of`: our own figure, or the ratio. `take`: "worst" lets no repetition pass it."""
+    """A limit. `sense` `<=`: at most. `of`: our figure, or the ratio. `take` "worst": every repetition must meet it."""
 
     limit: float
     of: Literal["ours", "ratio"] = "ours"
@@ -24,7 +24,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """`ours`, `theirs` and `ratios` by repetition, in `unit`; no bar: only for comparison."""
+    """One line: `ours`, `theirs` and `ratios` by repetition, in `unit`; without a bar it is only for comparison."""
 
     what: str
     unit: str
@@ -36,7 +36,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def judged(self) -> float | None:
-        """The value that the bar is held against; None: there is no bar, or nothing was measured."""
+        """The value that the bar is compared with; `None` without a bar or without measurements."""
         if self.bar is None:
             return None
         values = self.ours if self.bar.of == "ours" else self.ratios
@@ -48,7 +48,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        """None: there is nothing to judge."""
+        """Whether the bar is met; `None` when there is nothing to judge."""
         if self.bar is None or (value := self.judged) is None:
             return None
         return value <= self.bar.limit if self.bar.sense == "<=" else value >= self.bar.limit
@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True):
 def beside(
     what: str, unit: str, ours: Sequence[float], theirs: Sequence[float], peer: str, bar: Bar | None = None
 ) -> Line:
-    """Ours over theirs; where a ratio of at least so much is wanted theirs over ours: how many times less we take."""
+    """Return a line with ours over theirs, or theirs over ours where the bar wants a ratio of at least so much."""
     pairs = list(zip(ours, theirs, strict=False))
     turned = bar is not None and bar.of == "ratio" and bar.sense == ">="
     ratios = [b / a if turned else a / b for a, b in pairs if (a if turned else b)]
@@ -65,14 +65,14 @@ def beside(
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile: the least value that at least `share` of all are not above. Raises ValueError."""
+    """Return the nearest-rank quantile. Raises ValueError without values."""
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median (lowest-highest), with as many digits as the median deserves; "-" of nothing."""
+    """Return "median (lowest-highest)", with as many digits as the median deserves; "-" without values."""
     if not values:
         return "-"
     middle = statistics.median(values)
@@ -83,7 +83,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def grown_percent(values: Sequence[float]) -> float:
-    """How much higher the last fifth lies than the first, by their medians, in percent of the first; may be negative.
+    """Return the growth from the first fifth to the last, by their medians, in percent of the first; may be negative.
 
     Raises ValueError with fewer than five values.
     """

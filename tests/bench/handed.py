@@ -1,8 +1,8 @@
 """Time to the first token of a warm chat's next turn on a real vLLM: through the router, over directly.
 
 The engine has the chat's earlier turns in its cache, so what is left is to read the prompt, and the router spares it
-that by handing over the token ids. Two chats of one size grow side by side, one of them straight at the engine, each
-turn by as much; who goes first alternates. One engine, so nothing but the way to it differs.
+that by passing the token ids. Two chats of one size grow side by side, one of them directly at the engine, each turn by
+as much; which goes first alternates. There is one engine, so only the way to it differs.
 
     python -m tests.bench.handed [REPETITIONS]
 """
@@ -23,7 +23,7 @@ from router.config.sections.local_stack import LocalStackConfig
 from router.testbed.local_stack.install import stack_models, stack_venv
 from router.testbed.local_stack.supervisor import RunningStack
 from tests.bench import routers
-from tests.bench.agent_turns import check_local, handed, knowing
+from tests.bench.agent_turns import cache_aware_settings, check_local, count_passed_prompts
 from tests.bench.answers import MODEL
 from tests.bench.asking import DEADLINE_S, PATH
 from tests.bench.prompts import Chat, Words
@@ -37,7 +37,7 @@ TRIED_S = 30.0
 
 
 def measure(repetitions: int, say: Callable[[str], None] = lambda _: None) -> list[float]:
-    """The ratio of the medians over a chat's turns, one for each repetition."""
+    """Return the ratio of the medians over a chat's turns by repetition. Raises NotMeasured without passed ids."""
     say("installing and starting vLLM")
     model = stack_models(stack_venv()).tiny
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -49,7 +49,7 @@ def measure(repetitions: int, say: Callable[[str], None] = lambda _: None) -> li
             engine = running.engines[0]
             running.wait(engine.name)
             port = int(engine.url.rpartition(":")[2])
-            router = stack.enter_context(routers.warmroute([port], Path(folder), knowing(model)))
+            router = stack.enter_context(routers.warmroute([port], Path(folder), cache_aware_settings(model)))
             wait_for_trial(router)
             words = Words(model)
             ratios = []
@@ -57,8 +57,8 @@ def measure(repetitions: int, say: Callable[[str], None] = lambda _: None) -> li
                 say(f"turns, repetition {repetition + 1}")
                 ratios.append(ratio(router.port, port, words, repetition))
             check_local(router)
-            if handed(router) < 0.9 * repetitions * TURNS:
-                raise NotMeasured(f"only {handed(router):.0f} of {repetitions * TURNS} prompts were handed")
+            if (passed := count_passed_prompts(router)) < 0.9 * repetitions * TURNS:
+                raise NotMeasured(f"only {passed:.0f} of {repetitions * TURNS} prompts were sent with token ids")
             return ratios
 
 
@@ -85,7 +85,7 @@ class FirstToken(ExitStack):
         self.callback(self._connection.close)
 
     def ms(self, body: bytes) -> float:
-        """From the first byte sent to the first of the answer's body. Raises NotMeasured for a status beside 200."""
+        """Return the time from the first byte sent to the first of the answer's body. Raises NotMeasured unless 200."""
         body = body[:-1] + b',"stream":true,"max_tokens":1,"temperature":0}'
         began = time.perf_counter()
         self._connection.request("POST", PATH, body, {"content-type": "application/json"})
@@ -99,10 +99,10 @@ class FirstToken(ExitStack):
 
 
 def wait_for_trial(router: routers.Running) -> None:
-    """Until the engine was seen to take ids. Raises NotMeasured."""
+    """Wait until the router knows that the engine takes token ids. Raises NotMeasured after a deadline."""
     deadline = time.monotonic() + TRIED_S
     while True:
-        (told,) = [one["token_ids"] for one in router.told("/admin/instances")["instances"]]
+        (told,) = [one["token_ids"] for one in router.get_admin("/admin/instances")["instances"]]
         if told is not None and told["takes"]:
             return
         if time.monotonic() > deadline:

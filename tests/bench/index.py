@@ -1,9 +1,9 @@
-"""The index alone: how fast it takes events in, how fast a prompt is matched, and what a block takes of memory.
+"""The index alone: how fast it applies events, how fast a prompt is matched, and how much memory a block takes.
 
 `measure` for ours, `measure_peer` for NVIDIA Dynamo's `RadixTree` (Rust, through its Python binding) in a process of
-the benchmark's own venv, over the same stories. CPU time of the process, its threads included. What an event is: for
-us a decoded one with its keys (`applied`), with token ids to chain keys from (`chained`), or a ZeroMQ message as vLLM
-sends it (`decoded`); for Dynamo JSON bytes with hashes made before, because its binding takes nothing else.
+the benchmark's own venv, over the same events. CPU time of the process, its threads included. An event is: for us a
+decoded one with its keys (`applied`), with token ids to chain keys from (`chained`), or a ZeroMQ message as vLLM sends
+it (`decoded`); for Dynamo JSON bytes with hashes made before, because its binding takes nothing else.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from router.backends.vllm.kv_events import MalformedMessage, decode
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import BlocksRemoved, BlocksStored, CacheEvent, EngineHash, Key, TargetId, Tier
 from router.kvcache.index import BlockIndex
-from tests.bench import cache_story
-from tests.bench.cache_story import TARGETS, Part, Told, keys_of, told
+from tests.bench import cache_events
+from tests.bench.cache_events import TARGETS, Part, StoredRun, keys_of, make_runs
 from tests.bench.figures import quantile
 
 BLOCKS = 1_000_000
@@ -49,7 +49,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Figures:
-    """One repetition. Blocks per second of CPU; None: not measured."""
+    """Figures of one repetition: blocks per second of CPU, `None` where not measured."""
 
     applied: float
     sessions: Matched  # agents' chains at one target, and partly at two others
@@ -60,7 +60,7 @@ class Figures:
 
 
 class GivenKeys(Keyring):
-    """Takes the keys that stand where an event's token ids would."""
+    """A keyring that takes the keys that are in place of an event's token ids."""
 
     def chain(
         self,
@@ -73,24 +73,24 @@ class GivenKeys(Keyring):
 
 
 def measure(repetitions: int, blocks: int = BLOCKS) -> list[Figures]:
-    """About 40 s each."""
+    """Measure our index; about 40 s for each repetition."""
     return [_measure_once(blocks) for _ in range(repetitions)]
 
 
 def measure_peer(python: Path, repetitions: int, blocks: int = BLOCKS) -> list[Figures]:
-    """Dynamo's, in the venv of `python`. Raises CalledProcessError: it does not run there."""
+    """Measure Dynamo's index in the venv of `python`. Raises CalledProcessError when it does not run there."""
     command = [str(python), str(PEER_SCRIPT), str(repetitions), str(blocks), str(QUERIES)]
     made = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PEER_SCRIPT.parents[2])
     return [msgspec.convert(figures, Figures) for figures in json.loads(made.stdout)]
 
 
-def bytes_per_block(blocks: int = BLOCKS, chain_blocks: int = cache_story.CHAIN_BLOCKS) -> float:
-    """What the index allocates for each of `blocks` different blocks over 64 targets, by tracemalloc. 10 s."""
+def bytes_per_block(blocks: int = BLOCKS, chain_blocks: int = cache_events.CHAIN_BLOCKS) -> float:
+    """Return the bytes per block for `blocks` different blocks over 64 targets, by tracemalloc. 10 s."""
     gc.collect()
     tracemalloc.start()
     try:
         index = _index()
-        for event in told(cache_story.apart(blocks, chain_blocks)):
+        for event in make_runs(cache_events.apart(blocks, chain_blocks)):
             index.apply(TARGET[event.target], _stored(event))
         gc.collect()
         return tracemalloc.get_traced_memory()[0] / blocks
@@ -99,7 +99,7 @@ def bytes_per_block(blocks: int = BLOCKS, chain_blocks: int = cache_story.CHAIN_
 
 
 def fills(sizes: Sequence[int] = FILLS) -> dict[int, float]:
-    """`bytes_per_block` by blocks: dicts double when they are two thirds full, so it is never one figure."""
+    """Return `bytes_per_block` by blocks: dicts double when they are two thirds full, so one figure does not do."""
     return {blocks: bytes_per_block(blocks) for blocks in sizes}
 
 
@@ -108,8 +108,8 @@ def _measure_once(blocks: int) -> Figures:
     chained, decoded = _with_tokens(blocks // 4)
     return Figures(
         applied,
-        _match(cache_story.sessions(blocks), shared=True),
-        _match(cache_story.spread(blocks), shared=False),
+        _match(cache_events.sessions(blocks), shared=True),
+        _match(cache_events.spread(blocks), shared=False),
         chained,
         decoded,
         removed,
@@ -117,8 +117,8 @@ def _measure_once(blocks: int) -> Figures:
 
 
 def _applied(blocks: int) -> tuple[float, float]:
-    """Blocks stored per second, and of the last of them, one by one, blocks removed per second."""
-    events = [(TARGET[event.target], _stored(event)) for event in told(cache_story.apart(blocks))]
+    """Return blocks stored per second, and blocks removed per second, one by one, of the last of them."""
+    events = [(TARGET[event.target], _stored(event)) for event in make_runs(cache_events.apart(blocks))]
     index = _index()
     applied = blocks / _cpu_s(lambda: _apply(index, events))
     gone = [
@@ -130,10 +130,10 @@ def _applied(blocks: int) -> tuple[float, float]:
 
 
 def _with_tokens(blocks: int) -> tuple[float, float]:
-    """Blocks per second with keys made from token ids, and from messages on."""
-    ids = array("I", range(100_000, 100_000 + BLOCK_TOKENS * cache_story.EVENT_BLOCKS))
+    """Return blocks per second with keys made from token ids, and from messages on."""
+    ids = array("I", range(100_000, 100_000 + BLOCK_TOKENS * cache_events.EVENT_BLOCKS))
     events, messages = [], []
-    for number, event in enumerate(told(cache_story.apart(blocks))):
+    for number, event in enumerate(make_runs(cache_events.apart(blocks))):
         own = array("I", ids)
         own[0] = number
         events.append((TARGET[event.target], _stored(event)._replace(token_ids=own[: BLOCK_TOKENS * len(event.keys)])))
@@ -157,7 +157,7 @@ def _with_tokens(blocks: int) -> tuple[float, float]:
 
 def _match(parts: list[Part], *, shared: bool) -> Matched:
     index = _index()
-    _apply(index, [(TARGET[event.target], _stored(event)) for event in told(parts, shared)])
+    _apply(index, [(TARGET[event.target], _stored(event)) for event in make_runs(parts, shared)])
     chains = sorted({part.chain for part in parts})
     prompts = [array("Q", keys_of(chain, shared)) for chain in chains]
     took = []
@@ -186,7 +186,7 @@ def _apply(index: BlockIndex, events: Sequence[tuple[TargetId, CacheEvent]]) -> 
         index.apply(target, event)
 
 
-def _stored(event: Told) -> BlocksStored:
+def _stored(event: StoredRun) -> BlocksStored:
     hashes = cast("list[EngineHash]", event.hashes)
     parent = cast("EngineHash | None", event.parent)
     return BlocksStored(hashes, parent, event.keys, BLOCK_TOKENS, Tier.GPU, 0, None, None, None)

@@ -1,8 +1,8 @@
-"""NVIDIA Dynamo's `RadixTree` over the stories of `cache_story.py`, run by the Python of the benchmark's own venv.
+"""NVIDIA Dynamo's `RadixTree` over the events of `cache_events.py`, run by the Python of the benchmark's own venv.
 
     index_peer.py REPETITIONS BLOCKS QUERIES        writes the fields of `index.Figures` as JSON, per repetition
 
-Its calls hand over to a thread of its own and wait, so CPU time is the process's, that thread included.
+Its calls are handed to a thread of its own and wait, so CPU time is the process's, that thread included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository: its venv does not have it
 
-from tests.bench.cache_story import Part, Told, apart, keys_of, sessions, spread, told
+from tests.bench.cache_events import Part, StoredRun, apart, keys_of, make_runs, sessions, spread
 
 
 def main() -> None:
@@ -35,10 +35,10 @@ def _measure_once(blocks: int, queries: int) -> dict[str, Any]:
 
 
 def _filled(parts: list[Part], *, shared: bool) -> tuple[Any, float]:
-    """A tree that was told everything, and the CPU time of telling, in s."""
+    """Return a tree that has all events, and the CPU time of applying them, in s."""
     from dynamo._core import RadixTree
 
-    events = [(event.target, _bytes(number, event)) for number, event in enumerate(told(parts, shared))]
+    events = [(event.target, _bytes(number, event)) for number, event in enumerate(make_runs(parts, shared))]
     tree = RadixTree()
     began = time.process_time()
     for worker, event in events:
@@ -47,7 +47,7 @@ def _filled(parts: list[Part], *, shared: bool) -> tuple[Any, float]:
     return tree, time.process_time() - began
 
 
-def _bytes(number: int, event: Told) -> bytes:
+def _bytes(number: int, event: StoredRun) -> bytes:
     blocks = [{"block_hash": h, "tokens_hash": k} for h, k in zip(event.hashes, event.keys, strict=True)]
     return json.dumps(
         {"event_id": number, "data": {"stored": {"parent_hash": event.parent, "blocks": blocks}}}

@@ -1,10 +1,9 @@
-"""What the decision log costs: bytes per record, microseconds to hand one over, to write and to read it, by size of
-fleet.
+"""Cost of the decision log: bytes per record, microseconds to enqueue, write and read one, by size of fleet.
 
     python -m tests.bench.ledger [--records 2000] [--json FILE]
 
-Prompts are 80,000 tokens long, records those of `busy_fleet.py`. Bytes are those of files as the decision log leaves
-them. CPU time of this process alone: reading includes decompressing, and so is what a replay pays before it decides.
+Prompts are 80,000 tokens long, records those of `busy_fleet.py`. Bytes are those of the files that the decision log
+writes. CPU time of this process alone: reading includes decompressing, and is what a replay pays before it decides.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ WARM_UP = 1000  # records: until the engines' speeds are learned and their queue
 
 
 class Cost(NamedTuple):
-    """Per record."""
+    """Cost per record."""
 
     targets: int
     plain_bytes: float
@@ -56,7 +55,7 @@ def measured(targets: int, n: int) -> Cost:
     ]  # the first one has its policy
     with tempfile.TemporaryDirectory(prefix="warmroute-decisions-") as folder:
         config = schema.DecisionLogConfig(folder=folder, queue=n)
-        add_us = written(config, records)
+        add_us = write_records(config, records)
         (packed,) = Path(folder).glob("*.gz")
         read_us = spent_us(lambda: [None for _ in read([packed])], n)
         assert sum(isinstance(entry, LoggedRecord) for entry in read([packed])) == n
@@ -71,8 +70,8 @@ def measured(targets: int, n: int) -> Cost:
         )
 
 
-def written(config: schema.DecisionLogConfig, records: Sequence[Record]) -> float:
-    """Writes and compresses them. What handing over costs: before the thread starts, so that only that is measured."""
+def write_records(config: schema.DecisionLogConfig, records: Sequence[Record]) -> float:
+    """Write and compress the records; return the cost of enqueuing, measured before the writer thread starts."""
     decision_log = DecisionLogWriter(config, 7, "run", SystemClock())
     began = time.perf_counter()
     for record in records:
@@ -85,7 +84,7 @@ def written(config: schema.DecisionLogConfig, records: Sequence[Record]) -> floa
 
 
 def spent_us(work: Callable[[], object], n: int) -> float:
-    """The least of three runs, per record."""
+    """Return the least of three runs, per record."""
 
     def once() -> float:
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""A bounded load over kept-alive loopback connections: so many requests, so many at a time, every answer checked.
+"""A bounded load over kept-alive loopback connections: a number of requests and connections, every answer checked.
 
 Raw protocols again: the load shares two cores with the router that is measured, so it must cost little itself.
 """
@@ -21,7 +21,7 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of load: `requests` in all over `connections`; each answer must bring `chunks` pieces of a stream."""
+    """A kind of load: `requests` in all over `connections`; each answer must have `chunks` pieces of a stream."""
 
     name: str
     unit: str
@@ -35,7 +35,7 @@ class Shape:
         return self.requests * max(1, self.chunks)
 
     def shrunk(self, times: int) -> Shape:
-        """The same with fewer requests, but one per connection at least."""
+        """Return the shape with fewer requests, but at least one per connection."""
         return replace(self, requests=max(self.connections, self.requests // times))
 
     def body(self, model: str) -> bytes:
@@ -49,11 +49,11 @@ class Shape:
 
 
 class LoadFailed(WarmrouteError):
-    """An answer was not what it had to be."""
+    """An answer was not as expected."""
 
 
 class _Left:
-    """Requests not yet sent, shared by all connections."""
+    """Counter of requests not yet sent, shared by all connections."""
 
     def __init__(self, requests: int) -> None:
         self.requests = requests
@@ -64,7 +64,7 @@ class _Left:
 
 
 class _Client(asyncio.Protocol):
-    """`done` says how it ended, once its connection is closed."""
+    """One connection; `done` is set when it is closed."""
 
     def __init__(self, request: bytes, chunks: int, left: _Left, done: asyncio.Future[None]) -> None:
         self._request = request
@@ -118,9 +118,9 @@ class _Client(asyncio.Protocol):
 
 
 async def send(shape: Shape, port: int, model: str, body: bytes | None = None) -> None:
-    """Sends the whole load and returns when every answer is there. Raises LoadFailed at the first wrong one.
+    """Send the whole load and wait for every answer. Raises LoadFailed at the first wrong one.
 
-    `body`: what every request says, instead of what the shape would.
+    `body` replaces the body that the shape makes for each request.
     """
     body = shape.body(model) if body is None else body
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"

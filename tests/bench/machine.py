@@ -1,6 +1,6 @@
-"""The machine that is measured on: what it is, and how busy others keep it just before a row begins.
+"""The machine that is measured on: its name, and how busy other processes keep it just before a row begins.
 
-Latency means little where others use the cores; CPU time suffers less. So each row's outcome says what there was.
+Latency means little when others use the cores; CPU time suffers less. So each row's outcome records it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOOK_S = 0.5
 
 
 def others_cores(look_s: float = LOOK_S) -> float:
-    """Cores' worth of CPU time that all processes together use right now, over a short look."""
+    """Return the CPU time that all processes together use now, in cores, over a short interval."""
     began, before = time.monotonic(), _busy_ticks(Path("/proc/stat").read_text())
     time.sleep(look_s)
     spent = _busy_ticks(Path("/proc/stat").read_text()) - before
@@ -22,13 +22,13 @@ def others_cores(look_s: float = LOOK_S) -> float:
 
 
 def _busy_ticks(stat: str) -> int:
-    """user, nice, system, irq, softirq and steal of the first line: all but idle and iowait (proc(5))."""
+    """Sum of user, nice, system, irq, softirq and steal in the first line: all but idle and iowait (proc(5))."""
     user, nice, system, _, _, irq, softirq, steal = map(int, stat.split(maxsplit=9)[1:9])
     return user + nice + system + irq + softirq + steal
 
 
 def name() -> str:
-    """Processor, cores that may be used, Python."""
+    """Name of the processor, cores that may be used, Python."""
     try:
         info = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line.partition(":")[2].strip() for line in info if line.startswith("model name"))

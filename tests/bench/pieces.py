@@ -1,4 +1,4 @@
-"""Pieces of a streamed answer, counted as its bytes come in, wherever a read happens to end."""
+"""Counts the pieces of a streamed answer as its bytes arrive, at whatever byte a read ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PIECE = b'"content":'  # stands once in each piece of an answer
 
 
 class Pieces:
-    """Of one answer. `seen`: so far."""
+    """Counter for one answer; `seen` is the count so far."""
 
     def __init__(self) -> None:
         self.seen = 0

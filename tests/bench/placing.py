@@ -1,11 +1,11 @@
-"""What placing a request costs the router's core, from small fleets to large ones: `admit`, `first_byte` and `settle`.
+"""CPU time of the scheduler to place a request, from small fleets to large: `admit`, `first_byte` and `settle`.
 
     python -m tests.bench.decisions        prints this table too
 
-Conversations behind one common beginning take turns on engines that are half busy and of slightly different speeds, as
-learned from what they show. Events, keys and books are the router's own; only the engines are stood in for, and their
-work and their events are not in the figures. CPU time of this process, the mean over `REQUESTS` after as many to warm
-up: what the work costs in place, with the caches of a busy process.
+Conversations with one common prefix take turns on engines that are half busy and of slightly different speeds, as
+learned from their reports. Events, keys and books are the router's own; only the engines are modelled, and their work
+and their events are not in the figures. CPU time of this process, the mean over `REQUESTS` after as many to warm up:
+the cost in place, with the caches of a busy process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Placed(NamedTuple):
 
 
 class Conversations:
-    """A core with `targets` engines, and what is under way there."""
+    """A scheduler with `targets` engines, and the requests that run there."""
 
     def __init__(self, policy: str, targets: int, seed: int = 1) -> None:
         self._dice = dice = random.Random(seed)
@@ -131,7 +131,7 @@ class Conversations:
 
 
 def placed(policy: str, targets: int, repetitions: int = 3) -> Placed:
-    """The median of several runs, each of its own."""
+    """Return the median of several runs, each with a scheduler of its own."""
     admits, rests = [], []
     for seed in range(repetitions):
         fleet = Conversations(policy, targets, seed)

@@ -1,8 +1,8 @@
 """CPU per request of the precise policy at 64 targets with a warm prompt of 1,000 tokens, beside our own round robin.
 
-Both routers stand in front of the same 64 engines and get the same bytes. The engines have announced the prompt's
-blocks, so that the precise one tokenises, looks every block up and prices targets that hold it, at each request; the
-other one reads none of it.
+Both routers are in front of the same 64 engines and get the same bytes. The engines have announced the prompt's blocks,
+so the precise one tokenises, looks every block up and prices targets that hold it, at each request; the other one reads
+none of it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from router.kvcache.events import BlocksStored, EngineHash, Tier
 from router.testbed.emulator.kv_event_encoding import encode_batch
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import load, routers
-from tests.bench.agent_turns import check_local, knowing
+from tests.bench.agent_turns import cache_aware_settings, check_local
 from tests.bench.answers import MODEL
 from tests.bench.figures import Bar, Line, beside
 from tests.bench.load import Shape
 from tests.bench.prompts import Chat, Words
 from tests.bench.routers import EVEN, Running
-from tests.bench.row import NotMeasured, Room, Row
+from tests.bench.row import BenchRun, NotMeasured, Row
 
 TARGETS, BLOCK_TOKENS, PROMPT_TOKENS = 64, 16, 1000
 HEARD_S = 20.0
 SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
 
 
-def measure(room: Room) -> list[Line]:
-    shape = SHAPE.shrunk(room.effort.of(1, 2))
+def measure(run: BenchRun) -> list[Line]:
+    shape = SHAPE.shrunk(run.effort.of(1, 2))
     chat = Chat(Words(DATA), PROMPT_TOKENS, seed=3, message_tokens=300)
     body = chat.body()
     seen: dict[str, list[float]] = {"precise": [], "even": []}
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(TARGETS, events=True))
-        precise = stack.enter_context(routers.warmroute(backends, room.folder, knowing(DATA), "precise"))
-        even = stack.enter_context(routers.warmroute(backends, room.folder, EVEN, "even"))
+        precise = stack.enter_context(routers.warmroute(backends, run.folder, cache_aware_settings(DATA), "precise"))
+        even = stack.enter_context(routers.warmroute(backends, run.folder, EVEN, "even"))
         announce(precise, backends[0], chat)
-        for repetition in range(room.effort.repetitions + 1):
+        for repetition in range(run.effort.repetitions + 1):
             for router in (precise, even) if repetition % 2 else (even, precise):
-                room.say(f"{router.name}, {repetition} of {room.effort.repetitions}")
+                run.report(f"{router.name}, {repetition} of {run.effort.repetitions}")
                 before = router.cpu_s()
                 uvloop.run(load.send(shape, router.port, MODEL, body))
                 if repetition:
@@ -55,7 +55,7 @@ def measure(room: Room) -> list[Line]:
 
 
 def announce(router: Running, backend: int, chat: Chat) -> None:
-    """All engines say that they hold the whole prompt. Raises NotMeasured when the router has not heard it."""
+    """Announce the whole prompt at all engines. Raises NotMeasured when the router has not applied the events."""
     ids = Tokenizer.from_file(str(DATA / "tokenizer.json")).encode(chat.rendered(), add_special_tokens=False).ids
     blocks = len(ids) // BLOCK_TOKENS
     hashes = [EngineHash(0x5EED_0000 + i) for i in range(blocks)]
@@ -65,7 +65,7 @@ def announce(router: Running, backend: int, chat: Chat) -> None:
     while time.monotonic() < until:  # a subscription takes effect in its own time: say it again
         with urllib.request.urlopen(f"http://127.0.0.1:{backend}/publish", told, timeout=5):
             time.sleep(0.2)
-        instances = router.told("/admin/instances")["instances"]
+        instances = router.get_admin("/admin/instances")["instances"]
         streams = [target["stream"] for one in instances for target in one["targets"]]
         if len(streams) == TARGETS and all(s is not None and s["blocks"]["gpu"] == blocks for s in streams):
             return
@@ -73,8 +73,8 @@ def announce(router: Running, backend: int, chat: Chat) -> None:
 
 
 def check_hits(router: Running, tokens: int) -> None:
-    """That the last decision knew of the cached prompt. Raises NotMeasured."""
-    (record,) = router.told("/admin/records?limit=1")["records"]
+    """Check that the last decision knew of the cached prompt. Raises NotMeasured otherwise."""
+    (record,) = router.get_admin("/admin/records?limit=1")["records"]
     predicted = record["attempts"][-1]["predicted_tokens"]
     if predicted is None or predicted < tokens - 2 * BLOCK_TOKENS:
         raise NotMeasured(f"the router promised {predicted} of {tokens} tokens")

@@ -1,6 +1,6 @@
-"""Small requests at a steady rate, to several ports in turns, and how long each took: a process of its own.
+"""Small requests at a steady rate to several ports in turns, with the duration of each: a process of its own.
 
-Open loop: a request goes out when it is due, over a connection that is free or a new one, so that one slow answer does
+Open loop: a request is sent when it is due, over a connection that is free or a new one, so that one slow answer does
 not hide the wait of those behind it. It takes little of a core, so it adds little to what it measures.
 
     python -m tests.bench.prober --ports 8000 8001 --body FILE --rate 100 --seconds 5
@@ -23,7 +23,7 @@ ANSWERED_S = 20.0
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; `free` takes it back."""
+    """One request at a time; `free` gets it back."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
 
 
 class Port:
-    """Where requests go, and what came of them."""
+    """A destination of requests, and their outcomes."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""A prober beside something else: started, asked whether it still runs, and read when it is over."""
+"""A prober beside another load: started, checked whether it still runs, and read when it is over."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Seen = dict[int, list[float]]  # milliseconds of each request, by port
 def probing(
     ports: Sequence[int], body: Path, rate: float, seconds: float
 ) -> Iterator[tuple[Callable[[], Seen], Callable[[], bool]]]:
-    """Yields what waits for the end and tells the figures, and what says whether it still probes."""
+    """Yield a function that waits for the end and returns the figures, and one that says whether it still probes."""
     command = [sys.executable, "-m", "tests.bench.prober", "--body", str(body), "--rate", str(rate)]
     command += ["--seconds", str(seconds), "--ports", *map(str, ports)]
     with routers.child(command) as process:
         yield lambda: _read(process.communicate()[0]), lambda: process.poll() is None
 
 
-def probed(ports: Sequence[int], body: Path, rate: float, seconds: float) -> Seen:
-    """The same, with nothing beside it."""
+def probe(ports: Sequence[int], body: Path, rate: float, seconds: float) -> Seen:
+    """Probe with no other load."""
     with probing(ports, body, rate, seconds) as (seen, _):
         return seen()
 

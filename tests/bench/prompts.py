@@ -1,8 +1,8 @@
 """Chats of a known number of tokens, as agents have them: a long history that grows by an answer and a question.
 
-Text is slices of the English that every Python has with it. Rendered as ChatML, which is what the templates of the
-emulated and of the made models do with such chats; special tokens split the text, so tokens add up by message. Every
-body says its count (`answers.py`), so a router that counts otherwise is found out. From one seed, always the same.
+Text is slices of the English that every Python has with it. It is rendered as ChatML, as the templates of the emulated
+and of the generated models do with such chats; special tokens split the text, so tokens add up by message. Every body
+states its count (`answers.py`), so a router that counts otherwise is detected. From one seed, always the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Words:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def some(self, tokens: int, dice: random.Random) -> str:
-        """About so many tokens of text."""
+        """Return about `tokens` tokens of text."""
         start = dice.randrange(len(self._text) - 8 * tokens)
         ids = self._tokenizer.encode(self._text[start : start + 8 * tokens], add_special_tokens=False).ids
         text: str = self._tokenizer.decode(ids[:tokens])
@@ -54,7 +54,7 @@ class Chat:
             self._say("user", 4)
 
     def turn(self, new_tokens: int) -> None:
-        """An answer and the next question, about so many tokens together."""
+        """Append an answer and the next question, about `tokens` tokens together."""
         self._say("assistant", round(new_tokens * ANSWER_SHARE))
         self._say("user", round(new_tokens * (1 - ANSWER_SHARE)))
 

@@ -1,10 +1,10 @@
-"""Engines that talk a lot: KV events of many targets at a given rate, from real ZeroMQ sockets in a process of its own.
+"""KV events of many targets at a given rate, from real ZeroMQ sockets in a process of its own.
 
 Every message is one engine step: sixteen prompts of sixteen blocks of sixteen tokens, each from token 0 and unlike all
-others. A target that holds as much as it can announces, in the same message and before them, one removal per block that
-goes, as vLLM does. Commands come as lines on standard input, each answered by one line of JSON:
+others. A full target announces, in the same message and before the new blocks, one removal per block that it evicts, as
+vLLM does. Commands are lines on standard input, each answered by one line of JSON:
 
-    pour BLOCKS_PER_S SECONDS CAPACITY      blocks told of per second, all targets together; most that each may hold
+    pour BLOCKS_PER_S SECONDS CAPACITY      blocks announced per second, all targets together; most that each may hold
     clear                                   every target drops everything
 """
 
@@ -38,7 +38,7 @@ class Target:
         self._made = number << 40
 
     def step(self, capacity: int) -> int:
-        """One message; the blocks that it tells of."""
+        """Publish one message; return the number of blocks that it announces."""
         events: list[dict[str, object]] = []
         while len(self.held) + STEP_BLOCKS > capacity:
             gone = {"type": "BlockRemoved", "block_hashes": [self.held.popleft()], "medium": "GPU", "group_idx": 0}
@@ -73,7 +73,7 @@ class Target:
 
 
 def pour(targets: list[Target], blocks_per_s: float, seconds: float, capacity: int) -> dict[str, float]:
-    """Each target in turn, whenever its step is due. `behind_s`: how late the last one was."""
+    """Let each target in turn publish whenever its step is due. `behind_s`: how late the last one was."""
     began = time.monotonic()
     told = number = 0
     while (due_s := told / blocks_per_s) < seconds:

@@ -1,7 +1,7 @@
-"""What each row of the benchmark came to, kept as one JSON file per row from the moment it is measured.
+"""Outcomes of the benchmark's rows, stored as one JSON file per row when it is measured.
 
-An interrupted run keeps what it has, and `--resume` goes on: a row counts as measured when its file is from a run of
-the same effort. Nothing here measures or prints.
+An interrupted run keeps its outcomes, and `--resume` continues it: a row counts as measured when its file is from a run
+of the same effort. Nothing here measures or prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "build" / "bench"
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """How much work to put into it."""
+    """The amount of work to put into a run."""
 
     repetitions: int = 5
     quick: bool = False
@@ -30,7 +30,7 @@ class Effort(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`left_out`: why it could not be measured. `ended`: local time, to the minute. `others_cores`: `machine.py`."""
+    """`left_out`: why it could not be measured. `ended`: local time, in minutes. `others_cores`: see `machine.py`."""
 
     row: str
     title: str
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return [line for line in self.lines if line.met is False]
 
 
-def kept(row: str, effort: Effort, folder: Path) -> Outcome | None:
-    """What an earlier run of the same effort measured; None: nothing, or it was left out then."""
+def load_outcome(row: str, effort: Effort, folder: Path) -> Outcome | None:
+    """Return the outcome of an earlier run of the same effort; `None` without one or if it was left out then."""
     outcome = rows.kept(folder / f"{row}.json", Outcome)
     return outcome if outcome is not None and outcome.effort == effort and outcome.left_out is None else None

@@ -1,7 +1,7 @@
-"""The servers of the benchmark, one process each: ours as `warmroute serve`, its peers as they come, and the backend.
+"""The servers of the benchmark, one process each: ours as `warmroute serve`, its peers as released, and the backend.
 
-All routers stand in front of the same backends. CPU time and memory are read from /proc. A peer that cannot be
-installed raises InstallFailed: its columns stay empty, with a line that says why.
+All routers are in front of the same backends. CPU time and memory are read from /proc. A peer that cannot be installed
+raises InstallFailed: its columns stay empty, with a line that says why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Start = Callable[[list[int], Path], AbstractContextManager["Running"]]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A router that answers. `admin` is our own router's second port, 0 of others."""
+    """A router that answers. `admin` is our own router's second port, 0 for others."""
 
     name: str
     port: int
@@ -50,8 +50,8 @@ class Running:
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in _family(self.pid))
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
-    def told(self, path: str) -> Any:
-        """What our router's admin API says."""
+    def get_admin(self, path: str) -> Any:
+        """Return the JSON of a path of our router's admin API."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
             return json.load(answer)
 
@@ -73,7 +73,7 @@ def _family(pid: int) -> list[int]:
 def warmroute(
     backends: Sequence[int], folder: Path, settings: Mapping[str, Any] = EVEN, name: str = "warmroute"
 ) -> Iterator[Running]:
-    """`settings` are top-level sections of the configuration, beside listeners, fleet and log."""
+    """Run our router. `settings` are top-level sections of the configuration, beside listeners, fleet and log."""
     port, admin = free_port(), free_port()
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
@@ -90,13 +90,13 @@ def warmroute(
 
 
 def peers_venv() -> Path:
-    """The environment with vLLM's router and Dynamo's index. Raises InstallFailed when it cannot be had."""
+    """Return the environment with vLLM's router and Dynamo's index. Raises InstallFailed when that fails."""
     return cached_venv("bench", HERE / "requirements.txt", lambda _: None, lambda _: None)
 
 
 @contextmanager
 def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
-    """vLLM's own router. Raises InstallFailed when it cannot be had."""
+    """Run vLLM's own router. Raises InstallFailed when it cannot be installed."""
     venv = peers_venv()
     port = free_port()
     command = [str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
@@ -108,7 +108,7 @@ def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> 
 
 @contextmanager
 def sglang(backends: Sequence[int], folder: Path) -> Iterator[Running]:
-    """SGLang's router. Raises InstallFailed when it cannot be had."""
+    """Run SGLang's router. Raises InstallFailed when it cannot be installed."""
     venv = cached_venv("bench-sglang", HERE / "requirements-sglang.txt", lambda _: None, lambda _: None)
     port = free_port()
     command = [str(venv / "bin" / "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
@@ -121,7 +121,7 @@ def sglang(backends: Sequence[int], folder: Path) -> Iterator[Running]:
 def start_all(
     stack: ExitStack, starts: Sequence[Start], backends: list[int], folder: Path, notes: list[str]
 ) -> list[Running]:
-    """All that can be started; a note for each that cannot be had."""
+    """Start all routers that can be started; add a note for each that cannot be installed."""
     running = []
     for start in starts:
         try:
@@ -147,7 +147,7 @@ def _running(name: str, command: list[str], port: int, ready: str, folder: Path,
 def engines(
     ports: int, *, events: bool = False, spacing_ms: float | None = None, render_at: int | None = None
 ) -> Iterator[list[int]]:
-    """The backend in a process of its own: its ports."""
+    """Run the backend in a process of its own; yield its ports."""
     command = [sys.executable, "-m", "tests.bench.engine", "--ports", str(ports)]
     command += ["--events"] if events else []
     command += ["--spacing-ms", str(spacing_ms)] if spacing_ms is not None else []
@@ -159,7 +159,7 @@ def engines(
 
 @contextmanager
 def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended at the latest when the block is left; its standard output is ours to read."""
+    """Run a process that is stopped when the block is left; its standard output can be read."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
     try:
         yield process
@@ -168,7 +168,7 @@ def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and what it started."""
+    """Stop a process and the processes that it started."""
     for sign, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, sign)

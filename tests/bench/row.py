@@ -1,4 +1,4 @@
-"""What a row of the benchmark is: a name, what it measures, how long that takes, and the function that does it."""
+"""A row of the benchmark: a name, what it measures, how long that takes, and the function that does it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tests.bench.results import Effort
 
 
 class NotMeasured(WarmrouteError):
-    """What ran is not what was to be measured: the row is left out with this reason."""
+    """The run is not the one that was to be measured: the row is left out with this reason."""
 
 
-class Room(NamedTuple):
-    """Where a row is measured. `say` tells what is going on, `notes` are printed below the table."""
+class BenchRun(NamedTuple):
+    """The context of a row's measurement: `report` prints progress, `notes` are printed below the table."""
 
     effort: Effort
     folder: Path  # for configurations and logs
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     notes: list[str]
 
 
 class Row(NamedTuple):
-    """One room full of work and the lines that come of it. `full_s` and `quick_s`: about how long it takes."""
+    """A row and the function that measures its lines. `full_s` and `quick_s`: about how long it takes."""
 
     name: str
     title: str
-    measure: Callable[[Room], list[Line]]
+    measure: Callable[[BenchRun], list[Line]]
     full_s: float
     quick_s: float
 

@@ -1,4 +1,4 @@
-"""All rows of the benchmark, in the order in which they are measured: what is short first, the soak last."""
+"""All rows of the benchmark in the order in which they are measured: short ones first, the soak last."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A quarter of an hour of everything at once, while engines die and come back: does memory stay, do the books close?
+"""A quarter of an hour of mixed load while engines die and come back: memory must not grow, bookings must close.
 
 Emulated engines are child processes; every half minute one is killed outright and started again on its ports. Clients
-send small requests, large ones, streams, streams that they leave, and agents' growing chats. What fails while an engine
-dies is not judged. Judged is the router alone: its resident memory after the warm-up, first fifth against last, and
-what it believes to be under way when nobody asks anything any more. What it may remember is bounded low, so that these
-bounds are reached while it warms up.
+send small requests, large ones, streams, streams that they abandon, and agents' growing chats. Failures while an engine
+dies are not judged. The router alone is judged: its resident memory after the warm-up, first fifth against last, and
+the requests that it counts as running when there are none any more. Its caches are bounded low, so that these bounds
+are reached while it warms up.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet
 from router.testbed.emulator.vocabulary import DATA
 from tests.bench import routers
-from tests.bench.agent_turns import knowing
+from tests.bench.agent_turns import cache_aware_settings
 from tests.bench.answers import MODEL
 from tests.bench.asking import PATH
 from tests.bench.figures import Bar, Line, grown_percent
 from tests.bench.prompts import Chat, Words
 from tests.bench.routers import Running
-from tests.bench.row import Room, Row
+from tests.bench.row import BenchRun, Row
 
 ENGINES = 4
 OPTIONS: dict[str, Any] = {
@@ -52,24 +52,24 @@ CLOSED_S = 30.0  # in which everything that was under way has ended
 Body = dict[str, Any]
 
 
-def measure(room: Room) -> list[Line]:
+def measure(run: BenchRun) -> list[Line]:
     logging.getLogger("warmroute.fleet").setLevel(logging.ERROR)  # that engines end is what is wanted
-    return asyncio.run(_measure(room))
+    return asyncio.run(_measure(run))
 
 
-async def _measure(room: Room) -> list[Line]:
-    lasts_s, warm_up_s = room.effort.seconds(900.0, 32.0), room.effort.seconds(180.0, 15.0)
+async def _measure(run: BenchRun) -> list[Line]:
+    lasts_s, warm_up_s = run.effort.seconds(900.0, 32.0), run.effort.seconds(180.0, 15.0)
     engines = [EngineOptions(name=f"engine-{i}", seed=i, **OPTIONS) for i in range(ENGINES)]
     async with EmbeddedFleet(engines) as fleet:
         with ExitStack() as stack:
             ports = [int(member.url.rpartition(":")[2]) for member in fleet.members]
-            router = stack.enter_context(routers.warmroute(ports, room.folder, knowing(DATA, **BOUNDS)))
+            router = stack.enter_context(routers.warmroute(ports, run.folder, cache_aware_settings(DATA, **BOUNDS)))
             clients = Clients(router.port, Words(DATA))
             async with clients.running():
-                samples = await _watch(room, router, fleet, clients, lasts_s, warm_up_s)
+                samples = await _watch(run, router, fleet, clients, lasts_s, warm_up_s)
             left = await _left(router)
-    room.notes.append(f"answers by kind and end: {dict(sorted(clients.ends.items()))}")
-    room.notes.append(f"resident memory {min(samples):.0f} to {max(samples):.0f} MB after the warm-up")
+    run.notes.append(f"answers by kind and end: {dict(sorted(clients.ends.items()))}")
+    run.notes.append(f"resident memory {min(samples):.0f} to {max(samples):.0f} MB after the warm-up")
     return [
         Line(
             f"{lasts_s / 60:.0f} minutes: memory grown after the warm-up", "%", [grown_percent(samples)], bar=Bar(5.0)
@@ -79,9 +79,9 @@ async def _measure(room: Room) -> list[Line]:
 
 
 async def _watch(
-    room: Room, router: Running, fleet: EmbeddedFleet, clients: Clients, lasts_s: float, warm_up_s: float
+    run: BenchRun, router: Running, fleet: EmbeddedFleet, clients: Clients, lasts_s: float, warm_up_s: float
 ) -> list[float]:
-    """Kills engines in turn. The router's resident megabytes since the warm-up."""
+    """Kill engines in turn; return the router's resident megabytes since the warm-up."""
     began, samples, killed = time.monotonic(), [], 0
     while (passed := time.monotonic() - began) < lasts_s:
         await asyncio.sleep(SAMPLE_EVERY_S)
@@ -91,12 +91,12 @@ async def _watch(
             with suppress(ProcessLookupError):  # it is just being started again
                 os.kill(fleet.members[killed % ENGINES].pid, signal.SIGKILL)
             killed += 1
-        room.say(f"{passed:.0f} of {lasts_s:.0f} s, {sum(clients.ends.values())} answers, {killed} engines killed")
+        run.report(f"{passed:.0f} of {lasts_s:.0f} s, {sum(clients.ends.values())} answers, {killed} engines killed")
     return samples
 
 
 class Clients:
-    """All that ask. `ends` counts answers by kind and what became of them."""
+    """All clients. `ends` counts answers by kind and outcome."""
 
     def __init__(self, port: int, words: Words) -> None:
         self.ends: Counter[str] = Counter()
@@ -173,7 +173,7 @@ class Clients:
 
 
 async def _left(router: Running) -> dict[str, float]:
-    """What the router still believes to be under way, by its metrics and by its books, once that stops changing."""
+    """Return the requests that the router counts as running, by its metrics and its books, once that stops changing."""
     until = time.monotonic() + CLOSED_S
     while True:
         left = await asyncio.to_thread(_under_way, router)
@@ -185,7 +185,7 @@ async def _left(router: Running) -> dict[str, float]:
 def _under_way(router: Running) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=10) as page:
         in_flight = CounterPage(page.read().decode()).total("warmroute_in_flight_requests")
-    targets = [t["load"] for one in router.told("/admin/instances")["instances"] for t in one["targets"]]
+    targets = [t["load"] for one in router.get_admin("/admin/instances")["instances"] for t in one["targets"]]
     booked = sum(load[what] for load in targets for what in ("requests", "prefilling", "prefill_tokens"))
     assert in_flight is not None
     return {"requests in flight at the end": in_flight, "booked at the end": float(booked)}

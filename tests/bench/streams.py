@@ -1,7 +1,7 @@
-"""500 concurrent streams of 50 tokens/s: what they cost our router's process, and whether it holds any of them up.
+"""500 concurrent streams of 50 tokens/s: what they cost our router's process, and whether it delays any of them.
 
 Each chunk carries the time at which the backend wrote it, so a client knows how long it was on its way. Every stream is
-measured twice, through the router and past it, in turns: a chunk that was late past the router as well was not held up
+measured twice, through the router and past it, in turns: a chunk that was late past the router as well was not delayed
 by it. The client is this process, which does nothing else meanwhile.
 """
 
@@ -21,7 +21,7 @@ from tests.bench import answers, routers
 from tests.bench.answers import MODEL
 from tests.bench.figures import Bar, Line, quantile
 from tests.bench.pieces import Pieces
-from tests.bench.row import NotMeasured, Room, Row
+from tests.bench.row import BenchRun, NotMeasured, Row
 
 STREAMS, TOKENS_PER_S = 500, 50
 LATE_MS = 50.0
@@ -30,7 +30,7 @@ GRACE_S = 20.0
 
 
 class Arrived(NamedTuple):
-    """Milliseconds that chunks were on their way, of those read at once only the last one, and how many came."""
+    """Milliseconds that chunks were on their way, of those read at once only the last one, and their number."""
 
     late_ms: list[float]
     chunks: int
@@ -69,7 +69,7 @@ class Stream(asyncio.Protocol):
 
 
 async def read_all(port: int, streams: int, chunks: int) -> Arrived:
-    """All streams at once. Raises NotMeasured when one breaks off or is not whole."""
+    """Run all streams at once. Raises NotMeasured when one breaks off or is incomplete."""
     asked = {"model": MODEL, "stream": True, "max_tokens": chunks, "messages": [{"role": "user", "content": "go on"}]}
     body = json.dumps(asked).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
@@ -93,17 +93,17 @@ async def read_all(port: int, streams: int, chunks: int) -> Arrived:
     return Arrived(late_ms, sum(whole))
 
 
-def measure(room: Room) -> list[Line]:
-    chunks = TOKENS_PER_S * room.effort.of(8, 4)
+def measure(run: BenchRun) -> list[Line]:
+    chunks = TOKENS_PER_S * run.effort.of(8, 4)
     percent: list[float] = []
     caused: list[float] = []
     p99: list[float] = []
     direct_p99: list[float] = []
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(2, spacing_ms=1000 / TOKENS_PER_S))
-        router = stack.enter_context(routers.warmroute(backends, room.folder))
-        for repetition in range(room.effort.repetitions):
-            room.say(f"{STREAMS} streams, repetition {repetition + 1}")
+        router = stack.enter_context(routers.warmroute(backends, run.folder))
+        for repetition in range(run.effort.repetitions):
+            run.report(f"{STREAMS} streams, repetition {repetition + 1}")
             before, began = router.cpu_s(), time.monotonic()
             through = uvloop.run(read_all(router.port, STREAMS, chunks))
             took_s = time.monotonic() - began - STARTED_S  # the first stream begins as early as the last one ends late

@@ -1,4 +1,4 @@
-"""The benchmark as a table for people: a line per measurement with its bar and whether it is met."""
+"""The benchmark as a table: a line per measurement with its bar and whether it is met."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def short(reason: str) -> str:
-    """Its first and its last line: a process that did not start has told much between them, which the JSON keeps."""
+    """Return the first and the last line of a text: a failed start has many between them, which the JSON keeps."""
     lines = reason.strip().splitlines() or [""]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"
 

@@ -11,29 +11,29 @@ from rich.console import Console
 from tests.bench.__main__ import run
 from tests.bench.figures import Line
 from tests.bench.results import Effort, Outcome
-from tests.bench.row import NotMeasured, Room, Row
+from tests.bench.row import BenchRun, NotMeasured, Row
 
 QUICK = Effort(repetitions=1, quick=True)
 SEEN: list[str] = []
 
 
-def works(room: Room) -> list[Line]:
+def works(run: BenchRun) -> list[Line]:
     SEEN.append("works")
-    assert room.folder.is_dir()
-    room.say("working")
-    room.notes.append("it works")
-    return [Line("x", "ms", [1.0] * room.effort.repetitions)]
+    assert run.folder.is_dir()
+    run.report("working")
+    run.notes.append("it works")
+    return [Line("x", "ms", [1.0] * run.effort.repetitions)]
 
 
-def has_no_peer(room: Room) -> list[Line]:
+def has_no_peer(run: BenchRun) -> list[Line]:
     raise NotMeasured("the peer is not there")
 
 
-def has_no_answer(room: Room) -> list[Line]:
+def has_no_answer(run: BenchRun) -> list[Line]:
     raise ConnectionRefusedError(111, "nobody listens")
 
 
-def is_interrupted(room: Room) -> list[Line]:
+def is_interrupted(run: BenchRun) -> list[Line]:
     raise KeyboardInterrupt
 
 

@@ -11,13 +11,13 @@ import uvloop
 
 from tests.bench import load, routers, streams
 from tests.bench.answers import MODEL
-from tests.bench.asking import Asker
+from tests.bench.asking import TimedClient
 from tests.bench.data_path import in_turns
 from tests.bench.load import Shape
-from tests.bench.probing import probed
+from tests.bench.probing import probe
 from tests.bench.results import Effort
 from tests.bench.routers import Running
-from tests.bench.row import NotMeasured, Room
+from tests.bench.row import BenchRun, NotMeasured
 
 SHAPE = Shape("a request", "us", requests=20, connections=4, body_bytes=200)
 
@@ -31,7 +31,7 @@ def ports() -> Iterator[list[int]]:
 def test_the_prober_asks_all_ports_equally_often(ports: list[int], tmp_path: Path) -> None:
     body = tmp_path / "body.json"
     body.write_bytes(SHAPE.body(MODEL))
-    seen = probed(ports, body, rate=100, seconds=0.2)
+    seen = probe(ports, body, rate=100, seconds=0.2)
     assert {port: len(took) for port, took in seen.items()} == dict.fromkeys(ports, 20)  # 100/s for 0.2 s
     assert all(took_ms > 0 for took in seen.values() for took_ms in took)
 
@@ -40,11 +40,11 @@ def test_a_port_that_nobody_listens_on_is_no_measurement(tmp_path: Path) -> None
     body = tmp_path / "body.json"
     body.write_bytes(b"{}")
     with pytest.raises(NotMeasured, match="without figures"):
-        probed([routers.free_port()], body, rate=100, seconds=0.1)
+        probe([routers.free_port()], body, rate=100, seconds=0.1)
 
 
 def test_a_request_is_seen_after_it_was_sent_and_before_it_was_answered(ports: list[int]) -> None:
-    with Asker(ports[0]) as asker:
+    with TimedClient(ports[0]) as asker:
         for size in (100, 320_000):
             asked = asker.ask(SHAPE.body(MODEL) + b" " * size)
             assert 0 < asked.seen_ms < asked.done_ms
@@ -71,12 +71,12 @@ def test_a_peer_that_does_not_answer_is_left_out_and_we_are_not(ports: list[int]
         ours = Running("warmroute", ports[0], process.pid)
         broken = Running("peer", ports[1], process.pid)
         notes: list[str] = []
-        room = Room(Effort(repetitions=2), tmp_path, lambda _: None, notes)
-        assert set(in_turns(room, [ours, broken], SHAPE)) == {"warmroute", "peer"}
+        run = BenchRun(Effort(repetitions=2), tmp_path, lambda _: None, notes)
+        assert set(in_turns(run, [ours, broken], SHAPE)) == {"warmroute", "peer"}
         assert notes == []
         with routers.engines(1) as gone:
             missing = Running("peer", gone[0], process.pid)
-        seen = in_turns(room, [ours, missing], SHAPE)
+        seen = in_turns(run, [ours, missing], SHAPE)
     assert set(seen) == {"warmroute"}
     assert len(seen["warmroute"]) == 2
     assert len(notes) == 1

@@ -1,8 +1,8 @@
-"""What a second worker costs and keeps: CPU per small request at N=2 over N=1, and the hit share of agents at both.
+"""Cost and effect of a second worker: CPU per small request at N=2 over N=1, and the hit share of agents at both.
 
-CPU is that of all processes of the router together; both routers get the same load in turns. Hits are counted by the
-engines' own word: what answers reported as cached over the prompt tokens that they had, over emulated engines whose
-caches are too small for all sessions at once, so that where a request goes matters.
+CPU is that of all processes of the router together; both routers get the same load in turns. Hits are those that the
+engines report: cached tokens in answers over their prompt tokens, over emulated engines whose caches are too small for
+all sessions at once, so that the choice of the engine matters.
 
     python -m tests.bench.workers [repetitions]
 """
@@ -44,29 +44,29 @@ WARM = {"policies": {"warm": {"filters": [{"name": "near_longest"}], "scorers": 
 
 
 class WorkersFailed(WarmrouteError):
-    """The workers did not come up, or turns of agents failed."""
+    """The workers did not start, or turns of agents failed."""
 
 
 @dataclass
 class Workers:
-    """By number of workers: microseconds of CPU per small request, a value per repetition; and hit shares."""
+    """Results by number of workers: microseconds of CPU per small request by repetition, and hit shares."""
 
     small_us: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
-    compute_hit_share: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
+    hit_share: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})
 
     @property
     def ratios(self) -> list[float]:
-        """CPU at two workers over CPU at one, repetition by repetition."""
+        """CPU at two workers over CPU at one, by repetition."""
         return [two / one for one, two in zip(self.small_us[1], self.small_us[2], strict=True)]
 
     @property
     def hit_difference(self) -> float:
-        """Of the medians, two workers minus one."""
+        """Difference of the median hit shares, two workers minus one."""
         return statistics.median(self.hit_share[2]) - statistics.median(self.hit_share[1])
 
 
 def measure(repetitions: int, requests: int = SMALL.requests) -> Workers:
-    """Raises WorkersFailed, and LoadFailed as `load.send` does."""
+    """Measure both. Raises WorkersFailed, and LoadFailed as `load.send` does."""
     seen = Workers()
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
         _measure_cpu(seen, repetitions, requests, Path(folder))
@@ -94,7 +94,7 @@ def _measure_cpu(seen: Workers, repetitions: int, requests: int, folder: Path) -
 def _router(backends: list[int], folder: Path, workers: int, policy: dict[str, object]) -> Iterator[Running]:
     with routers.warmroute(backends, folder, {"workers": workers, **policy}, f"warmroute-{workers}") as running:
         give_up_at = time.monotonic() + UP_WITHIN_S
-        while not all(worker["up"] for worker in running.told("/admin/workers")["workers"]):
+        while not all(worker["up"] for worker in running.get_admin("/admin/workers")["workers"]):
             if time.monotonic() > give_up_at:
                 raise WorkersFailed(f"{workers} workers are not up within {UP_WITHIN_S:g} s")
             time.sleep(0.05)
@@ -128,7 +128,7 @@ def _engine(number: int) -> EngineOptions:
 
 
 def _agents(seed: int) -> Workload:
-    """The same for every number of workers."""
+    """Return the sessions, the same for every number of workers."""
     return CODEX.scale(tokens=0.05, think=0.02, sessions=36 / CODEX.sessions, turns=8 / CODEX.turns.median).workload(
         seed
     )

@@ -42,7 +42,7 @@ class FakeEngine:
 
     @property
     def bootstrap_url(self) -> str | None:
-        """Where decode engines find a prefill engine; `None` for one without a transfer."""
+        """Base URL at which decode engines find a prefill engine; `None` for one without a transfer."""
         return self.server.connectors.bootstrap_url
 
     def faults(self, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the load generator finds out about its endpoint before a load: the model's name and its tokens per word.
+"""Discovery of a load's endpoint before it begins: the model's name, and how many tokens a word takes.
 
 Two chats of known text, one short and one longer, are sent for one token each: the difference of their prompt tokens by
 the difference of their words is what a word takes with that model's tokenizer, whatever its chat template adds.

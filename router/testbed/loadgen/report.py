@@ -54,7 +54,7 @@ class LoadReport:
 
 
 class ClientReport(NamedTuple):
-    """How closely the client followed the workload. Shares are real over requested tokens of answered requests."""
+    """The client's own deviation from the workload. Shares are real over requested tokens of answered requests."""
 
     late_p50_s: float | None
     late_p99_s: float | None

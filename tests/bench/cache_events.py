@@ -1,8 +1,8 @@
-"""What engines tell of their caches, made up for the benchmark of the index: the same story for us and for a peer.
+"""KV events made up for the benchmark of the index: the same events for our index and for a peer.
 
-64 targets serve agents. Each target's cache is chains of up to 5,000 blocks, told in events of 16 blocks, and targets
-speak in turns, as they do. A block has the same engine hash at every target: Dynamo's index refuses anything else.
-Standard library only: the peer's process runs it too.
+64 targets serve agents. Each target's cache is chains of up to 5,000 blocks, announced in events of 16 blocks, and
+targets take turns. A block has the same engine hash at every target: Dynamo's index refuses anything else. Standard
+library only: the peer's process runs it too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY = (1 << 60) - 1  # by this operation, as our keys are: other ways leave CPyt
 SHARED_BLOCKS = 500  # that all chains of a shared story begin with: one agent's instructions and tools
 
 
-class Told(NamedTuple):
+class StoredRun(NamedTuple):
     """Consecutive blocks at one target: the engine's hashes, our keys, and the hash before them."""
 
     target: int
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A chain of which one target holds the first `blocks`."""
+    """A chain of which one target holds the first `blocks` blocks."""
 
     target: int
     chain: int
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def apart(blocks: int, chain_blocks: int = CHAIN_BLOCKS) -> list[Part]:
-    """Exactly `blocks` in all, no chain at two targets."""
+    """Return parts of exactly `blocks` blocks in all, with no chain at two targets."""
     parts, chain = [], 0
     for target in range(TARGETS):
         left = blocks // TARGETS + (target < blocks % TARGETS)
@@ -50,7 +50,7 @@ def apart(blocks: int, chain_blocks: int = CHAIN_BLOCKS) -> list[Part]:
 
 
 def spread(blocks: int, seed: int = 1) -> list[Part]:
-    """About `blocks` in all: each chain is at every target, at each to another depth. The hardest to match."""
+    """Return parts of about `blocks` blocks in all: each chain at every target, at different depths. Hard to match."""
     dice = random.Random(seed)
     parts: list[Part] = []
     held = chain = 0
@@ -63,8 +63,10 @@ def spread(blocks: int, seed: int = 1) -> list[Part]:
 
 
 def sessions(blocks: int, seed: int = 1) -> list[Part]:
-    """About `blocks` in all: each chain is at one target to its end and at two others to some depth, and all share
-    their first blocks (see `keys_of`)."""
+    """Return parts of about `blocks` blocks in all: each chain whole at one target, to some depth at two others.
+
+    All chains share their first blocks (see `keys_of`).
+    """
     dice = random.Random(seed)
     parts: list[Part] = []
     held = chain = 0
@@ -78,26 +80,26 @@ def sessions(blocks: int, seed: int = 1) -> list[Part]:
 
 
 def keys_of(chain: int, shared: bool, blocks: int = CHAIN_BLOCKS) -> list[int]:
-    """The keys of a chain."""
+    """Keys of a chain."""
     common = random.Random("shared")
     own = random.Random(f"chain {chain}")
     first = [common.getrandbits(64) & KEY for _ in range(SHARED_BLOCKS)] if shared else []
     return [*first, *(own.getrandbits(64) & KEY for _ in range(blocks - len(first)))][:blocks]
 
 
-def told(parts: list[Part], shared: bool = False) -> Iterator[Told]:
-    """All events, targets in turns."""
+def make_runs(parts: list[Part], shared: bool = False) -> Iterator[StoredRun]:
+    """Yield all events, targets in turns."""
     of_target = [[part for part in parts if part.target == target] for target in range(TARGETS)]
-    for turn in zip_longest(*(_of_one(parts, shared) for parts in of_target)):
+    for turn in zip_longest(*(_runs_of_one(parts, shared) for parts in of_target)):
         yield from (event for event in turn if event is not None)
 
 
-def _of_one(parts: list[Part], shared: bool) -> Iterator[Told]:
-    """What a target holds already, of a shared beginning, it does not tell again."""
+def _runs_of_one(parts: list[Part], shared: bool) -> Iterator[StoredRun]:
+    """Yield the events of one target; blocks of a shared prefix that it holds already are not announced again."""
     for number, part in enumerate(parts):
         keys = keys_of(part.chain, shared, part.blocks)
         hashes = [key * ODD % (1 << 64) for key in keys]
         start = SHARED_BLOCKS if shared and number else 0
         for first in range(start, len(keys), EVENT_BLOCKS):
             new = slice(first, first + EVENT_BLOCKS)
-            yield Told(part.target, hashes[first - 1] if first else None, hashes[new], keys[new])
+            yield StoredRun(part.target, hashes[first - 1] if first else None, hashes[new], keys[new])
