@@ -1,4 +1,4 @@
-"""How busy the machine is, from what the kernel says."""
+"""The load of the machine, from the kernel's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row came to survives an interruption, and only that of the same effort counts."""
+"""Outcomes of rows survive an interruption, and only those of the same effort count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read of the benchmark: each figure beside its peer's, its bar, and an honest word."""
+"""The benchmark's table: each figure beside its peer's, its bar, and whether it is met."""
 
 from __future__ import annotations
 

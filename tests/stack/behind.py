@@ -1,8 +1,8 @@
-"""The router in front of the real engines, and every request that goes through it with what it promised.
+"""The router in front of the real engines, and every request through it with its prediction.
 
-`Behind.ask` sends one request, reads the answer as a client would, fetches the decision's record and holds the promise
-(`predicted_tokens`: what the index said the chosen target holds) against the delivery (`cached_tokens`: what the engine
-reported). Then it waits until the router has heard all that the engine had to say about it.
+`Behind.ask` sends one request, reads the answer as a client would, fetches the decision's record and compares the
+prediction (`predicted_tokens`: the overlap of the chosen target by the index) with the delivery (`cached_tokens`: what
+the engine reported). Then it waits until the router has applied all events of the engine about it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
         return self.predicted is not None and self.predicted == self.cached
 
     def held(self, instance: str) -> int | None:
-        """What the router believed `instance` holds of this prompt, chosen or not; None: unknown, or no candidate."""
+        """Return the overlap that the router assumed at `instance`; `None` if unknown or not a candidate."""
         for row in self.record["attempts"][-1]["candidates"]:
             if row["target"] == f"{instance}/0" and row["overlap"] is not None:
                 return int(row["overlap"]["gpu_tokens"])
@@ -93,14 +93,14 @@ class Behind:
         return self.child.stop()
 
     def wait(self) -> None:
-        """Until it is ready and hears all engines."""
+        """Wait until it is ready and receives the events of all engines."""
         self.child.wait(self._listening, READY_S)
         self.child.wait(self._ready, READY_S)
         for engine in self.engines:
             self.hear(engine)
 
     def _listening(self) -> bool:
-        """It says where, for its ports are those that the system gave it."""
+        """Read its ports, which the system chose, from its log."""
         if (said := LISTENING.search(self.child.log.read_text())) is None:
             return False
         self.http.base_url, self.admin.base_url = (f"http://127.0.0.1:{port}" for port in said.groups())
@@ -113,7 +113,7 @@ class Behind:
         return next(engine for engine in self.engines if engine.name == name)
 
     def instance(self, name: str) -> Json:
-        """What the admin page says of an instance."""
+        """The instance in the admin API."""
         listed = self.admin.get("/admin/instances").raise_for_status().json()["instances"]
         found: Json = next(instance for instance in listed if instance["id"] == name)
         return found
@@ -122,7 +122,7 @@ class Behind:
         return str(self.instance(name)["state"])
 
     def hear(self, engine: Engine) -> None:
-        """Until the router has applied all events of what the engine did so far."""
+        """Wait until the router has applied all events of the engine so far."""
         said = engine.said_all()
         until(f"the router hears {engine.name} up to batch {said}", lambda: self._heard(engine) >= said, HEARD_S)
 
@@ -133,7 +133,7 @@ class Behind:
         return -1 if seq is None else int(seq)
 
     def stream(self, name: str) -> Json | None:
-        """What the admin page says of an instance's event stream."""
+        """The instance's event stream in the admin API."""
         targets = self.instance(name)["targets"]
         return targets[0]["stream"] if targets else None
 

@@ -1,4 +1,4 @@
-"""Processes that the tests start: each in a group of its own, with a log, ended for certain."""
+"""Processes that the tests start: each in a process group of its own, with a log, always stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Child:
-    """One server process. `start` may follow `stop` or `kill`: the log goes on."""
+    """One server process. `start` may follow `stop` or `kill`; the log continues."""
 
     def __init__(
         self, name: str, command: list[str], folder: Path, environment: Mapping[str, str] | None = None
@@ -35,14 +35,14 @@ class Child:
         return self._process.pid
 
     def signal(self, number: int) -> None:
-        """To the leader alone."""
+        """Send a signal to the leader alone."""
         os.kill(self.pid, number)
 
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def stop(self, patience_s: float = 20.0) -> int | None:
-        """SIGTERM, and after `patience_s` SIGKILL, to the whole group. The exit code; None if it never ran."""
+        """Send SIGTERM, after `patience_s` SIGKILL to the group; return the exit code, `None` if it never ran."""
         if self._process is None:
             return None
         if self.running():
@@ -52,7 +52,7 @@ class Child:
         return self.kill()
 
     def kill(self) -> int | None:
-        """SIGKILL to the whole group, as a crash would end it. The leader's exit code."""
+        """Send SIGKILL to the whole group, as a crash would end it; return the leader's exit code."""
         if self._process is None:
             return None
         with suppress(ProcessLookupError):
@@ -63,7 +63,7 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait(self, ready: Callable[[], bool], deadline_s: float) -> None:
-        """Returns when `ready()`. Fails with the log's tail when the process ends first or the time is up."""
+        """Wait for `ready()`. Fails with the log's tail when the process ends first or the time is up."""
         until = time.monotonic() + deadline_s
         while not ready():
             if not self.running() or time.monotonic() > until:
@@ -73,7 +73,7 @@ class Child:
 
 
 def until(what: str, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    """Waits for a condition, or fails saying which."""
+    """Wait for a condition. Fails with `what` when the time is up."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:

@@ -1,5 +1,6 @@
-"""What tests share: two real vLLM engines without a store, for all that need no more; and for each module that asks for
-them two over a store of its own, with room for the module's POOL_BLOCKS. And routers in front of both.
+"""Fixtures of the stack tests: two real vLLM engines without a store, and two over a store for modules that ask for it.
+
+The store of a module holds its POOL_BLOCKS. There is a router in front of both pairs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def engines(models: Models, logs: Path) -> Iterator[list[Engine]]:
 
 @pytest.fixture(scope="session")
 def behind(engines: list[Engine], model: Path, logs: Path) -> Iterator[Behind]:
-    """The router that sends every request to where most of its prompt is cached."""
+    """A router that sends every request to the engine with most of its prompt cached."""
     with router_in_front("router", engines, model, {"name": "best"}, logs) as router:
         router.wait()
         yield router
@@ -62,14 +63,14 @@ def pooling(
 
 @pytest.fixture(scope="module")
 def store(pooling: list[Engine]) -> Iterator[Store]:
-    """Theirs, asked directly."""
+    """The store of these engines, accessed directly."""
     with Store(pooling[0].stack) as store:
         yield store
 
 
 @pytest.fixture(scope="module")
 def over(pooling: list[Engine], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverStore]:
-    """The router that knows the store."""
+    """A router with the store as its pool."""
     with running(OverStore("router", pooling, model, tmp_path_factory.mktemp("over"))) as over:
         over.wait()
         yield over

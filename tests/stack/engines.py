@@ -1,8 +1,8 @@
-"""A real vLLM server of the stack as the tests see it: its API, and an ear at its KV events.
+"""A real vLLM server of the stack for tests: its API, and a subscriber of its KV events.
 
-Its cache holds 96 blocks of 128 tokens, so that a few long prompts force evictions. Its KV events go out at ports that
-the system chose, so that whoever wants them has to ask `GET /kv_event_sources`, after each restart anew. The tests
-listen to them too, only to know when an engine has said all it had to say (`Engine.said_all`).
+Its cache holds 96 blocks of 128 tokens, so that a few long prompts force evictions. Its KV events are published at
+ports that the system chose and `GET /kv_event_sources` reports, new after each restart. The tests subscribe to them
+too, only to know when an engine has published all events so far (`Engine.said_all`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def small_stack(models: Models, logs: Path, **other: Any) -> LocalStackConfig:
 
 
 class Engine:
-    """One vLLM instance of a running stack, and an ear at its events."""
+    """One vLLM instance of a running stack, and a subscriber of its events."""
 
     def __init__(self, stack: RunningStack, name: str) -> None:
         self.stack = stack
@@ -70,12 +70,12 @@ class Engine:
         self._zmq.term()
 
     def instance(self) -> dict[str, Any]:
-        """What a router's configuration says of it."""
+        """The engine as an instance in a router's configuration."""
         (mine,) = [instance for instance in self.stack.instances() if instance.name == self.name]
         return mine.model_dump(mode="json", exclude_defaults=True)
 
     def wait(self) -> None:
-        """Until it serves and we hear its events."""
+        """Wait until it serves and its events are received."""
         self.stack.wait(self.name)
         if self._ear is not None:
             self._ear.close(0)
@@ -98,14 +98,14 @@ class Engine:
         return seq
 
     def _mark(self) -> list[int]:
-        """Fills one block that nobody else has; its token ids."""
+        """Fill one block that no other prompt has; return its token ids."""
         self._marks += 1
         ids = [*divmod(self._marks, 1000), *[3] * (BLOCK_TOKENS - 2)]
         self.post("/v1/completions", {"model": MODEL, "prompt": ids, "max_tokens": 1})
         return ids
 
     def _hear(self, ids: list[int], patience_ms: int) -> int | None:
-        """The number of the batch that tells of this block; None: nothing was heard for so long."""
+        """Return the number of the batch that announces this block, `None` after `patience_ms` without any."""
         assert self._ear is not None
         while self._ear.poll(patience_ms):
             _, seq, payload = self._ear.recv_multipart()
@@ -123,6 +123,6 @@ class Engine:
         return answer.json()
 
     def render(self, path: str, body: dict[str, Any]) -> list[int]:
-        """The token ids that the engine makes of a request."""
+        """Return the token ids that the engine renders for a request."""
         rendered = self.post(f"{path}/render", body)
         return list((rendered[0] if isinstance(rendered, list) else rendered)["token_ids"])

@@ -51,7 +51,7 @@ class Store:
         self._http.close()
 
     def blocks(self, ids: Sequence[int], adapter: Adapter | None = None, salt: str | None = None) -> int:
-        """How many leading blocks of a prompt it holds."""
+        """Return the number of leading blocks of a prompt that it holds."""
         keys = [self._form.keys(digest)[0] for digest in CHAIN.chain(None, ids, BLOCK_TOKENS, adapter, salt)]
         if not keys:
             return 0
@@ -89,7 +89,7 @@ class Fetched(NamedTuple):
 
     @property
     def pool(self) -> Json | None:
-        """What the decision saw of the pool."""
+        """The pool's part of the decision's view."""
         seen: Json | None = self.asked.record["attempts"][-1]["view"]["pool"]
         return seen
 
@@ -145,12 +145,12 @@ class OverStore(Behind):
         self.hear(engine)
 
     def told(self) -> Json:
-        """What the admin page says of the pool."""
+        """The pool in the admin API."""
         answer: Json = self.admin.get("/admin/pool").raise_for_status().json()
         return answer
 
     def answers(self, answer: str) -> int:
-        """How many requests got this answer of the pool, by the router's metrics."""
+        """Number of requests with this answer of the pool, by the router's metrics."""
         page = CounterPage(self.http.get("/metrics").raise_for_status().text)
         return int(page.total("warmroute_pool_answers_total", answer=answer) or 0)
 
@@ -181,7 +181,7 @@ def engines_over_store(models: Models, logs: Path, **settings: Any) -> Iterator[
 
 
 def table(fetched: Sequence[Fetched]) -> str:
-    """How many were right, by kind, and a line for each that was not."""
+    """Return the number of right predictions by kind, and a line for each wrong one."""
     kinds = dict.fromkeys(one.kind for one in fetched)
     rows = [(kind, [one for one in fetched if one.kind == kind]) for kind in kinds]
     right = [f"{kind:24} {sum(one.right for one in its)} of {len(its)}" for kind, its in rows]

@@ -1,7 +1,7 @@
-"""What can go wrong below the router, on the real stack: no request fails, and what is not known is called unknown.
+"""Failures below the router, on the real stack: no request fails, and what is not known is reported as unknown.
 
-One stack for all, in an order in which each test leaves it whole for the next: first what is only configured wrongly,
-then a pool that changes behind the router's back, then processes that are killed and come back.
+One stack for all, in an order in which each test leaves it intact for the next: first wrong configurations, then a pool
+that changes without the router, then processes that are killed and come back.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ print("READ", json.dumps({"lmcache": {"url": config.remote_url, "chunk": config.
 
 
 def read(program: str, *arguments: str) -> dict[str, Any]:
-    """What the program prints after READ, run with the stack's Python."""
+    """Return what the program prints after READ, run with the stack's Python."""
     python = stack_venv() / "bin" / "python"
     done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -77,7 +77,7 @@ def test_mooncake_clients_are_vllm_s() -> None:
 
 
 def test_lmcache_s_file_is_lmcache_s() -> None:
-    """By its reader of configurations. What it does with them needs a GPU, and is not run here."""
+    """LMCache's reader of configurations accepts it. Its use needs a GPU, and is not run here."""
     seen = read(READ_LMCACHE, str(MOONCAKE / "lmcache.yaml"))["lmcache"]
     assert (seen["url"], seen["chunk"]) == ("mooncakestore://mooncake-master:50051/", 256)
     assert seen["algo"] == "sha256_cbor"

@@ -1,6 +1,6 @@
-"""What we make of a request's body, token by token, against what a real engine makes of it.
+"""Our conversion of a request's body to token ids, compared with a real engine's.
 
-The engine's render endpoints say how it reads each body. Our own reading (`router/prompt`), rendering and tokenising
+The engine's render endpoints show how it reads each body. Our own reading (`router/prompt`), rendering and tokenising
 (`router/prompt/tokenization`) must give the same ids; so must the engine's `/tokenize` when it gets the
 fields that our fallback sends. Here a wrong conversion shows with its body's name; in `test_predictions.py` it
 would only be a missing hit.

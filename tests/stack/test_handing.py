@@ -44,7 +44,7 @@ def handed(asked: Asked) -> bool:
 
 
 def until_handed(router: Behind, body: Json) -> None:
-    """At most twice: the first of a kind goes without, and so may every 64th."""
+    """Send at most twice: the first of a kind is sent without ids, and every 64th may be, too."""
     for _ in range(3):
         if handed(router.send(CHAT, body)):
             return
@@ -52,7 +52,7 @@ def until_handed(router: Behind, body: Json) -> None:
 
 
 def shown(answer: Json) -> Json:
-    """All that an answer says, but for what is made up anew each time."""
+    """Return an answer without the fields that are new each time."""
     answer = {name: value for name, value in answer.items() if name not in ("id", "created")}
     for choice in answer["choices"]:
         for call in choice["message"].get("tool_calls") or []:

@@ -55,7 +55,7 @@ class Pair:
         return self.behind.send(path, body | GREEDY)
 
     def alone(self, path: str, body: Json) -> str:
-        """What the decode engine answers by itself. It does not keep the prompt."""
+        """Return the decode engine's own answer, without leaving the prompt in its cache."""
         answer = self.d.post(path, {"model": MODEL, **body, **GREEDY, "stream": False})
         until("the decode engine has reset its cache", lambda: reset(self.d))
         self.behind.hear(self.d)
@@ -63,7 +63,7 @@ class Pair:
         return str(choice["text"] if path == COMPLETIONS else choice["message"]["content"])
 
     def engine_id(self) -> str:
-        """What the prefill engine is called since its start."""
+        """Return the prefill engine's id, which is new at every start."""
         url = self.p.instance()["transfer"]["bootstrap_url"]
         (rank,) = httpx.get(f"{url}/query").raise_for_status().json().values()
         return str(rank["engine_id"])
@@ -122,7 +122,7 @@ def test_what_the_decode_engine_holds_is_not_prefilled_again(pair: Pair) -> None
 
 @pytest.mark.parametrize("pair", ["peers"], indirect=True)
 def test_a_prefill_engine_that_dies_midway(pair: Pair) -> None:
-    """It has the request when it dies. The decode engine computes the prompt itself; a new prefill engine has a new
+    """The engine dies with the request. The decode engine computes the prompt itself; a new prefill engine has a new
     name, and is used again.
     """
     midway = COMPLETIONS, {"prompt": ids("midway", 1000), "max_tokens": 24}
@@ -149,7 +149,7 @@ def test_a_prefill_engine_that_dies_midway(pair: Pair) -> None:
 
 
 def at_work(behind: Behind) -> bool:
-    """Whether the last request has a prefill half under way."""
+    """Return whether the last request has a prefill half in progress."""
     (record,) = behind.admin.get("/admin/records", params={"limit": 1}).raise_for_status().json()["records"]
     halves = [attempt["prefill"] for attempt in record["attempts"]]
     return not record["done"] and any(one is not None and one["end"] == "running" for one in halves)

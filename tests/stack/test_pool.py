@@ -1,4 +1,4 @@
-"""What the router says the pool holds, real engines load from it: to the token, in nearly every request.
+"""Real engines load from the pool what the router says it holds: to the token, in nearly every request.
 
 Two engines, a Mooncake Store of a few hundred blocks, and the router with its pool. Prompts are made to be in the pool
 and not, or only in part, in the cache of the engine that gets them: the engine that computed them is drained, or has
@@ -33,7 +33,7 @@ def saved_by(over: OverStore, store: Store, prompt: list[int], **other: object) 
 
 
 def elsewhere(over: OverStore, kind: str, prompt: list[int], home: str, **other: object) -> Fetched:
-    """Asked while the engine that computed it takes nothing."""
+    """Send it while the engine that computed the prompt is drained."""
     with over.without(home):
         return over.fetch(kind, COMPLETIONS, completion(prompt, **other))
 
@@ -149,7 +149,7 @@ def test_salts_and_adapters_have_blocks_of_their_own(over: OverStore, store: Sto
 
 
 def test_a_pool_that_evicts(over: OverStore, store: Store) -> None:
-    """All that went before, and then more than there is room for: what is left of it is foretold."""
+    """After all prompts so far, more than fit: what is left of them is predicted."""
     old = [ids(f"old {number}", (3 + number % 8) * BLOCK_TOKENS + 20) for number in range(24)]
     homes = [over.fetch("new", COMPLETIONS, completion(prompt)).asked.instance for prompt in old]
     over.saved(store, old[-1])

@@ -117,7 +117,7 @@ class Scene:
         return None if hit is None else hit.tokens
 
     async def there(self, known: TokenizedPrompt) -> int:
-        """How many of its blocks are there, wherever, asked without a lease."""
+        """Return the number of its blocks in any tier, queried without a lease."""
         keys = keys_of(known)
         answer = await self.upstreams.fetch("master", "GET", f"/batch_query_keys?keys={','.join(keys)}", timeout_s=5)
         assert answer is not None
@@ -182,7 +182,7 @@ async def test_asking_keeps_nothing_alive(scene: Scene) -> None:
 
 
 async def test_the_other_way_to_ask_does_keep_alive(scene: Scene) -> None:
-    """The same with `batch_is_exist`: what the test above would see, if our way of asking renewed leases."""
+    """Repeat the test above with `batch_is_exist`: its result if our queries renewed leases."""
     asked, left_alone = prompt(15, begins=0), prompt(15, begins=1)
     other = scene.client(0)
 

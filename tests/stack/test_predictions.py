@@ -172,7 +172,7 @@ def test_messages(behind: Behind) -> None:
 
 
 def test_one_conversation_over_three_endpoints(behind: Behind) -> None:
-    """The same prompt is the same blocks, whatever the dialect it is written in."""
+    """One prompt is the same blocks in every API dialect."""
     system, question = prose("polyglot", 150), prose("question", 150)
     chat = {"messages": [{"role": "system", "content": system}, user(question)], "max_tokens": 2}
     assert behind.ask(CHAT, chat).cached == 0

@@ -154,7 +154,7 @@ def test_a_port_in_use_is_one_line(configured: Configured, tmp_path: Path) -> No
 
 
 def test_a_child_that_dies_ends_everything(configured: Configured, tmp_path: Path) -> None:
-    """And one that was told nonsense is quoted."""
+    """A child that got a wrong option is quoted."""
     with running(configured(engine_args=["--block-size", "17"]), tmp_path) as command:
         assert command.ended(READY_S) == 1
         last = command.said().splitlines()[-1]
