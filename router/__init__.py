@@ -1,1 +1,1 @@
-"""Warmroute, a cache-aware router for vLLM fleets. `README.md` in this folder is the map of the modules."""
+"""Warmroute, a cache-aware router for vLLM fleets. `docs/reference/modules.md` lists the modules."""

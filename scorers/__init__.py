@@ -1,1 +1,1 @@
-"""The scorer contract and the built-in scorers, filters and pickers. Standard library only; see README.md."""
+"""The scorer contract and the built-in scorers, filters and pickers. Standard library only; see docs/policies/."""

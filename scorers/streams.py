@@ -9,10 +9,10 @@ beside it; and where they fill the memory, no new request begins before some of 
     memory      what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free
 
 A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
-and one weight does for both. It was swept on simulated fleets (`router/README.md`): with two thirds of it large fleets
-of agents are less even, with two and a half times short prompts wait where few stream rather than begin where many do;
-none at all loses every tenth request of agents in a closed loop, and full weight doubles the P90 of busy open
-workloads.
+and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds of it
+large fleets of agents are less even, with two and a half times short prompts wait where few stream rather than begin
+where many do; none at all loses every tenth request of agents in a closed loop, and full weight doubles the P90 of
+busy open workloads.
 """
 
 from __future__ import annotations

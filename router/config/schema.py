@@ -1,7 +1,7 @@
 """The main configuration file: every key with its default, unit and meaning.
 
 The field descriptions are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
-`configs/README.md` and the messages of `warmroute check` are generated from them. Unknown keys are refused
+`docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are refused
 (`reader.py`). Nothing here opens a file or a socket.
 """
 
@@ -281,7 +281,7 @@ class PluginConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    name: str = Field(description="registered name, see scorers/README.md")
+    name: str = Field(description="registered name, see docs/reference/plugins.md")
 
 
 class WeightedPluginConfig(PluginConfig):

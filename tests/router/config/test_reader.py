@@ -322,7 +322,7 @@ def test_every_broken_policy_file_is_named(folder: Path) -> None:
     said = refusal(folder, MINIMAL + "policies_dir: p\nactive: one\n")
     at = folder / "p"
     assert said == [
-        f"{at}/one.yaml:1: scorers[0].name: missing (registered name, see scorers/README.md)",
+        f"{at}/one.yaml:1: scorers[0].name: missing (registered name, see docs/reference/plugins.md)",
         f"{at}/two.yml:1: the file is empty",
         f'{at}/warm.yaml: there is already a policy "warm", inline or in another file',
     ]
