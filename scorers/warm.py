@@ -25,7 +25,8 @@ it, so work goes where few do, which also spreads sessions, and with them caches
 The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and the
 weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running requests
 take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools, with lost and
-late events, slow instances and late starts. Other variants that were tried, and what each did: `docs/design/decisions.md`.
+late events, slow instances and late starts. Other variants that were tried, and what each did:
+`docs/design/decisions.md`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The main configuration file: every key with its default, unit and meaning.
 
 The field descriptions are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
-`docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are refused
-(`reader.py`). Nothing here opens a file or a socket.
+`docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are
+refused (`reader.py`). Nothing here opens a file or a socket.
 """
 
 from __future__ import annotations
