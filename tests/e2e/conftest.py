@@ -114,7 +114,7 @@ class Router(Doors):
         return self.app._scheduler
 
     @property
-    def lobby(self) -> ConcurrencyLimiter:
+    def limiter(self) -> ConcurrencyLimiter:
         return self.app._limiter
 
     @property
