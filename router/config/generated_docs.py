@@ -48,7 +48,8 @@ def iter_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Con
         path = f"{prefix}{name}"
         section, step = _find_section(field.annotation)
         if field.description is not None:
-            yield ConfigKey(path, _describe_type(field.annotation), _format_default(field), field.description)
+            meaning = " ".join(field.description.split())
+            yield ConfigKey(path, _describe_type(field.annotation), _format_default(field), meaning)
         if section is not None:
             yield from iter_keys(section, f"{path}{step}.")
 

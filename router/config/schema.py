@@ -1,6 +1,6 @@
 """The main configuration file: every key with its default, unit and meaning.
 
-The field descriptions are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
+The docstrings of the fields are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
 `docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are
 refused (`reader.py`). Nothing here opens a file or a socket.
 """
@@ -21,63 +21,49 @@ from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackCo
 
 
 class EventSource(Section):
-    rank: int = Field(default=0, ge=0, description="data-parallel rank whose events are published here")
-    endpoint: str = Field(description="ZeroMQ PUB endpoint to connect to, such as tcp://10.0.0.5:5557")
-    replay_endpoint: str | None = Field(
-        default=None,
-        description="ZeroMQ ROUTER endpoint for replays of missed batches; null: no replay, a gap makes the target's "
-        "index be forgotten",
-    )
-    topic: str = Field(default="", description="ZeroMQ topic prefix to subscribe to; empty: all topics")
+    rank: int = Field(default=0, ge=0)
+    """data-parallel rank whose events are published here"""
+    endpoint: str
+    """ZeroMQ PUB endpoint to connect to, such as tcp://10.0.0.5:5557"""
+    replay_endpoint: str | None = None
+    """ZeroMQ ROUTER endpoint for replays of missed batches; null: no replay, a gap makes the target's index be
+    forgotten"""
+    topic: str = ""
+    """ZeroMQ topic prefix to subscribe to; empty: all topics"""
 
 
 class TransferProtocol(Section):
-    protocol: Literal["mooncake", "nixl"] = Field(
-        description="KV connector of the engines: mooncake is MooncakeConnector, nixl is NixlConnector"
-    )
-    bootstrap_url: BaseUrl | None = Field(
-        default=None,
-        description="base URL of a prefill instance's Mooncake bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998); "
-        "required for role prefill with protocol mooncake, else null",
-    )
+    protocol: Literal["mooncake", "nixl"]
+    """KV connector of the engines: mooncake is MooncakeConnector, nixl is NixlConnector"""
+    bootstrap_url: BaseUrl | None = None
+    """base URL of a prefill instance's Mooncake bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT, 8998); required for
+    role prefill with protocol mooncake, else null"""
 
 
 class InstanceConfig(Section):
-    url: BaseUrl = Field(description="base URL of the engine, without a path")
-    name: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$",
-        description="id of the instance in logs, metrics and headers; null: host:port of `url`",
-    )
-    api_key_env: str | None = Field(
-        default=None, description="environment variable that holds the engine's API key; null: no key is sent"
-    )
-    ca_file: PathName | None = Field(
-        default=None, description="PEM file of the CA that signed the engine's certificate; null: the system's CAs"
-    )
+    url: BaseUrl
+    """base URL of the engine, without a path"""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")
+    """id of the instance in logs, metrics and headers; null: host:port of `url`"""
+    api_key_env: str | None = None
+    """environment variable that holds the engine's API key; null: no key is sent"""
+    ca_file: PathName | None = None
+    """PEM file of the CA that signed the engine's certificate; null: the system's CAs"""
     kv_events: Annotated[
         Annotated[Literal["auto", "off"], Tag("mode")] | Annotated[list[EventSource], Tag("sources")],
         Discriminator(lambda value: "sources" if isinstance(value, list) else "mode"),
-    ] = Field(
-        default="auto",
-        description="where the KV events come from; auto: ask the engine (GET /kv_event_sources); off: no events, the "
-        "index is estimated from routed prompts; or a list of sources by rank",
-    )
-    cpu_medium: Literal["pool", "host"] = Field(
-        default="pool",
-        description="meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool "
-        "(MooncakeStoreConnector); host: its own host memory (LMCache)",
-    )
-    role: Literal["both", "prefill", "decode"] = Field(
-        default="both",
-        description="prefill: computes prompts for decode instances and never answers a client; decode: may take its "
-        "KV from a prefill instance; both: does everything itself",
-    )
-    transfer: TransferProtocol | None = Field(
-        default=None,
-        description="how KV moves from prefill to decode instances; required for roles prefill and decode, both sides "
-        "must name the same protocol; null: no transfer",
-    )
+    ] = "auto"
+    """where the KV events come from; auto: ask the engine (GET /kv_event_sources); off: no events, the index is
+    estimated from routed prompts; or a list of sources by rank"""
+    cpu_medium: Literal["pool", "host"] = "pool"
+    """meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool
+    (MooncakeStoreConnector); host: its own host memory (LMCache)"""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """prefill: computes prompts for decode instances and never answers a client; decode: may take its KV from a prefill
+    instance; both: does everything itself"""
+    transfer: TransferProtocol | None = None
+    """how KV moves from prefill to decode instances; required for roles prefill and decode, both sides must name the
+    same protocol; null: no transfer"""
 
     @property
     def id(self) -> str:
@@ -91,36 +77,35 @@ class InstanceConfig(Section):
 
 
 class HealthConfig(Section):
-    interval_s: Seconds = Field(default=2.0, description="pause between two probes of a ready instance, seconds")
-    timeout_s: Seconds = Field(
-        default=2.0, description="a probe without an answer within this time has failed, seconds"
-    )
-    failures: Positive = Field(default=2, description="consecutive failed probes after which an instance is down")
+    interval_s: Seconds = 2.0
+    """pause between two probes of a ready instance, seconds"""
+    timeout_s: Seconds = 2.0
+    """a probe without an answer within this time has failed, seconds"""
+    failures: Positive = 2
+    """consecutive failed probes after which an instance is down"""
 
 
 class MetricsPollConfig(Section):
-    busy_interval_s: Seconds = Field(
-        default=0.25,
-        description="pause between two polls of an instance with requests of this router in flight, seconds",
-    )
-    idle_interval_s: Seconds = Field(
-        default=10.0, description="pause between two polls of an instance without, seconds"
-    )
-    timeout_s: Seconds = Field(default=2.0, description="a poll without an answer within this time is dropped, seconds")
+    busy_interval_s: Seconds = 0.25
+    """pause between two polls of an instance with requests of this router in flight, seconds"""
+    idle_interval_s: Seconds = 10.0
+    """pause between two polls of an instance without, seconds"""
+    timeout_s: Seconds = 2.0
+    """a poll without an answer within this time is dropped, seconds"""
 
 
 class BreakerConfig(Section):
-    failures: Positive = Field(
-        default=3, description="consecutive failures (4xx answers excluded) that open the circuit breaker of a target"
-    )
-    open_s: Seconds = Field(
-        default=5.0, description="how long an open breaker blocks its target before one trial request, seconds"
-    )
+    failures: Positive = 3
+    """consecutive failures (4xx answers excluded) that open the circuit breaker of a target"""
+    open_s: Seconds = 5.0
+    """how long an open breaker blocks its target before one trial request, seconds"""
 
 
 class TransferPrior(Section):
-    base_ms: float = Field(ge=0, description="fixed cost per load, milliseconds")
-    us_per_token: float = Field(ge=0, description="cost per loaded token, microseconds")
+    base_ms: float = Field(ge=0)
+    """fixed cost per load, milliseconds"""
+    us_per_token: float = Field(ge=0)
+    """cost per loaded token, microseconds"""
 
 
 class DecodePrior(Section):
@@ -131,53 +116,43 @@ class DecodePrior(Section):
     312 TFLOP/s.
     """
 
-    base_ms: float = Field(
-        default=10.0, ge=0, description="fixed cost of one decode step (the weights are read once), milliseconds"
-    )
-    us_per_request: float = Field(default=50.0, ge=0, description="cost per request in the batch, microseconds")
-    ns_per_context_token: float = Field(
-        default=60.0, ge=0, description="cost per context token of all requests in the batch, nanoseconds"
-    )
+    base_ms: float = Field(default=10.0, ge=0)
+    """fixed cost of one decode step (the weights are read once), milliseconds"""
+    us_per_request: float = Field(default=50.0, ge=0)
+    """cost per request in the batch, microseconds"""
+    ns_per_context_token: float = Field(default=60.0, ge=0)
+    """cost per context token of all requests in the batch, nanoseconds"""
 
 
 class SpeedPrior(Section):
-    base_ms: float = Field(default=10.0, ge=0, description="fixed cost of a prefill, milliseconds")
-    us_per_token: float = Field(default=100.0, gt=0, description="cost per uncached prompt token, microseconds")
-    ns_per_token_context: float = Field(
-        default=2.0, ge=0, description="attention cost per pair of a new token and a token before it, nanoseconds"
-    )
-    cpu: TransferPrior = Field(
-        default=TransferPrior(base_ms=1.0, us_per_token=5.0),
-        description="cost of loading KV from an instance's host memory, until measured",
-    )
-    disk: TransferPrior = Field(
-        default=TransferPrior(base_ms=10.0, us_per_token=40.0),
-        description="cost of loading KV from an instance's disk, until measured",
-    )
-    pool: TransferPrior = Field(
-        default=TransferPrior(base_ms=5.0, us_per_token=10.0),
-        description="cost of loading KV from the shared pool's memory, until measured",
-    )
-    pool_disk: TransferPrior = Field(
-        default=TransferPrior(base_ms=20.0, us_per_token=50.0),
-        description="cost of loading KV from the shared pool's disks, until measured",
-    )
-    peer: TransferPrior = Field(
-        default=TransferPrior(base_ms=10.0, us_per_token=10.0),
-        description="cost of moving a prompt's KV from a prefill to a decode instance, until measured",
-    )
+    base_ms: float = Field(default=10.0, ge=0)
+    """fixed cost of a prefill, milliseconds"""
+    us_per_token: float = Field(default=100.0, gt=0)
+    """cost per uncached prompt token, microseconds"""
+    ns_per_token_context: float = Field(default=2.0, ge=0)
+    """attention cost per pair of a new token and a token before it, nanoseconds"""
+    cpu: TransferPrior = TransferPrior(base_ms=1.0, us_per_token=5.0)
+    """cost of loading KV from an instance's host memory, until measured"""
+    disk: TransferPrior = TransferPrior(base_ms=10.0, us_per_token=40.0)
+    """cost of loading KV from an instance's disk, until measured"""
+    pool: TransferPrior = TransferPrior(base_ms=5.0, us_per_token=10.0)
+    """cost of loading KV from the shared pool's memory, until measured"""
+    pool_disk: TransferPrior = TransferPrior(base_ms=20.0, us_per_token=50.0)
+    """cost of loading KV from the shared pool's disks, until measured"""
+    peer: TransferPrior = TransferPrior(base_ms=10.0, us_per_token=10.0)
+    """cost of moving a prompt's KV from a prefill to a decode instance, until measured"""
     decode: DecodePrior = DecodePrior()
 
 
 class FleetConfig(Section):
-    instances: list[InstanceConfig] = Field(default=[], description="engines, listed here")
-    file: PathName | None = Field(
-        default=None, description="YAML file with a list of instances, reloaded when it changes; null: none"
-    )
-    file_poll_s: Seconds = Field(default=1.0, description="interval at which `file` is checked for changes, seconds")
-    embedded: EmbeddedFleetConfig | None = Field(
-        default=None, description="simulated engines for `warmroute fleet`; null: none"
-    )
+    instances: list[InstanceConfig] = []
+    """engines, listed here"""
+    file: PathName | None = None
+    """YAML file with a list of instances, reloaded when it changes; null: none"""
+    file_poll_s: Seconds = 1.0
+    """interval at which `file` is checked for changes, seconds"""
+    embedded: EmbeddedFleetConfig | None = None
+    """simulated engines for `warmroute fleet`; null: none"""
     health: HealthConfig = HealthConfig()
     metrics: MetricsPollConfig = MetricsPollConfig()
     breaker: BreakerConfig = BreakerConfig()
@@ -185,197 +160,149 @@ class FleetConfig(Section):
 
 
 class TokenizerSource(Section):
-    path: PathName | None = Field(
-        default=None,
-        description="local model folder with tokenizer.json and a chat template; null: ask the engine's tokenizer",
-    )
-    chat_template: PathName | None = Field(
-        default=None, description="file with the Jinja chat template; null: the model's own"
-    )
-    template_kwargs: dict[str, Any] = Field(
-        default={}, description="default chat template kwargs, as configured on the engine"
-    )
+    path: PathName | None = None
+    """local model folder with tokenizer.json and a chat template; null: ask the engine's tokenizer"""
+    chat_template: PathName | None = None
+    """file with the Jinja chat template; null: the model's own"""
+    template_kwargs: dict[str, Any] = {}
+    """default chat template kwargs, as configured on the engine"""
 
 
 class TokensConfig(Section):
-    budget_ms: Seconds = Field(
-        default=500.0,
-        description="longest wait for a prompt's token ids, milliseconds; after it they count as unknown and the "
-        "request is placed without",
-    )
-    inline_chars: Positive = Field(
-        default=8192,
-        description="prompts of up to this many characters are tokenized on the event loop, longer ones in threads",
-    )
-    threads: Positive = Field(default=1, description="threads that tokenize longer prompts")
-    memory_bytes: int = Field(
-        default=512 * 1024 * 1024,
-        ge=0,
-        description="memory for everything remembered of prompts (token ids, block keys, engine hashes) together, "
-        "bytes; 0: nothing is remembered",
-    )
-    token_id_passthrough: Literal["auto", "off"] = Field(
-        default="auto",
-        description="auto: send a chat's token ids beside its text to engines that were seen to use them (vLLM >= "
-        "0.32), which saves them tokenizing it again; off: never",
-    )
+    budget_ms: Seconds = 500.0
+    """longest wait for a prompt's token ids, milliseconds; after it they count as unknown and the request is placed
+    without"""
+    inline_chars: Positive = 8192
+    """prompts of up to this many characters are tokenized on the event loop, longer ones in threads"""
+    threads: Positive = 1
+    """threads that tokenize longer prompts"""
+    memory_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
+    """memory for everything remembered of prompts (token ids, block keys, engine hashes) together, bytes; 0: nothing is
+    remembered"""
+    token_id_passthrough: Literal["auto", "off"] = "auto"
+    """auto: send a chat's token ids beside its text to engines that were seen to use them (vLLM >= 0.32), which saves
+    them tokenizing it again; off: never"""
 
 
 class IndexConfig(Section):
-    expected_ttl_s: Seconds = Field(
-        default=5.0, description="how long a routed prompt counts as cached before an event confirms it, seconds"
-    )
-    approximate_blocks: Positive = Field(
-        default=200_000, description="blocks remembered per target that has no trusted event stream"
-    )
-    approximate_ttl_s: Seconds = Field(default=600.0, description="age at which such a block is forgotten, seconds")
-    orphan_blocks: Positive = Field(
-        default=10_000, description="blocks with an unknown parent that are kept per target"
-    )
-    replay_timeout_s: Seconds = Field(
-        default=5.0, description="longest wait for a complete replay of missed events, seconds"
-    )
-    key_secret_env: str | None = Field(
-        default=None,
-        description="environment variable with the secret that seeds block keys; null: the snapshot's secret, else "
-        "random per process",
-    )
-    snapshot_file: PathName | None = Field(
-        default=None,
-        description="file that the index is saved to and restored from at start; it holds the secret of the block "
-        "keys, so only its owner can read it; null: no snapshot, the index is rebuilt from events",
-    )
-    snapshot_every_s: Seconds = Field(
-        default=60.0, description="interval between two snapshots, seconds; one more is written at shutdown"
-    )
+    expected_ttl_s: Seconds = 5.0
+    """how long a routed prompt counts as cached before an event confirms it, seconds"""
+    approximate_blocks: Positive = 200_000
+    """blocks remembered per target that has no trusted event stream"""
+    approximate_ttl_s: Seconds = 600.0
+    """age at which such a block is forgotten, seconds"""
+    orphan_blocks: Positive = 10_000
+    """blocks with an unknown parent that are kept per target"""
+    replay_timeout_s: Seconds = 5.0
+    """longest wait for a complete replay of missed events, seconds"""
+    key_secret_env: str | None = None
+    """environment variable with the secret that seeds block keys; null: that of the snapshot, else random"""
+    snapshot_file: PathName | None = None
+    """file that the index is saved to and restored from at start; it holds the secret of the block keys, so only its
+    owner can read it; null: no snapshot, the index is rebuilt from events"""
+    snapshot_every_s: Seconds = 60.0
+    """interval between two snapshots, seconds; one more is written at shutdown"""
 
 
 class DecisionLogConfig(Section):
-    folder: PathName = Field(description="folder of the log files; created if missing")
-    rotate_bytes: Positive = Field(
-        default=256 * 1024 * 1024, description="size at which a file is closed and compressed, bytes"
-    )
-    rotate_s: Seconds = Field(default=3600.0, description="age at which a file is closed and compressed, seconds")
-    keep_bytes: Positive = Field(
-        default=10 * 1024 * 1024 * 1024, description="total size above which the oldest files are deleted, bytes"
-    )
-    queue: Positive = Field(
-        default=10_000, description="records that may wait to be written; beyond it records are dropped and counted"
-    )
-    fsync: Literal["never", "rotate", "second"] = Field(
-        default="rotate",
-        description="when files are forced to disk; never; rotate: when a file is closed; second: every second. A "
-        "crash of the router alone loses at most one second in any case",
-    )
+    folder: PathName
+    """folder of the log files; created if missing"""
+    rotate_bytes: Positive = 256 * 1024 * 1024
+    """size at which a file is closed and compressed, bytes"""
+    rotate_s: Seconds = 3600.0
+    """age at which a file is closed and compressed, seconds"""
+    keep_bytes: Positive = 10 * 1024 * 1024 * 1024
+    """total size above which the oldest files are deleted, bytes"""
+    queue: Positive = 10_000
+    """records that may wait to be written; beyond it records are dropped and counted"""
+    fsync: Literal["never", "rotate", "second"] = "rotate"
+    """when files are forced to disk; never; rotate: when a file is closed; second: every second. A crash of the router
+    alone loses at most one second in any case"""
 
 
 class RecordsConfig(Section):
-    keep: Positive = Field(default=10_000, description="most recent decision records kept in memory")
-    decision_log: DecisionLogConfig | None = Field(
-        default=None, description="write every decision as JSON lines, for `warmroute replay`; null: no decision log"
-    )
+    keep: Positive = 10_000
+    """most recent decision records kept in memory"""
+    decision_log: DecisionLogConfig | None = None
+    """write every decision as JSON lines, for `warmroute replay`; null: no decision log"""
 
 
 class PluginConfig(BaseModel):
     """A filter, scorer or picker by name; all other keys are its parameters, checked when the policy is built."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    name: str = Field(description="registered name, see docs/reference/plugins.md")
+    name: str
+    """registered name, see docs/reference/plugins.md"""
 
 
 class WeightedPluginConfig(PluginConfig):
-    weight: float = Field(default=1.0, ge=0, description="factor on this scorer's cost")
+    weight: float = Field(default=1.0, ge=0)
+    """factor on this scorer's cost"""
 
 
 class SchedulingProfileConfig(Section):
     """Filters, then weighted scorers, then a picker: how one target is chosen."""
 
-    filters: list[PluginConfig] = Field(
-        default=[], description="filters that candidates must pass, in order; health and model are always checked"
-    )
-    scorers: list[WeightedPluginConfig] = Field(
-        min_length=1, description="scorers whose weighted costs are added up; the lowest sum is best"
-    )
-    picker: PluginConfig = Field(
-        default=PluginConfig(name="best"), description="picker that selects a candidate from the costs"
-    )
+    filters: list[PluginConfig] = []
+    """filters that candidates must pass, in order; health and model are always checked"""
+    scorers: list[WeightedPluginConfig] = Field(min_length=1)
+    """scorers whose weighted costs are added up; the lowest sum is best"""
+    picker: PluginConfig = PluginConfig(name="best")
+    """picker that selects a candidate from the costs"""
 
 
 class PolicyConfig(SchedulingProfileConfig):
     """A routing policy. Its own profile places whole requests, and each half of a pair without a profile of its own."""
 
-    prefill: SchedulingProfileConfig | None = Field(
-        default=None, description="profile that chooses among prefill instances; null: the policy's own profile"
-    )
-    decode: SchedulingProfileConfig | None = Field(
-        default=None, description="profile that chooses among decode instances; null: the policy's own profile"
-    )
-    prefill_from_tokens: int = Field(
-        default=0,
-        ge=0,
-        description="fewest tokens that the decode target would have to compute for the prefill to go to a prefill "
-        "instance",
-    )
+    prefill: SchedulingProfileConfig | None = None
+    """profile that chooses among prefill instances; null: the policy's own profile"""
+    decode: SchedulingProfileConfig | None = None
+    """profile that chooses among decode instances; null: the policy's own profile"""
+    prefill_from_tokens: int = Field(default=0, ge=0)
+    """fewest tokens that the decode target would have to compute for the prefill to go to a prefill instance"""
 
 
 class LogConfig(Section):
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="lowest severity that is logged"
-    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """lowest severity that is logged"""
 
 
 class Config(Section):
     """The main configuration file."""
 
     listen: ListenConfig = ListenConfig()
-    workers: Positive = Field(
-        default=1, description="processes that answer requests on the public port, as `--workers`; about one per core"
-    )
+    workers: Positive = 1
+    """processes that answer requests on the public port, as `--workers`; about one per core"""
     admin: AdminConfig = AdminConfig()
     clients: ClientsConfig = ClientsConfig()
     fleet: FleetConfig = FleetConfig()
-    tokenizers: dict[str, TokenizerSource] = Field(
-        default={},
-        description="tokenizers by base model name as the engines serve it; for a model without an entry the engine's "
-        "tokenizer is asked",
-    )
+    tokenizers: dict[str, TokenizerSource] = {}
+    """tokenizers by base model name as the engines serve it; for a model without an entry the engine's tokenizer is
+    asked"""
     tokens: TokensConfig = TokensConfig()
     index: IndexConfig = IndexConfig()
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
     edge: EdgeConfig = EdgeConfig()
-    usage: Literal["inject", "observe"] = Field(
-        default="inject",
-        description="inject: ask the engine for token usage on every stream and hide it from clients that did not ask; "
-        "observe: use what the client asked for",
-    )
+    usage: Literal["inject", "observe"] = "inject"
+    """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use
+    what the client asked for"""
     records: RecordsConfig = RecordsConfig()
-    pool: PoolConfig | None = Field(
-        default=None, description="the Mooncake Store that the fleet shares; null: no shared pool"
-    )
-    stack: LocalStackConfig | None = Field(
-        default=None, description="real vLLM engines and a real store, for `warmroute stack`; null: none"
-    )
-    policies_dir: PathName | None = Field(
-        default=None, description="folder of policy files, each named by its stem; null: only `policies`"
-    )
-    policies: dict[str, PolicyConfig] = Field(
-        default={},
-        description="policies given inline, by name; one with the name of a shipped policy replaces it",
-    )
-    active: str = Field(
-        default="warm",
-        description="name of the policy that decides; a shipped one (`warmroute policies`) needs no file",
-    )
-    experiment: ExperimentConfig | None = Field(
-        default=None,
-        description="policies that share the live requests, and policies that run in shadow; null: no experiment",
-    )
-    watch: bool = Field(
-        default=True,
-        description="apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, "
-        "without a restart",
-    )
-    seed: int | None = Field(default=None, description="seed of every random choice; null: random per process")
+    pool: PoolConfig | None = None
+    """the Mooncake Store that the fleet shares; null: no shared pool"""
+    stack: LocalStackConfig | None = None
+    """real vLLM engines and a real store, for `warmroute stack`; null: none"""
+    policies_dir: PathName | None = None
+    """folder of policy files, each named by its stem; null: only `policies`"""
+    policies: dict[str, PolicyConfig] = {}
+    """policies given inline, by name; one with the name of a shipped policy replaces it"""
+    active: str = "warm"
+    """name of the policy that decides; a shipped one (`warmroute policies`) needs no file"""
+    experiment: ExperimentConfig | None = None
+    """policies that share the live requests, and policies that run in shadow; null: no experiment"""
+    watch: bool = True
+    """apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, without a restart"""
+    seed: int | None = None
+    """seed of every random choice; null: random per process"""
     log: LogConfig = LogConfig()

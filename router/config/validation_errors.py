@@ -62,7 +62,7 @@ def _to_problem(data: Any, kind: Any, finding: ErrorDetails) -> YamlProblem:
             return YamlProblem(path, f'the key "{name}" is now called "{RENAMED_KEYS[name]}"')
         return YamlProblem(path, describe_unknown("key", name, fields))
     field = fields.get(name)
-    meaning = f" ({field.description})" if field is not None and field.description else ""
+    meaning = f" ({' '.join(field.description.split())})" if field is not None and field.description else ""
     if finding["type"] == "missing":
         return YamlProblem(path, f"missing{meaning}")
     if finding["type"] == "value_error":

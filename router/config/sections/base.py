@@ -16,7 +16,7 @@ Positive = Annotated[int, Field(gt=0)]
 class Section(BaseModel):
     """A frozen model that refuses unknown keys, infinities and NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def _make_absolute(path: str, info: ValidationInfo) -> str:

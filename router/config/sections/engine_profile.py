@@ -22,37 +22,45 @@ Source = Annotated[
 
 
 class SourcedCount(Section):
-    value: Positive = Field(description="the number itself")
+    value: Positive
+    """the number itself"""
     source: Source
 
 
 class SourcedCost(Section):
-    value: float = Field(ge=0, description="the number itself; 0: no cost")
+    value: float = Field(ge=0)
+    """the number itself; 0: no cost"""
     source: Source
 
 
 class SourcedSize(Section):
-    value: float = Field(gt=0, description="the number itself")
+    value: float = Field(gt=0)
+    """the number itself"""
     source: Source
 
 
 class ProfileFile(Section):
     """One instance, all of its GPUs together."""
 
-    about: str = Field(pattern=r"\S", description="which model on which hardware, and what the numbers have in common")
-    kv_tokens: SourcedCount = Field(description="capacity of the KV cache, tokens")
-    kv_bytes_per_token: SourcedSize = Field(
-        description="KV size of one token over all layers and all GPUs of the instance, bytes"
-    )
-    us_per_token: SourcedCost = Field(description="compute per prompt token without attention, microseconds")
-    ns_per_pair: SourcedCost = Field(
-        description="attention compute per pair of a new token and a token before it, nanoseconds"
-    )
-    us_per_decode: SourcedCost = Field(description="compute per output token, microseconds")
-    weights_ms: SourcedCost = Field(description="reading the weights once per step, milliseconds")
-    ns_per_context_token: SourcedCost = Field(description="reading the KV of one context token, nanoseconds per step")
-    step_ms: SourcedCost = Field(
-        description="fixed overhead of a step (kernel launches, scheduling, sampling), milliseconds"
-    )
-    batched_tokens: SourcedCount = Field(description="most tokens that one step computes (`max_num_batched_tokens`)")
-    max_seqs: SourcedCount = Field(description="most requests that run at once (`max_num_seqs`)")
+    about: str = Field(pattern=r"\S")
+    """which model on which hardware, and what the numbers have in common"""
+    kv_tokens: SourcedCount
+    """capacity of the KV cache, tokens"""
+    kv_bytes_per_token: SourcedSize
+    """KV size of one token over all layers and all GPUs of the instance, bytes"""
+    us_per_token: SourcedCost
+    """compute per prompt token without attention, microseconds"""
+    ns_per_pair: SourcedCost
+    """attention compute per pair of a new token and a token before it, nanoseconds"""
+    us_per_decode: SourcedCost
+    """compute per output token, microseconds"""
+    weights_ms: SourcedCost
+    """reading the weights once per step, milliseconds"""
+    ns_per_context_token: SourcedCost
+    """reading the KV of one context token, nanoseconds per step"""
+    step_ms: SourcedCost
+    """fixed overhead of a step (kernel launches, scheduling, sampling), milliseconds"""
+    batched_tokens: SourcedCount
+    """most tokens that one step computes (`max_num_batched_tokens`)"""
+    max_seqs: SourcedCount
+    """most requests that run at once (`max_num_seqs`)"""

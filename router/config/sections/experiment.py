@@ -33,71 +33,47 @@ Metric = Literal["ttft_p50", "ttft_p90", "duration_p90", "hit_share", "error_rat
 class GuardConfig(Section):
     """Compares every arm with the first one."""
 
-    metric: Metric = Field(
-        default="ttft_p90", description="metric that is compared; a failed request counts as infinitely slow"
-    )
-    worse_by: Share = Field(
-        default=0.2, ge=0, le=10, description="how much worse than the first arm an arm may be (20% or 0.2)"
-    )
-    alpha: float = Field(
-        default=0.01,
-        gt=0,
-        lt=0.5,
-        description="probability of a false alarm, over all arms, metrics and checks of the experiment together",
-    )
-    min_units: Positive = Field(default=50, description="finished units that an arm needs before it is judged")
-    action: Literal["rollback", "report"] = Field(
-        default="rollback",
-        description="rollback: send the requests of a worse arm to the first arm from then on; report: only log it",
-    )
+    metric: Metric = "ttft_p90"
+    """metric that is compared; a failed request counts as infinitely slow"""
+    worse_by: Share = Field(default=0.2, ge=0, le=10)
+    """how much worse than the first arm an arm may be (20% or 0.2)"""
+    alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """probability of a false alarm, over all arms, metrics and checks of the experiment together"""
+    min_units: Positive = 50
+    """finished units that an arm needs before it is judged"""
+    action: Literal["rollback", "report"] = "rollback"
+    """rollback: send the requests of a worse arm to the first arm from then on; report: only log it"""
 
 
 class ArmLimitsConfig(Section):
     """Absolute limits for every arm: through shared queues, a bad arm slows down the others too."""
 
-    ttft_p90_max_ms: float | None = Field(
-        default=None,
-        gt=0,
-        description="roll an arm back when more than 10 % of its requests have a longer time to first token, "
-        "milliseconds; null: no limit",
-    )
-    error_rate_max: Share | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="roll an arm back when a larger share of its requests fails (5% or 0.05); null: no limit",
-    )
+    ttft_p90_max_ms: float | None = Field(default=None, gt=0)
+    """roll an arm back when more than 10 % of its requests have a longer time to first token, milliseconds; null: no
+    limit"""
+    error_rate_max: Share | None = Field(default=None, gt=0, lt=1)
+    """roll an arm back when a larger share of its requests fails (5% or 0.05); null: no limit"""
 
 
 class ExperimentConfig(Section):
     """Policies that share the live requests, policies in shadow, and what ends the experiment early."""
 
-    unit: Unit = Field(
-        default="session",
-        description="what is assigned to an arm as a whole; time: all requests of a time window (switchback)",
-    )
-    seed: int = Field(
-        default=0, description="seed of the assignment; equal seeds give equal assignments on every replica"
-    )
-    arms: dict[str, float] = Field(
-        min_length=1,
-        description="policies and their shares in percent, which add up to 100; the first is the one others are "
-        "compared with",
-    )
-    shadows: list[str] = Field(
-        default=[], description="policies whose choice is computed and recorded for every request, but not executed"
-    )
+    unit: Unit = "session"
+    """what is assigned to an arm as a whole; time: all requests of a time window (switchback)"""
+    seed: int = 0
+    """seed of the assignment; equal seeds give equal assignments on every replica"""
+    arms: dict[str, float] = Field(min_length=1)
+    """policies and their shares in percent, which add up to 100; the first is the one others are compared with"""
+    shadows: list[str] = []
+    """policies whose choice is computed and recorded for every request, but not executed"""
     guard: GuardConfig = GuardConfig()
     limits: ArmLimitsConfig = ArmLimitsConfig()
-    isolate: Literal["none", "instances"] = Field(
-        default="none",
-        description="instances: each arm gets its own part of the fleet, so that caches do not mix; none: all arms use "
-        "the whole fleet",
-    )
-    observe_s: Seconds = Field(
-        default=120.0, description="time from a unit's first request during which its requests count, seconds"
-    )
-    window_s: Seconds = Field(default=600.0, description="length of a window with `unit: time`, seconds")
+    isolate: Literal["none", "instances"] = "none"
+    """instances: each arm gets its own part of the fleet, so that caches do not mix; none: all arms use all of it"""
+    observe_s: Seconds = 120.0
+    """time from a unit's first request during which its requests count, seconds"""
+    window_s: Seconds = 600.0
+    """length of a window with `unit: time`, seconds"""
 
     @model_validator(mode="after")
     def _check_shares(self) -> ExperimentConfig:

@@ -15,10 +15,10 @@ from router.config.sections.base import Section
 
 
 class FaultWindow(Section):
-    from_s: float = Field(default=0.0, ge=0, description="begin of the fault, seconds of the simulation")
-    until_s: float | None = Field(
-        default=None, gt=0, description="end of the fault, seconds of the simulation; null: it lasts to the end"
-    )
+    from_s: float = Field(default=0.0, ge=0)
+    """begin of the fault, seconds of the simulation"""
+    until_s: float | None = Field(default=None, gt=0)
+    """end of the fault, seconds of the simulation; null: it lasts to the end"""
 
     @model_validator(mode="after")
     def _check_order(self) -> FaultWindow:
@@ -28,7 +28,8 @@ class FaultWindow(Section):
 
 
 class InstanceFault(FaultWindow):
-    instance: int = Field(ge=0, description="number of the instance; the first is 0")
+    instance: int = Field(ge=0)
+    """number of the instance; the first is 0"""
 
 
 class DownFault(InstanceFault):
@@ -38,29 +39,23 @@ class DownFault(InstanceFault):
 class SlowFault(InstanceFault):
     """A slowdown that no router is informed of: a GPU that throttles, a noisy neighbour."""
 
-    factor: float = Field(default=2.0, gt=1, description="factor on the duration of each step")
+    factor: float = Field(default=2.0, gt=1)
+    """factor on the duration of each step"""
 
 
 class TroubleFile(Section):
     """The faults of one simulation."""
 
-    down: list[DownFault] = Field(default=[], description="instances that die, and return with an empty cache")
-    slow: list[SlowFault] = Field(default=[], description="instances that are slower than the others")
-    events_lost: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="share of KV event batches that never arrive; the gaps are detected and replayed",
-    )
-    pool_away: list[FaultWindow] = Field(
-        default=[], description="times at which the shared pool answers no query and no load"
-    )
-    router_starts_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="time at which the router starts, with an empty index, seconds; until then requests are placed in "
-        "turn",
-    )
+    down: list[DownFault] = []
+    """instances that die, and return with an empty cache"""
+    slow: list[SlowFault] = []
+    """instances that are slower than the others"""
+    events_lost: float = Field(default=0.0, ge=0, le=1)
+    """share of KV event batches that never arrive; the gaps are detected and replayed"""
+    pool_away: list[FaultWindow] = []
+    """times at which the shared pool answers no query and no load"""
+    router_starts_s: float = Field(default=0.0, ge=0)
+    """time at which the router starts, with an empty index, seconds; until then requests are placed in turn"""
 
     @model_validator(mode="after")
     def _check_faults(self) -> TroubleFile:

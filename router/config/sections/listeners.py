@@ -10,46 +10,47 @@ from router.config.sections.base import PathName, Port, Positive, Seconds, Secti
 
 
 class TlsConfig(Section):
-    cert_file: PathName = Field(description="PEM certificate chain of the listener")
-    key_file: PathName = Field(description="PEM private key of the listener")
+    cert_file: PathName
+    """PEM certificate chain of the listener"""
+    key_file: PathName
+    """PEM private key of the listener"""
 
 
 class ListenConfig(Section):
-    host: str = Field(default="0.0.0.0", description="address of the public listener")
-    port: Port = Field(default=8000, description="port of the public listener; 0: the system chooses one")
-    tls: TlsConfig | None = Field(default=None, description="serve HTTPS with this certificate; null: plain HTTP")
-    header_timeout_s: Seconds = Field(
-        default=10.0, description="longest time to receive a complete request head, seconds"
-    )
-    body_idle_timeout_s: Seconds = Field(
-        default=30.0, description="longest pause between two parts of a request body, seconds"
-    )
-    header_bytes: Positive = Field(default=65536, description="largest request head (request line and headers), bytes")
+    host: str = "0.0.0.0"
+    """address of the public listener"""
+    port: Port = 8000
+    """port of the public listener; 0: the system chooses one"""
+    tls: TlsConfig | None = None
+    """serve HTTPS with this certificate; null: plain HTTP"""
+    header_timeout_s: Seconds = 10.0
+    """longest time to receive a complete request head, seconds"""
+    body_idle_timeout_s: Seconds = 30.0
+    """longest pause between two parts of a request body, seconds"""
+    header_bytes: Positive = 65536
+    """largest request head (request line and headers), bytes"""
 
 
 class AdminTokenConfig(Section):
-    name: str = Field(description="name of the holder, for logs and the audit log")
-    hash: str = Field(
-        pattern="^[0-9a-fA-F]{64}$", description="sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"
-    )
-    rights: list[Literal["read", "write", "override"]] = Field(
-        default=["read"],
-        description="read: all GET endpoints and explain; write: drain instances, change policies and experiments; "
-        "override: choose the policy of a single request by header",
-    )
+    name: str
+    """name of the holder, for logs and the audit log"""
+    hash: str = Field(pattern="^[0-9a-fA-F]{64}$")
+    """sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"""
+    rights: list[Literal["read", "write", "override"]] = ["read"]
+    """read: all GET endpoints and explain; write: drain instances, change policies and experiments; override: choose
+    the policy of a single request by header"""
 
 
 class AdminConfig(Section):
-    host: str = Field(default="127.0.0.1", description="address of the admin listener, which is never the public one")
-    port: Port = Field(default=8001, description="port of the admin listener; 0: the system chooses one")
-    tokens: list[AdminTokenConfig] = Field(
-        default=[], description="bearer tokens; empty: no token is asked for, allowed only on a loopback host"
-    )
-    audit_file: PathName | None = Field(
-        default=None,
-        description="JSON lines file of every policy switch (who, when, what, the plan), from which rollbacks are "
-        "restored after a restart; null: the last 1,000 entries in memory",
-    )
+    host: str = "127.0.0.1"
+    """address of the admin listener, which is never the public one"""
+    port: Port = 8001
+    """port of the admin listener; 0: the system chooses one"""
+    tokens: list[AdminTokenConfig] = []
+    """bearer tokens; empty: no token is asked for, allowed only on a loopback host"""
+    audit_file: PathName | None = None
+    """JSON lines file of every policy switch (who, when, what, the plan), from which rollbacks are restored after a
+    restart; null: the last 1,000 entries in memory"""
 
     @model_validator(mode="after")
     def _require_tokens_beyond_loopback(self) -> AdminConfig:
@@ -59,61 +60,46 @@ class AdminConfig(Section):
 
 
 class ClientsConfig(Section):
-    keys_file: PathName | None = Field(
-        default=None,
-        description="file with the sha256 (hex) of one client API key and a name per line; null: no API key is "
-        "required",
-    )
+    keys_file: PathName | None = None
+    """file with the sha256 (hex) of one client API key and a name per line; null: no API key is required"""
 
 
 class LimitsConfig(Section):
-    body_bytes: Positive = Field(
-        default=64 * 1024 * 1024, description="largest request body, bytes; a larger one is answered with 413"
-    )
-    body_budget_bytes: Positive = Field(
-        default=1024 * 1024 * 1024,
-        description="memory for all request bodies together, bytes; beyond it requests are answered with 429",
-    )
-    concurrent: Positive = Field(
-        default=2048,
-        description="requests in progress at once; beyond it requests are answered with 429 and Retry-After",
-    )
-    connect_timeout_s: Seconds = Field(default=2.0, description="longest time to connect to an engine, seconds")
-    first_byte_timeout_s: Seconds = Field(
-        default=600.0, description="longest time from sending a request to the first byte of its answer, seconds"
-    )
-    idle_timeout_s: Seconds = Field(default=120.0, description="longest pause inside an answer, seconds")
-    keepalive_s: Seconds = Field(
-        default=4.0,
-        description="how long an idle connection to an engine is kept open, seconds; must be below the engine's own "
-        "limit (vLLM: 5 s)",
-    )
-    retry_ratio: float = Field(
-        default=0.2, ge=0, le=1, description="retries allowed per request over time, over the whole router"
-    )
-    retry_burst: Positive = Field(default=10, description="retries allowed at once beyond `retry_ratio`")
-    grace_s: Seconds = Field(
-        default=30.0, description="time that requests in progress have to finish after SIGTERM, seconds"
-    )
-    responses_kept: Positive = Field(
-        default=10_000, description="stored response ids whose target is remembered; the oldest are forgotten first"
-    )
+    body_bytes: Positive = 64 * 1024 * 1024
+    """largest request body, bytes; a larger one is answered with 413"""
+    body_budget_bytes: Positive = 1024 * 1024 * 1024
+    """memory for all request bodies together, bytes; beyond it requests are answered with 429"""
+    concurrent: Positive = 2048
+    """requests in progress at once; beyond it requests are answered with 429 and Retry-After"""
+    connect_timeout_s: Seconds = 2.0
+    """longest time to connect to an engine, seconds"""
+    first_byte_timeout_s: Seconds = 600.0
+    """longest time from sending a request to the first byte of its answer, seconds"""
+    idle_timeout_s: Seconds = 120.0
+    """longest pause inside an answer, seconds"""
+    keepalive_s: Seconds = 4.0
+    """how long an idle connection to an engine stays open, seconds; must be below the engine's own limit (vLLM: 5 s)"""
+    retry_ratio: float = Field(default=0.2, ge=0, le=1)
+    """retries allowed per request over time, over the whole router"""
+    retry_burst: Positive = 10
+    """retries allowed at once beyond `retry_ratio`"""
+    grace_s: Seconds = 30.0
+    """time that requests in progress have to finish after SIGTERM, seconds"""
+    responses_kept: Positive = 10_000
+    """stored response ids whose target is remembered; the oldest are forgotten first"""
 
 
 class ExtraEndpoint(Section):
-    path: str = Field(pattern=r"^/", description="exact path to forward")
-    method: Literal["GET", "POST"] = Field(default="POST", description="its HTTP method")
+    path: str = Field(pattern=r"^/")
+    """exact path to forward"""
+    method: Literal["GET", "POST"] = "POST"
+    """its HTTP method"""
 
 
 class EdgeConfig(Section):
-    extra_endpoints: list[ExtraEndpoint] = Field(
-        default=[], description="paths to forward beyond the built-in ones, placed by load alone"
-    )
-    strip_fields: list[str] = Field(
-        default=["kv_transfer_params", "vllm_xargs"],
-        description="top-level JSON fields that are removed from client requests",
-    )
-    strip_headers: list[str] = Field(
-        default=["x-data-parallel-rank", "x-vllm-priority"],
-        description="headers that are removed from client requests; x-warmroute-* are always removed",
-    )
+    extra_endpoints: list[ExtraEndpoint] = []
+    """paths to forward beyond the built-in ones, placed by load alone"""
+    strip_fields: list[str] = ["kv_transfer_params", "vllm_xargs"]
+    """top-level JSON fields that are removed from client requests"""
+    strip_headers: list[str] = ["x-data-parallel-rank", "x-vllm-priority"]
+    """headers that are removed from client requests; x-warmroute-* are always removed"""
