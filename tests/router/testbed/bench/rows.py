@@ -29,8 +29,8 @@ def answered(**changes: object) -> SentRequest:
 
 
 def failed(status: int | None, reason: str) -> SentRequest:
-    kept = {"session": 9, "turn": 0, "sent_s": 2.0, "late_s": 0.5, "duration_s": 0.1}
-    return SentRequest(**kept, planned_tokens=7, planned_output_tokens=7, status=status, failure=reason)  # type: ignore[arg-type]
+    fields = {"session": 9, "turn": 0, "sent_s": 2.0, "late_s": 0.5, "duration_s": 0.1}
+    return SentRequest(**fields, planned_tokens=7, planned_output_tokens=7, status=status, failure=reason)  # type: ignore[arg-type]
 
 
 def loaded(*sent: SentRequest) -> LoadReport:

@@ -74,10 +74,10 @@ async def test_a_server_without_a_page_is_named() -> None:
 
 
 async def test_looking_ends_when_it_is_good_or_late() -> None:
-    seen = iter(range(100))
+    values = iter(range(100))
 
     async def look() -> int:
-        return next(seen)
+        return next(values)
 
     assert await poll_until(SystemClock(), 5.0, look, lambda number: number == 3) == 3
     assert await poll_until(SystemClock(), 0.0, look, lambda number: False) == 4

@@ -1,4 +1,4 @@
-"""What is kept behind the side door, who gets it, and when it is freed."""
+"""Blocks held for peers: which peer gets them, and when they are freed."""
 
 from __future__ import annotations
 

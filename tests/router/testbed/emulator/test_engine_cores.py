@@ -37,7 +37,7 @@ async def test_tokens_come_tagged_with_their_sequence_until_all_have_ended() -> 
     async with engine() as fake:
         answer = fake.server.cores.all[0].submit([SequenceRequest([1, 2], 2), SequenceRequest([3, 4, 5], 1)])
         assert isinstance(answer, TokenStream)
-        said: list[int] = []
+        sequences: list[int] = []
         while tokens := await answer.tokens():
-            said += [sequence for sequence, _ in tokens]
-        assert sorted(said) == [0, 0, 1]
+            sequences += [sequence for sequence, _ in tokens]
+        assert sorted(sequences) == [0, 0, 1]

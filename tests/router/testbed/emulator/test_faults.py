@@ -85,9 +85,9 @@ async def test_freezing_stops_answers_that_had_begun() -> None:
         await anext(answer.aiter_lines())
         fake.faults(freeze=True)
         await asyncio.sleep(0.02)  # the step under way may still end
-        said = fake.gauges().generated_tokens
+        before = fake.gauges().generated_tokens
         await asyncio.sleep(0.05)  # ten steps' time
-        assert fake.gauges().generated_tokens == said
+        assert fake.gauges().generated_tokens == before
 
 
 async def test_slow() -> None:
@@ -136,9 +136,9 @@ async def test_restarting_empties_the_cache_and_cuts_answers() -> None:
 
 async def test_faults_are_changed_by_name(http: httpx.AsyncClient) -> None:
     await http.post("/emulate/faults", json={"drop_events": 0.25})
-    told = (await http.post("/emulate/faults", json={"slow": 2.0})).json()
-    assert (told["drop_events"], told["slow"]) == (0.25, 2.0)
-    assert (await http.get("/emulate/faults")).json() == told
+    faults = (await http.post("/emulate/faults", json={"slow": 2.0})).json()
+    assert (faults["drop_events"], faults["slow"]) == (0.25, 2.0)
+    assert (await http.get("/emulate/faults")).json() == faults
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Emulated engines around one pool, and in pairs, over real sockets. Blocks of 16 tokens, no time but where said."""
+"""Emulated engines around one pool, and in pairs, over real sockets. Blocks of 16 tokens; steps take no time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def told(http: httpx.AsyncClient, *keys: str) -> dict[str, dict[str, object]]:
+async def query(http: httpx.AsyncClient, *keys: str) -> dict[str, dict[str, object]]:
     answer = await http.get("/batch_query_keys", params={"keys": ",".join(keys)})
     assert (answer.status_code, answer.json()["success"]) == (200, True)
     data: dict[str, dict[str, object]] = answer.json()["data"]
@@ -33,7 +33,7 @@ async def told(http: httpx.AsyncClient, *keys: str) -> dict[str, dict[str, objec
 async def test_what_was_put_is_told_in_the_shape_of_the_real_one(http: httpx.AsyncClient) -> None:
     await http.post("/emulate/put", json={"keys": [KEY]})
     await http.post("/emulate/put", json={"keys": ["on disk"], "tier": "disk"})
-    data = await told(http, KEY, "on disk", "nowhere")
+    data = await query(http, KEY, "on disk", "nowhere")
     fields = {"ok", "error", "values", "disk_values", "local_disk_values", "nof_values"}
     assert [set(one) for one in data.values()] == [fields] * 3
     assert (data[KEY]["ok"], bool(data[KEY]["values"]), data[KEY]["local_disk_values"]) == (True, True, None)
@@ -47,7 +47,7 @@ async def test_what_was_put_is_told_in_the_shape_of_the_real_one(http: httpx.Asy
 async def test_what_was_removed_is_gone(http: httpx.AsyncClient) -> None:
     await http.post("/emulate/put", json={"keys": ["a", "b", "c"]})
     await http.post("/emulate/remove", json={"keys": ["a", "never there"]})
-    assert [one["ok"] for one in (await told(http, "a", "b", "c")).values()] == [False, True, True]
+    assert [one["ok"] for one in (await query(http, "a", "b", "c")).values()] == [False, True, True]
     await http.post("/emulate/remove", json={})
     assert (await http.get("/get_all_keys")).text == ""
 
@@ -106,6 +106,6 @@ async def test_as_a_process_it_refuses_options_it_does_not_know() -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(20):
-        _, said = await process.communicate()
+        _, errors = await process.communicate()
     assert process.returncode == 1
-    assert "prot" in said.decode()
+    assert "prot" in errors.decode()

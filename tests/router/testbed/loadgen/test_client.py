@@ -161,9 +161,9 @@ async def test_an_answer_that_spells_nothing_began_with_its_first_chunk() -> Non
     assert 0 < answer.ttft_ms < answer.total_ms
 
 
-@pytest.mark.parametrize("said", [b"", OPENING, data("no json"), data('{"error": {"message": "full"}}')])
-async def test_an_answer_that_is_none_is_a_value(said: bytes) -> None:
-    async with Scripted(said) as url, LoadClient(url, "m", SystemClock()) as client:
+@pytest.mark.parametrize("content", [b"", OPENING, data("no json"), data('{"error": {"message": "full"}}')])
+async def test_an_answer_that_is_none_is_a_value(content: bytes) -> None:
+    async with Scripted(content) as url, LoadClient(url, "m", SystemClock()) as client:
         answer = await client.chat(CHAT, 2)
     assert isinstance(answer, ClientFailure)
     assert answer.status == 200

@@ -19,13 +19,13 @@ SMALL = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.tu
 
 
 def job(fake: FakeEngine, workload: Workload = SMALL, **changes: Any) -> LoadJob:
-    asked = {"url": fake.url, "model": "m", "name": "mine", "concurrency": 2, "sessions": tuple(workload.sessions)}
-    return LoadJob(**(asked | changes))
+    fields = {"url": fake.url, "model": "m", "name": "mine", "concurrency": 2, "sessions": tuple(workload.sessions)}
+    return LoadJob(**(fields | changes))
 
 
-async def sent_by(told: LoadJob) -> list[SentRequest]:
+async def sent_by(job: LoadJob) -> list[SentRequest]:
     clock, sent = SystemClock(), list[SentRequest]()
-    await load(told, clock, clock.now(), sent.append)
+    await load(job, clock, clock.now(), sent.append)
     return sent
 
 
@@ -120,8 +120,8 @@ async def test_a_failure_ends_its_session_and_is_told_with_its_reason() -> None:
 async def test_an_endpoint_that_dies_midway_fails_the_rest_and_the_load_ends() -> None:
     clock, sent = SystemClock(), list[SentRequest]()
     async with engine(model="m", decode_ms_per_token=1.0) as fake:
-        told = job(fake)
-        running = asyncio.ensure_future(load(told, clock, clock.now(), sent.append))
+        running_job = job(fake)
+        running = asyncio.ensure_future(load(running_job, clock, clock.now(), sent.append))
         await eventually(lambda: sent, 20.0)
     await asyncio.wait_for(running, 20)
     assert sent[0].failure is None
@@ -143,10 +143,10 @@ async def test_a_cancellation_ends_it_and_what_was_told_stays() -> None:
 
 
 def test_a_job_travels_as_it_is() -> None:
-    told = LoadJob(
+    full_job = LoadJob(
         url="http://x", model="m", api_key="k", concurrency=None, until_s=2.0, sessions=tuple(SMALL.sessions)
     )
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=LoadJob) == told
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(full_job), type=LoadJob) == full_job
 
 
 def read_all(sent: bytes) -> list[bytes]:

@@ -136,9 +136,9 @@ def test_nothing_to_send_is_refused() -> None:
         split_sessions((), 4, 2)
 
 
-@pytest.mark.parametrize(("requests", "kept"), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (99, [3, 1, 2])])
-def test_the_first_so_many_requests(requests: int, kept: list[int]) -> None:
-    assert [len(session.turns) for session in limit_requests(workload(3, 1, 2), requests).sessions] == kept
+@pytest.mark.parametrize(("requests", "turns"), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (99, [3, 1, 2])])
+def test_the_first_so_many_requests(requests: int, turns: list[int]) -> None:
+    assert [len(session.turns) for session in limit_requests(workload(3, 1, 2), requests).sessions] == turns
 
 
 def test_sessions_begin_so_far_apart_that_requests_come_at_the_rate() -> None:

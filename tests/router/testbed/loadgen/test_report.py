@@ -70,10 +70,10 @@ def test_an_empty_load_has_figures_too() -> None:
 
 def test_the_json_holds_figures_by_their_names_and_every_request_in_order() -> None:
     late, early = answered(sent_s=3.0), answered(sent_s=0.5, session=2)
-    told = msgspec.json.decode(msgspec.json.encode(load_json(loaded(late, early, failed(429, "later")), "v", "now")))
-    assert set(SimulationFigures._fields) | {"hit_share"} == set(told["figures"])
-    assert told["figures"]["hit_share"] == pytest.approx(0.4)
-    assert [request["sent_s"] for request in told["requests"]] == [0.5, 2.0, 3.0]
-    assert told["failures"] == {"429: later": 1}
-    assert told["targets"]["a/0"]["requests"] == 2
-    assert (told["loop"], told["when"], told["versions"]) == ("closed loop, 4 at once", "now", "v")
+    report = msgspec.json.decode(msgspec.json.encode(load_json(loaded(late, early, failed(429, "later")), "v", "now")))
+    assert set(SimulationFigures._fields) | {"hit_share"} == set(report["figures"])
+    assert report["figures"]["hit_share"] == pytest.approx(0.4)
+    assert [request["sent_s"] for request in report["requests"]] == [0.5, 2.0, 3.0]
+    assert report["failures"] == {"429: later": 1}
+    assert report["targets"]["a/0"]["requests"] == 2
+    assert (report["loop"], report["when"], report["versions"]) == ("closed loop, 4 at once", "now", "v")

@@ -46,7 +46,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[..., LocalStackConfig]:
+def make_config(tmp_path: Path) -> Callable[..., LocalStackConfig]:
     """A small stack on ports that are free."""
 
     def make(**given: object) -> LocalStackConfig:

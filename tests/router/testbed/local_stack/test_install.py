@@ -44,7 +44,7 @@ def test_other_pins_are_another_environment(pins: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("log_text", "line"),
     [
         (
             "ERROR: No matching distribution found for torch==2.13.0+cpu",
@@ -56,9 +56,9 @@ def test_other_pins_are_another_environment(pins: Path) -> None:
         ("", "pip failed: no output; full log: "),
     ],
 )
-def test_what_went_wrong_is_said_in_one_line(tmp_path: Path, said: str, line: str) -> None:
+def test_a_failure_is_explained_in_one_line(tmp_path: Path, log_text: str, line: str) -> None:
     log = tmp_path / "pip.log"
-    log.write_text(f"Collecting things\n{said}\n" if said else "")
+    log.write_text(f"Collecting things\n{log_text}\n" if log_text else "")
     why = install.explain_pip_failure(log)
     assert why.startswith(line)
     assert "\n" not in why
