@@ -1,4 +1,4 @@
-"""ASGI applications behind our exchanges: what they are told, what they say, and how they hear of a client's loss."""
+"""ASGI applications over exchanges: requests, responses, and disconnects."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_the_connection_is_ours_but_an_application_may_end_it():
     assert connection_of(exchange).transport.end == "closed"
 
 
-async def test_send_waits_for_a_client_that_is_behind_and_is_silent_to_one_that_is_gone():
+async def test_send_waits_for_a_client_that_does_not_read_and_drops_writes_to_one_that_is_gone():
     exchange = an_exchange()
     app = await played(exchange)
     connection = connection_of(exchange)

@@ -204,7 +204,7 @@ async def test_an_answer_before_100_continue_closes_the_connection():
     assert connection_of(call).transport.end == "closed"
 
 
-async def test_who_asks_for_the_body_tells_the_client_to_go_on_once():
+async def test_reading_the_body_sends_100_continue_once():
     call = an_exchange((b"expect", b"100-continue"), body=None)
     reading = asyncio.ensure_future(call.body(10, Budget()))
     await asyncio.sleep(0)
@@ -249,7 +249,7 @@ async def test_cut_shows_that_the_answer_is_not_whole(http_1_1, headers, end):
     assert connection_of(call).transport.end == end
 
 
-async def test_a_client_that_is_behind_is_waited_for():
+async def test_drain_waits_for_a_client_that_does_not_read():
     call = an_exchange()
     connection = connection_of(call)
     connection.write_paused = True

@@ -85,7 +85,7 @@ async def test_mooncakes_halves_go_out_together_and_the_client_sees_only_one(hou
     assert await front.end() == "gone"
 
 
-async def test_the_prefill_halfs_answer_is_for_nobody(house):
+async def test_the_prefill_halfs_answer_is_not_relayed(house):
     story = Story(answer(b'{"choices": ["not for you"]}'), STREAM + ANSWER)
     front, client = await story.begin(house, "mooncake")
     head, body = await client.message()

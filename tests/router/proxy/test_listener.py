@@ -16,7 +16,7 @@ from router.proxy.listener import HttpListener, check_port_free, configure_serve
 
 
 class Slow:
-    """Answers when told to."""
+    """Answers on demand."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_a_port_is_not_free_while_somebody_shares_it():
     check_port_free("127.0.0.1", 0)
 
 
-async def test_who_refuses_goes_on_with_what_is_open():
+async def test_open_connections_go_on_after_stop_accepting():
     app = Slow()
     listener = await started(app)
     reader, writer = await ask(listener)

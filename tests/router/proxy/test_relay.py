@@ -433,7 +433,7 @@ async def test_head_requests(house):
     assert isinstance(await front.end(), RelayFinished)
 
 
-async def test_bytes_nobody_asked_for_end_the_engines_connection(house, eventually):
+async def test_bytes_that_answer_no_request_end_the_engines_connection(house, eventually):
     async def script(peer):
         await peer.message()
         peer.send(OK)

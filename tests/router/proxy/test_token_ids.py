@@ -52,7 +52,7 @@ def asked(house: Any) -> Any:
         upstreams = Upstreams(connect_timeout_s=1.0, keepalive_s=5.0)
         upstreams.add("d", f"http://127.0.0.1:{engine.port}")
         upstreams.add("p", f"http://127.0.0.1:{engine.port}")
-        with_ids = TokenIdUpstreams(upstreams, PLAIN, "d", IDS, takers, lambda *told: engines.refused.append(told))
+        with_ids = TokenIdUpstreams(upstreams, PLAIN, "d", IDS, takers, lambda *args: engines.refused.append(args))
         question = UpstreamRequest("POST", b"/v1/chat/completions", NO_HEADERS, body)
         answer = await with_ids.send(instance, question, first_byte_s=5.0, idle_s=5.0)
         try:

@@ -13,13 +13,13 @@ TOKENS = [
 ]
 
 
-def test_a_token_tells_its_holder() -> None:
+def test_the_holder_of_a_token_is_found() -> None:
     tokens = AdminTokens(TOKENS)
     assert [tokens.holder(given) for given in (b"secret-a", b" secret-b ")] == TOKENS
     assert [tokens.holder(given) for given in (b"", b"secret", b"secret-a2", b"\xff")] == [None] * 4
 
 
-def test_none_is_nobodys() -> None:
+def test_an_unknown_token_has_no_holder() -> None:
     assert not AdminTokens([])
     assert AdminTokens(TOKENS)
     assert AdminTokens([]).holder(b"") is None

@@ -35,7 +35,7 @@ def test_bytes_of_all_bodies_together_are_bounded():
     assert limiter.held_bytes == 0
 
 
-def test_a_place_is_given_back_whatever_ends_its_request():
+def test_a_slot_is_given_back_whatever_ends_its_request():
     limiter = ConcurrencyLimiter(concurrent=1, body_budget_bytes=100)
     with suppress(ValueError), limiter.acquire() as slot:
         slot.hold(10)
@@ -43,7 +43,7 @@ def test_a_place_is_given_back_whatever_ends_its_request():
     assert (limiter.in_flight, limiter.held_bytes) == (0, 0)
 
 
-def test_a_place_is_given_back_once():
+def test_a_slot_is_given_back_once():
     limiter = ConcurrencyLimiter(concurrent=2, body_budget_bytes=100)
     with limiter.acquire():
         with limiter.acquire() as slot:
@@ -53,7 +53,7 @@ def test_a_place_is_given_back_once():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "hold", "leave"]), st.integers(0, 50)), max_size=60))
-def test_the_counts_are_always_those_of_the_places_held(steps):
+def test_the_counts_are_always_those_of_the_slots_held(steps):
     limiter = ConcurrencyLimiter(concurrent=4, body_budget_bytes=100)
     slots = []
     for step, number in steps:

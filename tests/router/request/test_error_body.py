@@ -42,7 +42,7 @@ def test_anthropic_shape_on_messages() -> None:
         (errors.DeadlineExceeded, 504, "timeout_error"),
     ],
 )
-def test_every_refusal_has_an_anthropic_word(refused: type[errors.RequestRefused], status: int, kind: str) -> None:
+def test_every_refusal_has_an_anthropic_type(refused: type[errors.RequestRefused], status: int, kind: str) -> None:
     answer = encode_error(refused("x"), "/v1/messages/count_tokens")
     assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
 

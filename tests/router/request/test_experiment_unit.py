@@ -49,7 +49,7 @@ def test_without_a_name_the_conversations_beginning_is_its_name() -> None:
     assert unit("session", first) != unit("session", a_prompt(say="mend that")), "though the system prompt is shared"
 
 
-def test_users_and_keys_are_units_and_who_has_none_stands_alone() -> None:
+def test_users_and_keys_are_units_and_a_request_without_one_is_its_own() -> None:
     assert unit("user", a_prompt(user="ann", say="one")) == unit("user", a_prompt(user="ann", say="two"), record="r-2")
     assert unit("user", a_prompt(), record="r-1") != unit("user", a_prompt(), record="r-2")
     assert unit("api_key", a_prompt(), "team-a") == unit("api_key", a_prompt(say="x"), "team-a", record="r-2")

@@ -22,7 +22,7 @@ def asked(policy: bytes | None, token: bytes | None, tokens: tuple[AdminTokenCon
     return read_override(headers.__getitem__, AdminTokens(tokens), POLICIES)
 
 
-def test_nothing_asked_is_nothing_wanted() -> None:
+def test_without_the_header_there_is_no_override() -> None:
     assert asked(None, None) is None
     assert asked(None, b"wrong") is None
 
@@ -32,12 +32,12 @@ def test_a_holder_with_the_right_gets_the_policy() -> None:
 
 
 @pytest.mark.parametrize("token", [None, b"", b"no", b"wrong"])
-def test_nobody_else_does(token: bytes | None) -> None:
+def test_another_token_does_not(token: bytes | None) -> None:
     with pytest.raises(Forbidden, match='needs an admin token with the right "override"'):
         asked(b"two", token)
 
 
-def test_without_tokens_nobody_does() -> None:
+def test_without_tokens_no_policy_can_be_chosen() -> None:
     with pytest.raises(Forbidden):
         asked(b"two", b"yes", ())
 

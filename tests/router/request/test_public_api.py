@@ -188,7 +188,7 @@ async def test_models_are_the_fleets(make_api: Any) -> None:
         {"authorization": "Basic abc", "x_api_key": KEY},
     ],
 )
-async def test_who_has_a_key_comes_in(make_api: Any, headers: dict[str, str]) -> None:
+async def test_a_client_with_a_key_is_served(make_api: Any, headers: dict[str, str]) -> None:
     api = make_api(clients=CLIENTS)
     assert (await api.ask("POST", "/v1/completions", **headers)).status == 200
 
@@ -206,7 +206,7 @@ async def test_who_has_a_key_comes_in(make_api: Any, headers: dict[str, str]) ->
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nothing/here"])
-async def test_who_has_none_does_not(make_api: Any, headers: dict[str, str], path: str) -> None:
+async def test_a_client_without_a_valid_key_is_refused(make_api: Any, headers: dict[str, str], path: str) -> None:
     api = make_api(clients=CLIENTS)
     answer = await api.ask("POST", path, **headers)
     assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")

@@ -1,4 +1,4 @@
-"""The request's line, where it can be looked at alone; as a whole it is tested in `tests/e2e`."""
+"""Retries of a request; the request path as a whole is tested in `tests/e2e`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from itertools import zip_longest
 from router.config.schema import PolicyConfig, WeightedPluginConfig
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
-from router.request.attempt import keep_handed_over
-from router.request.response_observer import HandedOverKv
 from router.request.retry_budget import RetryBudget
 from router.request.route import may_retry
 from router.scheduling.policy.policy import build_policy
@@ -71,12 +69,3 @@ def test_a_prefill_half_that_failed_costs_no_budget_but_its_death_counts() -> No
 
 def test_only_attempts_that_their_prefill_half_ended_count_as_failed_prefills() -> None:
     assert a_record("prefill", "connect", "prefill", prefills=["died", "cancelled", "busy"]).failed_prefills == 2
-
-
-def test_what_was_handed_over_is_there_for_another_while_nobody_touched_it_and_the_lease_runs() -> None:
-    handed = HandedOverKv(b"{}", until_s=30.0, leg=PrefillRecord(DECISION, None, None, "ok"))
-    assert keep_handed_over(handed, RelayNotStarted("connect"), 29.9) is handed
-    assert keep_handed_over(handed, RelayNotStarted("connect"), 30.0) is None
-    assert keep_handed_over(handed, RelayNotStarted("busy"), 1.0) is None, "who turns it away lets it go"
-    assert keep_handed_over(handed, RelayNotStarted("died"), 1.0) is None, "it may have fetched it, which frees it"
-    assert keep_handed_over(None, RelayNotStarted("connect"), 1.0) is None

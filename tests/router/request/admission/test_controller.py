@@ -100,14 +100,14 @@ def test_later_turns_pass_however_full_it_is() -> None:
     waits(controller, "d", 100)
 
 
-def test_an_unknown_capacity_is_an_open_door() -> None:
+def test_an_unknown_capacity_admits_everything() -> None:
     controller = a_controller(None)
     for number in range(50):
         passes(controller, str(number), 10**6)
     assert controller.state(0.0).capacity_tokens is None
 
 
-def test_whoever_needs_more_than_there_is_begins_when_nobody_else_is_live() -> None:
+def test_a_request_larger_than_the_capacity_starts_when_no_other_session_is_live() -> None:
     controller = a_controller()
     first = passes(controller, "a", 5000)
     waits(controller, "b", 5000)
@@ -116,7 +116,7 @@ def test_whoever_needs_more_than_there_is_begins_when_nobody_else_is_live() -> N
     assert called(controller, 1.0) == ["b"]
 
 
-def test_a_request_of_nobody_counts_while_it_runs() -> None:
+def test_a_request_without_a_session_counts_while_it_runs() -> None:
     controller = a_controller()
     turn = passes(controller, None, 900)
     waits(controller, "a", 200)
@@ -206,7 +206,7 @@ def test_two_requests_of_one_session_are_one_session() -> None:
 # time
 
 
-def test_whoever_waited_too_long_is_told_where_it_stood() -> None:
+def test_a_request_that_waited_too_long_is_refused_with_its_position() -> None:
     """Two are let in at 10 and 20 s, so a slot takes 10 s; at 100 s the pause since 20 s counts, too: 45 s a slot."""
     controller = a_controller(300)
     turns = [passes(controller, "z", 300), *[waits(controller, session, 300).admission for session in "abcd"]]
@@ -281,7 +281,7 @@ def test_next_s_names_the_moment_at_which_somebody_may_go() -> None:
     assert looks < 12
 
 
-def test_prompts_asked_once_fill_the_door_only_until_that_is_known() -> None:
+def test_prompts_sent_once_take_capacity_only_until_that_is_learned() -> None:
     """A new name every second, 100 tokens each, into 3,000: 30 at a time would fill it if each stayed for 300 s."""
     controller, now = a_controller(3000), 0.0
     held = 0
@@ -316,14 +316,14 @@ def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessi
         assert isinstance(asks(controller, "n", 300), Queued) == holds, (busy, redone)
 
 
-def test_with_a_pool_nobody_is_parked() -> None:
+def test_with_a_pool_no_session_is_parked() -> None:
     controller = a_controller(pooled=True)
     crowded(controller, 300)
     a_turn(controller, "b", 1000, local=0)
     assert not controller.needs_overlap(b"b", 1000)
 
 
-def test_with_a_pool_those_who_waited_begin_one_per_target() -> None:
+def test_with_a_pool_requests_that_waited_start_one_per_target() -> None:
     controller = a_controller(pooled=True)
     crowded(controller, 300)
     for session in "cdef":
@@ -350,7 +350,7 @@ STEP = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(STEP, max_size=60))
-def test_nobody_begins_beyond_the_fit_nobody_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
+def test_nothing_starts_beyond_the_capacity_nothing_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
     controller, now, under_way, waiting = a_controller(1000), 0.0, [], []
 
     def see() -> None:

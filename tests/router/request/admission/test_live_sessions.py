@@ -63,8 +63,8 @@ def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("pause_s", "turns"), [(10.0, 33), (60.0, 10), (2.0, 100)])
-def test_sessions_that_end_without_a_word_cost_little_room(pause_s: float, turns: int) -> None:
-    """Sixty agents at once, in whose sessions one turn in `turns` is the last, without anybody's being told; pauses
+def test_sessions_that_end_unannounced_cost_little_capacity(pause_s: float, turns: int) -> None:
+    """Sixty agents at once, in whose sessions one turn in `turns` is the last, unannounced; pauses
     are exponential, answers take 2 s. When a session ends, the next one begins. Sixty is the truth; beyond it, room is
     lost to those who will never come back, below it, too many are let in. The prior makes it a little more than that.
     """

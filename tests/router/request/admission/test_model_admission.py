@@ -18,7 +18,7 @@ def a_model_admission(house: House, share: float = 1.0) -> ModelAdmission:
     )
 
 
-def test_the_memory_is_that_of_all_who_are_well_and_this_doors_share_of_it() -> None:
+def test_the_capacity_is_that_of_all_healthy_instances_times_the_share() -> None:
     house = House(count=2)
     admission_of_m = a_model_admission(house)
     admission_of_m.arrive(b"s", 10, None)
@@ -34,7 +34,7 @@ def test_the_memory_is_that_of_all_who_are_well_and_this_doors_share_of_it() -> 
     assert fourth.capacity_tokens == 100
 
 
-def test_where_no_instance_has_told_its_size_everybody_passes() -> None:
+def test_everything_is_admitted_while_no_instance_has_reported_its_cache_size() -> None:
     house = House(count=1)
     house.target("a/0").capacity_tokens = None
     admission_of_m = a_model_admission(house)

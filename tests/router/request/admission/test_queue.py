@@ -12,7 +12,7 @@ def a_queue(*names: str) -> WaitQueue[str]:
     return queue
 
 
-def test_first_come_first_served_and_anybody_may_leave() -> None:
+def test_first_come_first_served_and_any_may_leave() -> None:
     queue = a_queue("a", "b", "c")
     assert queue.first == "a"
     queue.leave("b")
@@ -22,7 +22,7 @@ def test_first_come_first_served_and_anybody_may_leave() -> None:
     assert queue.first is None
 
 
-def test_the_wait_is_unknown_until_two_were_let_in() -> None:
+def test_the_wait_is_unknown_until_two_were_admitted() -> None:
     queue = a_queue("a", "b", "c", "d", "e")
     assert queue.expected_s(1, 0.0) is None
     queue.admit("a", 10.0)
@@ -32,7 +32,7 @@ def test_the_wait_is_unknown_until_two_were_let_in() -> None:
     assert queue.expected_s(3, 14.0) == 12.0
 
 
-def test_a_line_that_stands_still_makes_the_wait_longer() -> None:
+def test_a_queue_that_does_not_move_makes_the_wait_longer() -> None:
     queue = a_queue("a", "b", "c")
     queue.admit("a", 10.0)
     queue.admit("b", 14.0)
@@ -48,7 +48,7 @@ def test_only_the_last_few_count() -> None:
     assert queue.expected_s(1, 1000.0 + PACE_WINDOW - 1) == 1.0
 
 
-def test_a_line_that_has_run_empty_forgets_its_pace() -> None:
+def test_an_empty_queue_drops_its_pace() -> None:
     queue = a_queue("a", "b")
     queue.admit("a", 1.0)
     queue.admit("b", 2.0)

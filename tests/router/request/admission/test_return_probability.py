@@ -52,7 +52,7 @@ def test_one_silence_teaches_little() -> None:
     assert silence.chances[0] > 0.99
 
 
-def test_those_who_never_come_back_are_soon_not_expected_any_more() -> None:
+def test_sessions_that_never_return_are_soon_not_expected() -> None:
     """A hundred prompts asked once, seen for 10 s: nobody has reached the later stages, and yet the next one counts
     little: stage 0 has 10 / 110, stage 1 a tenth of that, and so on.
     """

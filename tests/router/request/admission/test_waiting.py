@@ -20,10 +20,10 @@ SERVED = ServedModel("m", None)
 
 
 class Scene:
-    def __init__(self, **told: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        controller = admission.AdmissionConfig(**({"enabled": True} | told))
+        controller = admission.AdmissionConfig(**({"enabled": True} | settings))
         self.queues = AdmissionQueues(
             controller,
             self.house.core,

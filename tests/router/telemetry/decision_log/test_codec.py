@@ -122,7 +122,7 @@ def test_an_error_is_how_it_ended_and_not_what_was_said(ends: list[str], error: 
     assert logged(a_record(attempts=attempts, error="the model `Bob's letter` is unknown")).error == error
 
 
-def test_nothing_that_names_somebody_is_in_the_line() -> None:
+def test_no_name_of_a_person_is_in_the_line() -> None:
     record = a_record(
         view=VIEW._replace(ask=Ask(tenant="00ff")), client="Alice Ltd.", unit=b"alice@example.org",
         asked_by="Bob", error="Bob said so",
@@ -136,7 +136,7 @@ def test_nothing_that_names_somebody_is_in_the_line() -> None:
     assert read.attempts[0].view.ask.tenant == "00ff"  # the core's pseudonym
 
 
-def test_a_model_that_nobody_serves_may_be_anything_and_is_left_out() -> None:
+def test_a_model_name_that_no_instance_serves_is_left_out() -> None:
     assert logged(a_record(attempts=[], model="my password is")).model is None
 
 

@@ -40,7 +40,7 @@ def test_a_policy_without_a_file_has_a_line_too() -> None:
     assert (read.name, read.digest, read.spec, read.policy) == ("fallback", "by hand", None, None)
 
 
-def test_a_later_versions_fields_and_lines_are_passed_over() -> None:
+def test_fields_and_lines_of_a_later_version_are_skipped() -> None:
     line = RecordEncoder(1).encode_record(a_record(policy=None))
     newer = json.loads(line)
     newer["record"]["mood"] = "good"

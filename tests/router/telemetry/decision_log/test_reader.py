@@ -88,7 +88,7 @@ def test_a_file_that_is_removed_after_it_was_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_torn_last_line_is_passed_over_and_told(tmp_path: Path, packed: bool) -> None:
+def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, packed: bool) -> None:
     whole = content(1, 2)
     for cut in (1, 40, 500):
         torn = whole[:-cut]
@@ -99,7 +99,7 @@ def test_a_torn_last_line_is_passed_over_and_told(tmp_path: Path, packed: bool) 
         assert (entry.torn, entry.line, entry.why) == (True, 4, "the last line is not finished")
 
 
-def test_a_damaged_line_is_passed_over_with_its_place(tmp_path: Path) -> None:
+def test_a_damaged_line_is_skipped_and_reported_with_its_place(tmp_path: Path) -> None:
     lines = content(1, 2, 3).splitlines(keepends=True)  # head, policy, three records
     lines[3] = b"\x00" * 20 + b"\n"
     (path := tmp_path / "decisions-1.jsonl").write_bytes(b"".join([*lines, b'{"record": {"id": 7}}\n']))

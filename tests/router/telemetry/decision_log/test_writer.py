@@ -189,7 +189,7 @@ def test_a_record_that_cannot_be_written_is_counted_and_the_others_are(
     assert "decision log: record run-1 has no JSON form and is dropped (1 so far)" in caplog.messages
 
 
-def test_a_folder_that_cannot_be_had_is_told_once_and_tried_again(
+def test_a_folder_that_cannot_be_created_is_logged_once_and_retried(
     make: Make, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -79,7 +79,7 @@ def test_a_good_request() -> None:
     assert samples(of, "warmroute_token_ids_total") == {("local",): 1}
 
 
-def test_requests_that_end_alike_and_otherwise_are_told_apart() -> None:
+def test_requests_are_counted_by_how_they_ended() -> None:
     of = ended(
         *[record(attempt("ok"), duration_ms=1.0)] * 3,
         record(attempt("ok"), status=201),

@@ -60,7 +60,7 @@ def test_a_frozen_copy_stands_still() -> None:
     assert [samples(copy) for copy in copies] == before
 
 
-def test_a_series_that_is_only_ready_is_not_told() -> None:
+def test_a_series_without_observations_is_not_exported() -> None:
     spread = Histogram("x_seconds", "what", BOUNDS, "stage")
     assert spread[("match",)].counts == [0, 0, 0, 0]
     assert samples(spread) == {}
