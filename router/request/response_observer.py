@@ -18,7 +18,7 @@ from router.proxy.disaggregated import PrefillResult
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.services import PreparedRequest, Services
 from router.scheduling.policy.record import PrefillRecord
-from router.scheduling.scheduler import UNTOLD
+from router.scheduling.scheduler import NO_USAGE
 from router.scheduling.ticket import Ticket
 
 
@@ -47,11 +47,11 @@ class ResponseObserver:
 
     def on_prefill_end(self, result: PrefillResult) -> None:
         """The prefill half has ended; its answer says what it cost if it ended well."""
-        usage = UNTOLD
+        usage = NO_USAGE
         if result.end == "ok":
             tail = UsageTail(self._request.prompt.endpoint)
             tail.feed(result.body)
-            usage = tail.read_usage() or UNTOLD
+            usage = tail.read_usage() or NO_USAGE
             params = read_handed(result.body)
             if params is not None and self._ticket.attempt.prefill is not None:
                 self.handed_over = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)

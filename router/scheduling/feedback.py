@@ -1,7 +1,7 @@
-"""What an answer teaches of the target that gave it: was the promise kept, and how fast was the prefill?
+"""Feedback of an answer to the target that gave it: the accuracy of its predicted overlap, and its prefill speed.
 
-An engine says how much it found in a cache, not in which. So what it delivered beyond its own promise is put down to
-the pool as far as the pool was seen to reach, and only the rest is held for or against its event stream.
+An engine reports how much it found in a cache, not in which. So tokens delivered beyond the target's own prediction are
+attributed to the pool as far as the pool was seen to reach, and only the rest counts for or against its event stream.
 """
 
 from __future__ import annotations
@@ -13,38 +13,41 @@ from scorers.contract import Overlap, PoolHit
 
 
 def learn_from_answer(
-    share: TargetBooking, pooled: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
+    part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> None:
-    """From an answer that came whole. `ttft_ms` None: it does not show its prefill. `shared_pool`: engines may have
-    found there what none of them holds.
+    """Learn from a complete answer.
+
+    `ttft_ms` is None if it does not show the prefill. `shared_pool`: engines may have found tokens there that none of
+    them holds.
     """
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
         return
-    belief, target = share.estimate, share.target
-    if belief is not None and belief.indexed_tokens is not None and belief.block_tokens is not None:
-        own = _own(belief.indexed_tokens, cached_tokens, pooled, shared_pool)
-        target.overlap_accuracy.observe(belief.indexed_tokens, own, belief.block_tokens)
+    estimate, target = part.estimate, part.target
+    if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens is not None:
+        own = _own_tokens(estimate.indexed_tokens, cached_tokens, pool_hit, shared_pool)
+        target.overlap_accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
     if ttft_ms is None or prompt_tokens is None:
         return
-    overlap = belief.overlap if belief is not None else None
-    loaded = _loaded(overlap, pooled, cached_tokens, shared_pool) if overlap is not None else None
-    target.observe_prefill(share.booking, prompt_tokens, cached_tokens, ttft_ms, now, loaded)
+    overlap = estimate.overlap if estimate is not None else None
+    fetched = _find_fetched(overlap, pool_hit, cached_tokens, shared_pool) if overlap is not None else None
+    target.observe_prefill(part.booking, prompt_tokens, cached_tokens, ttft_ms, now, fetched)
 
 
-def _own(promised: int, delivered: int, pooled: PoolHit | None, shared_pool: bool) -> int:
-    """How much of what was delivered must have come from the target itself: what is beyond its promise may be the
-    pool's, as far as the pool was seen to reach.
+def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:
+    """Return how many of the delivered tokens must have come from the target itself.
+
+    Tokens beyond its prediction may be the pool's, as far as the pool was seen to reach.
     """
-    reach = pooled.tokens if pooled is not None else delivered if shared_pool else 0
-    return min(delivered, promised) if delivered <= reach else delivered
+    reach = pool_hit.tokens if pool_hit is not None else delivered if shared_pool else 0
+    return min(delivered, predicted) if delivered <= reach else delivered
 
 
-def _loaded(overlap: Overlap, pooled: PoolHit | None, delivered: int, shared_pool: bool) -> FetchedKv | None:
-    """What of the delivered tokens was brought from a slower place, and from where; None: nothing.
+def _find_fetched(overlap: Overlap, pool_hit: PoolHit | None, delivered: int, shared_pool: bool) -> FetchedKv | None:
+    """Return the delivered tokens that came from a slower tier, and over which link; None if there are none.
 
-    Fetched is what lies beyond the GPU's part. Host memory and disk are the engine's own and come first; where
-    several places could have given it, nobody knows which did, and it is told as the slowest of them.
+    Fetched is what is not on the GPU. Host memory and disk are the engine's own and come first; where several tiers
+    could have delivered the tokens, they are attributed to the slowest.
     """
     tokens = delivered - max(overlap.gpu_tokens, overlap.expected_tokens)
     if tokens <= 0:
@@ -53,7 +56,7 @@ def _loaded(overlap: Overlap, pooled: PoolHit | None, delivered: int, shared_poo
         return FetchedKv("cpu", tokens)
     if delivered <= overlap.disk_tokens:
         return FetchedKv("disk", tokens)
-    if pooled is None and not shared_pool:
-        return None  # its GPU held more than we knew
-    on_disk = pooled is not None and pooled.memory_tokens is not None and delivered > pooled.memory_tokens
+    if pool_hit is None and not shared_pool:
+        return None  # its GPU held more than the index knew
+    on_disk = pool_hit is not None and pool_hit.memory_tokens is not None and delivered > pool_hit.memory_tokens
     return FetchedKv("pool_disk" if on_disk else "pool", tokens)

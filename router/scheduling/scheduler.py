@@ -1,17 +1,17 @@
-"""The router without a network: two lines of calls meet here and nowhere else.
+"""The router without a network: engine state comes in, requests are placed, and outcomes are learned from.
 
-    engines   joined, left, polled                   -> who is there and how busy
-    requests  admit -> first_byte -> settle          -> who gets it, and what became of it
+    engines   add_instance, remove_instance, apply_metrics      -> the targets and their load
+    requests  admit -> on_first_byte -> settle                  -> the choice of a target, and its outcome
 
-(What engines say of their caches goes to `knowledge`, which implements the event feeds' `Hearing`.) Everything runs in
-turns of one event loop and returns at once, so there are no locks: `admit` chooses *and* books in one turn, and no two
-requests ever decide on the same picture of the load. Time comes from the clock given; nothing here waits or sends.
+(KV cache events go to `indexer`.) All calls run on one event loop and return at once, so there are no locks: `admit`
+chooses *and* books in one turn, and no two requests ever decide on the same picture of the load. Time comes from the
+clock argument; nothing here waits or sends.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from router.clock import Clock
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
@@ -36,19 +36,19 @@ from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
 from router.scheduling.ticket import PrefillBooking, Ticket, build_outcome, judge_end
 from router.scheduling.view_builder import ViewBuilder
-from scorers.contract import Overlap, PoolHit
+from scorers.contract import Overlap, PoolHit, Row
 
-BYTES_PER_TOKEN = 4  # for the books alone, where a prompt could not be tokenised: better a guess than nothing
-UNTOLD = Usage(None, None, None)
-ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer there
+BYTES_PER_TOKEN = 4  # for bookings only, where a prompt could not be tokenised
+NO_USAGE = Usage(None, None, None)
+ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer
 
 
 class Scheduler:
     def __init__(
         self,
         fleet: Fleet,
-        knowledge: KvIndexer,
-        desk: Selector,
+        indexer: KvIndexer,
+        selector: Selector,
         clock: Clock,
         responses_kept: int,
         *,
@@ -56,55 +56,56 @@ class Scheduler:
         secret: int = 0,
     ) -> None:
         self.fleet = fleet
-        self.indexer = knowledge
-        self.selector = desk
+        self.indexer = indexer
+        self.selector = selector
         self._clock = clock
-        self._made_by: OrderedDict[str, TargetId] = OrderedDict()
+        self._response_targets: OrderedDict[str, TargetId] = OrderedDict()
         self._responses_kept = responses_kept
-        self._shared_pool = shared_pool  # engines may find a prompt there that none of them holds
+        self._shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
-        self.experiment: RunningExperiment | None = None  # the experiment's numbers; None: there is none
-        self.view_builder = ViewBuilder(fleet, knowledge, self.peers, desk, secret)
-        self.swap(desk.policy_set)
+        self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
+        self.view_builder = ViewBuilder(fleet, indexer, self.peers, selector, secret)
+        self.swap(selector.policy_set)
 
-    # the operator
-
-    def swap(self, regime: PolicySet) -> None:
-        """From now on `regime` decides. An experiment that goes on keeps its numbers."""
+    def swap(self, policy_set: PolicySet) -> None:
+        """Make `policy_set` the active one. An experiment that continues keeps its results."""
         before = self.selector.policy_set
-        self.selector.swap(regime)
-        if regime.experiment is None:
+        self.selector.swap(policy_set)
+        if policy_set.experiment is None:
             self.experiment = None
         elif (
             self.experiment is None
-            or regime.experiment != before.experiment
-            or regime.arm_digests != before.arm_digests
+            or policy_set.experiment != before.experiment
+            or policy_set.arm_digests != before.arm_digests
         ):
-            self.experiment = RunningExperiment(regime.experiment)
+            self.experiment = RunningExperiment(policy_set.experiment)
         if self.experiment is not None:
-            for arm in regime.rolled_back:
+            for arm in policy_set.rolled_back:
                 self.experiment.exclude_arm(arm, "it was rolled back")
 
     def drain(self, instance: str, on: bool) -> bool:
-        """It finishes what it has and gets nothing new, or gets requests again. False: nobody of that id."""
+        """Drain an instance (it finishes its requests and gets no new one), or undrain it. Returns False if it does not
+        exist.
+        """
         return self.fleet.drain(instance, on)
 
-    # engines
-
     def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
-        """An instance told what it serves and which ranks publish events: from now on its targets may be chosen."""
+        """Make an instance ready with its models and the ranks that publish events: its targets may be chosen from now
+        on.
+        """
         if (member := self.fleet.get(instance)) is None:
             return []
-        for target in member.targets.values():  # perhaps it comes back with fewer
+        for target in member.targets.values():  # it may come back with fewer
             self.indexer.leave(target.id)
         self.peers.add(member.config)
         self.fleet.mark_ready(instance, cards, {source.rank for source in sources})
         streams = {source.rank: source for source in sources}
         for target in member.targets.values():
-            self._meet(target, streams.get(target.rank))
+            self._index(target, streams.get(target.rank))
         return list(member.targets.values())
 
     def remove_instance(self, instance: str) -> None:
+        """Remove an instance and everything known of its caches."""
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 self.indexer.leave(target.id)
@@ -112,15 +113,15 @@ class Scheduler:
         self.fleet.leave(instance)
 
     def apply_metrics(self, instance: str, page: Mapping[int, Gauges], sent_at: float) -> None:
-        """An instance's metrics page, by rank."""
+        """Apply an instance's metrics page, by rank."""
         for target in self.fleet.apply_metrics(instance, page, sent_at):
-            self._meet(target, None)
+            self._index(target, None)
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 if (size := self.view_builder.block_tokens(target)) and target.capacity_tokens is not None:
                     self.indexer.set_capacity(target.id, target.capacity_tokens // size)
 
-    def _meet(self, target: Target, stream: EventEndpoint | None) -> None:
+    def _index(self, target: Target, stream: EventEndpoint | None) -> None:
         self.indexer.join(
             target.id,
             target.instance.base or "",
@@ -128,14 +129,12 @@ class Scheduler:
             replayable=stream is not None and stream.replay_endpoint is not None,
         )
 
-    # requests
-
     def block_sizes(self, model: str) -> frozenset[int]:
-        """The block sizes for which a prompt of this model needs keys."""
+        """Return the block sizes for which a prompt of this model needs keys."""
         return self.view_builder.block_sizes(model)
 
     def hash_inputs(self, prompt: Prompt, served: ServedModel) -> HashInputs:
-        """What the shared pool is asked about this prompt with."""
+        """Return what the shared pool needs to compute this prompt's hashes."""
         adapter = None if served.adapter is None else (served.adapter, self.fleet.model_path(served.adapter) or "")
         return HashInputs(served.base, self.fleet.model_path(served.base), adapter, prompt.salt)
 
@@ -145,77 +144,81 @@ class Scheduler:
         prompt: Prompt,
         served: ServedModel | None,
         known: TokenizedPrompt | None,
-        pooled: PoolHit | None = None,
+        pool_hit: PoolHit | None = None,
         *,
         excluding: Collection[str] = (),
         only: TargetId | None = None,
         splits: bool = False,
         handed: PrefillRecord | None = None,
     ) -> Ticket | None:
-        """Choose a target and book it, in one go; two of them where the request `splits` and that pays. None: nobody
-        is left who could serve this now. `handed`: an earlier prefill half whose KV still waits to be fetched.
-        `record.policy` decides.
+        """Choose a target by `record.policy` and book it; a pair of them where the request `splits` and that pays.
+
+        None if no target can serve the request now. `handed` is an earlier prefill half whose KV still waits to be
+        fetched.
         """
         now = self._clock.now()
         self.fleet.on_arrival(now)
         policy = record.policy or self.selector.policy_set.policy
         candidates = self.view_builder.candidates(record, prompt.model, excluding, only, now)
-        answering = (
-            [target for target in candidates if not self.peers.is_prefill_only(target)] if self.peers else candidates
-        )
+        answering, feeding = candidates, list[Target]()
+        if self.peers:
+            answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
+            if splits and handed is None:
+                feeding = [target for target in candidates if self.peers.is_prefill_only(target)]
         if not answering:
             return None
-        feeding = (
-            [target for target in candidates if self.peers.is_prefill_only(target)] if splits and handed is None else []
-        )
-        seen = answering
-        if len(answering) > SMALL and not self.peers and (orders := self._orders(policy)) is not None:
-            few = self.view_builder.shortlist(orders, answering, prompt, known, pooled, record.number, now)
-            seen = answering if few is None else few
-        beliefs: Mapping[TargetId, OverlapEstimate] = {}
-        overlaps: Mapping[TargetId, Overlap | None] = {}
+        listed = answering
+        if len(answering) > SMALL and not self.peers and (orders := self._find_orders(policy)) is not None:
+            few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
+            listed = answering if few is None else few
+        estimates: Mapping[TargetId, OverlapEstimate] = {}
         matched_at = now
         if known is not None:
-            beliefs = self.view_builder.estimates(known, [*seen, *feeding])
-            overlaps = {target: belief.overlap for target, belief in beliefs.items()}
+            estimates = self.view_builder.estimates(known, [*listed, *feeding])
             matched_at = self._clock.now()
             record.stages.match_ms = (matched_at - now) * 1e3
-        # Rows are kept between decisions, and shadows see the view of whoever decided: so what any of them needs
-        # counts, not this policy alone.
-        looks_at_caches = self.selector.policy_set.needs_cache or policy.needs_cache
-        board = self.fleet.row_cache
-        held = self.view_builder.held_tokens if looks_at_caches else None
-        rows, others = board.rows(seen, overlaps, now, held), len(answering) - len(seen)
-        view = self.view_builder.build(record, prompt, served, known, pooled, rows, now, others)
-        if feeding:
-            choice = choose_pair(
-                self.selector,
-                policy,
-                view,
-                lambda id: board.rows(self.view_builder.peers_for(id, feeding), overlaps, now, held),
-            )
-        else:
-            choice = PairChoice(self.selector.choose(view, policy), None)
-        ticket = self._book(record, prompt, known, choice, beliefs, handed, now)
+        overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
+        rows = self._row_builder(policy, overlaps, now)
+        view = self.view_builder.build(
+            record, prompt, served, known, pool_hit, rows(listed), now, len(answering) - len(listed)
+        )
+        choice = (
+            PairChoice(self.selector.choose(view, policy), None)
+            if not feeding
+            else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
+        )
+        ticket = self._book(record, prompt, known, choice, estimates, handed, now)
         self.selector.picked(choice.answer)
         if choice.prefill is not None:
             self.selector.picked(choice.prefill)
         record.stages.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
 
+    def _row_builder(
+        self, policy: Policy, overlaps: Mapping[TargetId, Overlap | None], now: float
+    ) -> Callable[[Sequence[Target]], tuple[Row, ...]]:
+        """Return a function from targets to rows.
+
+        Rows are kept between decisions, and shadows read the view of the deciding policy: so the rows have what any
+        active policy needs, not this one alone.
+        """
+        needs_cache = self.selector.policy_set.needs_cache or policy.needs_cache
+        count_held = self.view_builder.held_tokens if needs_cache else None
+        return lambda targets: self.fleet.row_cache.rows(targets, overlaps, now, count_held)
+
     def assign_policy(self, record: Record, unit: bytes | None) -> None:
-        """A request is about to be placed: what decides for it to its end. `unit` None: outside of an experiment."""
-        regime = self.selector.policy_set
-        record.policy = regime.policy
-        if unit is None or regime.experiment is None:
+        """Set the policy that decides for a request to its end. `unit` is None outside of an experiment."""
+        policy_set = self.selector.policy_set
+        record.policy = policy_set.policy
+        if unit is None or policy_set.experiment is None:
             return
         record.unit = unit
-        record.arm, record.policy = regime.assign(unit)
+        record.arm, record.policy = policy_set.assign(unit)
         if self.experiment is not None:
             self.experiment.begin_request(record.arm, unit, record)
 
     def complete(self, record: Record) -> None:
-        """The request has left and its record is complete: shadows look on, the experiment counts."""
+        """Evaluate shadows and count the request in the experiment: it has left, and its record is complete."""
         if self.selector.shadows and record.attempts:
             record.shadows = self.selector.evaluate_shadows(record.attempts[0].decision)
         if self.experiment is not None and record.arm is not None:
@@ -229,21 +232,25 @@ class Scheduler:
         known: TokenizedPrompt | None,
         only: TargetId | None = None,
     ) -> Decision | None:
-        """What `admit` would choose now, for the whole of a request and without the pool. Nothing is booked, counted or
-        learned. None: nobody could serve it.
+        """Return what `admit` would choose now, for a whole request and without the pool; None if no target could serve
+        it.
+
+        Books, counts and learns nothing.
         """
         now = self._clock.now()
         candidates = self.view_builder.candidates(record, prompt.model, (), only, now)
         answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
         if not answering:
             return None
-        overlaps = {target: belief.overlap for target, belief in self.view_builder.estimates(known, answering).items()}
+        overlaps = {
+            target: estimate.overlap for target, estimate in self.view_builder.estimates(known, answering).items()
+        }
         candidates_now = self.fleet.row_cache.rows(answering, overlaps, now, self.view_builder.held_tokens)
         view = self.view_builder.build(record, prompt, served, known, None, candidates_now, now)
         return self.selector.explain(view, record.policy or self.selector.policy_set.policy)
 
-    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
-        """A pair's prefill half is over. Only the first call counts."""
+    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = NO_USAGE) -> None:
+        """Settle a pair's prefill half; `end` is its end. Only the first call counts."""
         half = ticket.prefill
         if half is None or half.leg.end != "running":
             return
@@ -257,28 +264,26 @@ class Scheduler:
             self.peers.forget_engine_ids(instance)
         if half.sent_prompt is not None:
             (self.indexer.on_first_byte if end == "ok" else self.indexer.on_failure)(half.sent_prompt)
-        ttft_ms = duration_ms if end == "ok" else None  # its one token is its whole answer
+        ttft_ms = duration_ms if end == "ok" else None  # its answer is one token long
         if end == "ok":
             learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
     def on_first_byte(self, ticket: Ticket) -> None:
-        """The engine has begun to answer, with `ticket.status`: its prefill for this request is over."""
+        """Note that the engine has begun to answer, with `ticket.status`: its prefill for this request is over."""
         ticket.ttft_ms = (self._clock.now() - ticket.sent_at) * 1e3
         ticket.booking.on_first_byte()
         if ticket.sent_prompt is not None and ticket.has_prefilled:
             self.indexer.on_first_byte(ticket.sent_prompt)
 
     def settle(self, ticket: Ticket) -> None:
-        """The request's time at this target is over, however it ended. Everything taken is given back, once."""
+        """Settle an attempt, however it ended: release everything it booked, once, and learn from it."""
         self.settle_prefill(ticket, "client_gone" if ticket.end == "client_gone" else "cancelled")
         if not ticket.booking.release():
             return
         if ticket.prefill is not None and ticket.status is not None and ticket.status >= 500:
-            self.peers.forget_engine_ids(
-                ticket.prefill.target.instance.id
-            )  # what it fetched from may have had another name
+            self.peers.forget_engine_ids(ticket.prefill.target.instance.id)  # the peer may have had another engine id
         now = self._clock.now()
         record, attempt = ticket.record, ticket.attempt
         attempt.end = ticket.end
@@ -286,8 +291,8 @@ class Scheduler:
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
             self.indexer.on_failure(ticket.sent_prompt)
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
-        if ticket.end == "ok" and attempt.prefill is None:  # what was handed over says nothing of the target itself
-            # Only a stream shows its prefill: the first byte of any other answer is the end of its last token.
+        if ticket.end == "ok" and attempt.prefill is None:  # else the prefill was another target's
+            # Only a stream shows its prefill: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
             learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
         if ticket.end == "ok" and usage.output_tokens is not None:
@@ -301,26 +306,24 @@ class Scheduler:
             self.selector.finished(attempt.decision, outcome)
 
     def remember_response(self, response_id: str, target: TargetId) -> None:
-        """Responses are state of the engine that made them."""
-        self._made_by[response_id] = target
-        if len(self._made_by) > self._responses_kept:
-            self._made_by.popitem(last=False)
+        """Remember which target stores a response: it is state of the engine that made it."""
+        self._response_targets[response_id] = target
+        if len(self._response_targets) > self._responses_kept:
+            self._response_targets.popitem(last=False)
 
     def responses(self) -> list[tuple[str, TargetId]]:
-        """All that are remembered, the oldest first."""
-        return list(self._made_by.items())
+        """Return all remembered responses with their targets, the oldest first."""
+        return list(self._response_targets.items())
 
     def response_target(self, response_id: str) -> TargetId | None:
-        """None: nobody who is here, as far as we remember."""
-        target = self._made_by.get(response_id)
+        """Return the target that stores the response; None if it is unknown or left the fleet."""
+        target = self._response_targets.get(response_id)
         return target if target is not None and self.fleet.target(target) is not None else None
 
-    # parts of the above
-
-    def _orders(self, policy: Policy) -> Orders | None:
-        """What may settle this choice: shadows see the view of whoever decides, so theirs counts, too."""
-        regime = self.selector.policy_set
-        return merge_orders(regime.orders, policy.orders)
+    def _find_orders(self, policy: Policy) -> Orders | None:
+        """Return what may decide this choice. Shadows read the same view, so the orders of all active policies count."""
+        policy_set = self.selector.policy_set
+        return merge_orders(policy_set.orders, policy.orders)
 
     def _book(
         self,
@@ -328,52 +331,54 @@ class Scheduler:
         prompt: Prompt,
         known: TokenizedPrompt | None,
         choice: PairChoice,
-        beliefs: Mapping[TargetId, OverlapEstimate],
+        estimates: Mapping[TargetId, OverlapEstimate],
         handed: PrefillRecord | None,
         now: float,
     ) -> Ticket:
-        """Where KV is handed over, the prefill target has all the work; the answering one only holds the context."""
+        """Book the choice. Where KV is handed over, the prefill target has all the work and the answering one only the
+        context.
+        """
         tokens = len(known.ids) if known is not None else len(prompt.body) // BYTES_PER_TOKEN
-        pooled = choice.answer.view.pool
+        pool_hit = choice.answer.view.pool
         half = None
         if choice.prefill is not None:
-            belief = beliefs.get(TargetId(choice.prefill.target))
-            handed = PrefillRecord(choice.prefill, *_predicted(belief))
-            share = self._take(choice.prefill, known, belief, tokens, _to_compute(tokens, belief, pooled))
+            estimate = estimates.get(TargetId(choice.prefill.target))
+            handed = PrefillRecord(choice.prefill, *_predicted(estimate))
+            share = self._take(choice.prefill, known, estimate, tokens, _uncached_tokens(tokens, estimate, pool_hit))
             half = PrefillBooking(*share, leg=handed)
-        belief = beliefs.get(TargetId(choice.answer.target))
-        promised, expected = _predicted(belief)
-        beyond = None if pooled is None or expected is None else max(0, pooled.tokens - expected)
-        attempt = Attempt(choice.answer, promised, expected, beyond, prefill=handed)
+        estimate = estimates.get(TargetId(choice.answer.target))
+        predicted, expected = _predicted(estimate)
+        pool_tokens = None if pool_hit is None or expected is None else max(0, pool_hit.tokens - expected)
+        attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=handed)
         record.attempts.append(attempt)
-        uncached = 0 if handed is not None else _to_compute(tokens, belief, pooled)
-        share = self._take(choice.answer, known, belief, tokens, uncached)
-        return Ticket(*share, record=record, attempt=attempt, sent_at=now, pool_hit=pooled, prefill=half)
+        uncached = 0 if handed is not None else _uncached_tokens(tokens, estimate, pool_hit)
+        share = self._take(choice.answer, known, estimate, tokens, uncached)
+        return Ticket(*share, record=record, attempt=attempt, sent_at=now, pool_hit=pool_hit, prefill=half)
 
     def _take(
         self,
         decision: Decision,
         known: TokenizedPrompt | None,
-        belief: OverlapEstimate | None,
+        estimate: OverlapEstimate | None,
         tokens: int,
         uncached: int,
     ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
-        """Books the chosen target for a prompt of `tokens`, and expects it to hold that soon."""
+        """Book the chosen target for a prompt of `tokens`, and expect it to hold that soon."""
         target = self.fleet.target(TargetId(decision.target))
-        assert target is not None, "candidates are of the fleet"
-        sent = self.indexer.add_sent(target.id, known, belief) if known is not None and belief is not None else None
-        return target, target.book(uncached, tokens), belief, sent
+        assert target is not None, "candidates belong to the fleet"
+        sent = self.indexer.add_sent(target.id, known, estimate) if known is not None and estimate is not None else None
+        return target, target.book(uncached, tokens), estimate, sent
 
 
-def _predicted(belief: OverlapEstimate | None) -> tuple[int | None, int | None]:
-    """What the index promised of a target, and the same with what was just sent there."""
-    if belief is None:
+def _predicted(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
+    """Return the overlap that the index predicts for a target, and the same with what was just sent there."""
+    if estimate is None:
         return None, None
-    return belief.indexed_tokens, None if belief.overlap is None else belief.overlap.expected_tokens
+    return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
 
 
-def _to_compute(tokens: int, belief: OverlapEstimate | None, pooled: PoolHit | None) -> int:
-    """What is left of a prompt for a target. An engine loads whatever the pool has, cheap or not."""
-    overlap = belief.overlap if belief is not None else None
+def _uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: PoolHit | None) -> int:
+    """Return what a target has to compute of a prompt. An engine loads all that the pool has, cheap or not."""
+    overlap = estimate.overlap if estimate is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
-    return tokens - max(held, pooled.tokens if pooled is not None else 0)
+    return tokens - max(held, pool_hit.tokens if pool_hit is not None else 0)

@@ -1,10 +1,10 @@
-"""The desk: where requests get their target. It holds the regime in force and what deciding needs from history.
+"""The selector: applies the active policies to views, and keeps the history that deciding needs.
 
-That is the number of the request, whose turn it is, the seed, and where each session went last, whichever arm sent it
-there: its cache is there. All of it goes into the view, so a decision can be replayed from its record. `decide` changes
-none of it: only what was really chosen (`picked`) does, so that asking "what would happen now" leaves no trace. Prefill
-halves of pairs have a history of their own: they go to other targets. A policy that breaks is stood in for by the
-fallback, and the fault is counted: a scorer's bug may cost cache hits, never requests.
+The history is the number of the request, the turn, the seed, and each session's last target, whichever arm chose it:
+its cache is there. All of it goes into the view, so a decision can be replayed from its record. `decide` changes none
+of it: only a real choice (`picked`) does, so explaining a choice has no effect. Prefill halves of pairs have a history
+of their own: they go to other targets. A policy that fails is replaced by the fallback for that decision, and the fault
+is counted: a scorer's bug may cost cache hits, never requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("warmroute.decide")
 
 
 class DecisionHistory(NamedTuple):
-    """What a view gets from the desk."""
+    """The part of a view that the selector fills in."""
 
     seed: int
     turn: int
@@ -33,60 +33,60 @@ class DecisionHistory(NamedTuple):
 
 
 class Selector:
-    """Decides by the regime in force. `seed` is what chance hangs on, `sessions` how many are remembered."""
+    """Decides by the active policies. Draws depend on `seed`; up to `sessions` sessions are remembered."""
 
-    def __init__(self, regime: PolicySet, *, seed: int, sessions: int = 100_000) -> None:
+    def __init__(self, policy_set: PolicySet, *, seed: int, sessions: int = 100_000) -> None:
         self.seed = seed
-        self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in lessons
-        self.fallbacks = 0  # decisions that the fallback had to make
+        self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in learning
+        self.fallbacks = 0  # decisions made by the fallback
         self.shadows: list[Shadow] = []
         self._fallback = fallback_policy()
-        self.request_count = 0  # given so far
+        self.request_count = 0  # of requests so far
         self.sessions = SessionMemory(sessions)
-        self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # few keys: of models that the fleet serves
-        self.swap(regime)
+        self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # keys are served models, so they are few
+        self.swap(policy_set)
 
     @property
     def needs(self) -> Needs:
-        """What the policies in force read: the rest need not be found out."""
+        """The parts of a view that the active policies read; nothing else needs to be gathered."""
         return self.policy_set.needs
 
-    def swap(self, regime: PolicySet) -> None:
-        """From now on `regime` decides. It takes over the sessions: their caches are where they went. A shadow that
-        stays goes on with what it has seen.
+    def swap(self, policy_set: PolicySet) -> None:
+        """Make `policy_set` the active one. Sessions stay, since their caches do; so do the results of unchanged
+        shadows.
         """
-        self.policy_set = regime
-        here = {(shadow.policy.name, shadow.policy.digest): shadow for shadow in self.shadows}
-        names = [] if regime.experiment is None else regime.experiment.shadows
-        policies = [regime.policies[name] for name in names]
-        self.shadows = [here.get((policy.name, policy.digest)) or Shadow(policy) for policy in policies]
+        self.policy_set = policy_set
+        current = {(shadow.policy.name, shadow.policy.digest): shadow for shadow in self.shadows}
+        names = [] if policy_set.experiment is None else policy_set.experiment.shadows
+        policies = [policy_set.policies[name] for name in names]
+        self.shadows = [current.get((policy.name, policy.digest)) or Shadow(policy) for policy in policies]
 
     def next_number(self) -> int:
-        """The number of a new request, for its view; a retry keeps it."""
+        """Return the number of a new request, for its view; a retry keeps it."""
         number = self.request_count
         self.request_count += 1
         return number
 
     def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> DecisionHistory:
-        """For a view of this model, adapter and session."""
+        """Return the history for a view of this model, adapter and session."""
         turn = self._turns[part == "prefill", model, adapter]
         return DecisionHistory(self.seed, turn, self.sessions.last_target_of(model, session, part))
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
-        """The choice for a view with at least one row; its history is filled in here."""
+        """Return the choice for a view with at least one row; fills in its history."""
         return self.choose(self._with_history(view, part), policy, part)
 
     def choose(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
-        """The choice for a view with at least one row, and with its `history`."""
+        """Return the choice for a view with at least one row that has its history."""
         try:
             return policy.decide(view, part)
         except PolicyFault as fault:
-            self._count(fault)
+            self._record_fault(fault)
             self.fallbacks += 1
             return self._fallback.decide(view)._replace(part=part)
 
     def explain(self, view: View, policy: Policy) -> Decision:
-        """As `decide`, and nothing counts."""
+        """Return what `decide` would, without counting faults."""
         view = self._with_history(view, "whole")
         try:
             return policy.decide(view)
@@ -97,34 +97,34 @@ class Selector:
         return view._replace(**self.history(view.model, view.adapter, view.session, part)._asdict())
 
     def picked(self, decision: Decision) -> None:
-        """The request goes where `decision` says: call it once, when it is booked."""
+        """Note that the request goes where `decision` says. Call it once, when it is booked."""
         view, part = decision.view, decision.part
         self._turns[part == "prefill", view.model, view.adapter] += 1
         self.sessions.record(view, part, decision.target)
         if decision.learners:
-            self._teach(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
+            self._notify_learners(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
 
-    def evaluate_shadows(self, made: Decision) -> list[ShadowChoice]:
-        """What each shadow would have done instead. Off the request's path: call it when the answer is out."""
-        looked = [shadow.evaluate(made) for shadow in self.shadows]
-        return [shadow for shadow in looked if shadow is not None]
+    def evaluate_shadows(self, decision: Decision) -> list[ShadowChoice]:
+        """Return what each shadow would have chosen. Not on the request's path: call it when the answer is complete."""
+        choices = [shadow.evaluate(decision) for shadow in self.shadows]
+        return [choice for choice in choices if choice is not None]
 
     def finished(self, decision: Decision, outcome: Outcome) -> None:
-        """That request has ended: call it once for every `picked`, also after a swap."""
-        self._teach(decision, lambda scorer: scorer.finished(decision.seen, decision.row, outcome))
+        """Note that the request has ended. Call it once for every `picked`, also after a swap."""
+        self._notify_learners(decision, lambda scorer: scorer.finished(decision.seen, decision.row, outcome))
 
-    def _teach(self, decision: Decision, lesson: Callable[[Scorer], None]) -> None:
+    def _notify_learners(self, decision: Decision, notify: Callable[[Scorer], None]) -> None:
         for scorer in decision.learners:
             try:
-                lesson(scorer)
-            except Exception as failure:  # noqa: BLE001  a plug-in may raise anything; the request must not notice
+                notify(scorer)
+            except Exception as failure:  # noqa: BLE001  a plug-in may raise anything; the request must not fail
                 fault = PolicyFault(decision.policy, type(scorer).__name__, f"{type(failure).__name__}: {failure}")
                 fault.__cause__ = failure
-                self._count(fault)
+                self._record_fault(fault)
 
-    def _count(self, fault: PolicyFault) -> None:
-        """Logs the 1st, 2nd, 4th, 8th, ... fault of a plug-in: a broken one breaks at every request."""
+    def _record_fault(self, fault: PolicyFault) -> None:
+        """Count a fault, and log the 1st, 2nd, 4th, 8th, ... of a plug-in: a broken one fails at every request."""
         self.faults[fault.policy, fault.plugin] += 1
         times = self.faults[fault.policy, fault.plugin]
         if times & (times - 1) == 0:
-            log.error("%s (%d times so far)", fault, times, exc_info=fault.__cause__)
+            log.error("%s (fault %d of this plug-in)", fault, times, exc_info=fault.__cause__)

@@ -1,8 +1,8 @@
-"""What a choice takes and what becomes of it: the booking of load that `Core.admit` makes and `Core.settle` gives back.
+"""Tickets: the bookings that `Scheduler.admit` makes and `Scheduler.settle` releases, and the judgement of how they
+ended.
 
-A pair is one ticket with two bookings. The prefill half's share has the prompt's work and ends with that half; the
-ticket's own has the context and ends with the answer. What an end says of the engine, and to plug-ins that learn, is
-said here for both.
+A pair is one ticket with two bookings. The prefill half's has the prompt's work and ends with that half; the ticket's
+own has the context and ends with the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scorers.contract import Outcome, PoolHit
 
 
 class TargetBooking(msgspec.Struct):
-    """One target's part in a request, and what was believed of it."""
+    """One target's part in a request, and the overlap that was estimated for it."""
 
     target: Target
     booking: Booking
@@ -35,8 +35,8 @@ class PrefillBooking(TargetBooking):
 
 
 class Ticket(TargetBooking):
-    """One attempt at a request. The line fills in `end`, `status`, and through the record
-    what the engine counted.
+    """One attempt at a request. The request's route fills in `end`, `status`, and through the record the engine's token
+    counts.
     """
 
     record: Record
@@ -44,19 +44,20 @@ class Ticket(TargetBooking):
     sent_at: float
     pool_hit: PoolHit | None
     prefill: PrefillBooking | None
-    end: AttemptEnd = "client_gone"  # what it is when the line is cut without a word
+    end: AttemptEnd = "client_gone"  # the end of a request that is cancelled without another
     status: int | None = None
     ttft_ms: float | None = None
 
     @property
     def has_prefilled(self) -> bool:
-        """The engine has the prompt's KV. One that it refused left nothing in its cache."""
+        """Engine has the prompt's KV. A request that it refused left nothing in its cache."""
         return self.ttft_ms is not None and self.status is not None and self.status < 400
 
 
 def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
-    """What an end says of the engine. The client's leaving, our own deadline and the other half's failure say nothing;
-    nor does a full queue.
+    """Return the breaker's verdict on an end.
+
+    Neutral if the client left, the router's deadline passed, the other half failed, or the engine's queue is full.
     """
     if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"
@@ -66,5 +67,6 @@ def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
 def build_outcome(
     end: AttemptEnd | LegEnd, status: int | None, ttft_ms: float | None, duration_ms: float, usage: Usage
 ) -> Outcome:
+    """Return the outcome that plug-ins learn from."""
     ok = end == "ok" and status is not None and status < 500
     return Outcome(ok, status, ttft_ms, duration_ms, *usage)

@@ -1,7 +1,7 @@
-"""What a decision gets to see: who may be chosen, what each is believed to hold, and all of it as one view.
+"""Builds the view of a decision: the candidates, the overlaps estimated for them, and all other facts.
 
-Reads the fleet, what is known of caches, and who can hand KV to whom; changes nothing of them but one thing that it
-learns by looking: a target's block size, which its events know better than its metrics page.
+Reads the fleet, the index, and the prefill peers. Changes one thing: a target's block size, which its events know
+better than its metrics page.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ from router.scheduling.shortlist import AlikeGroup, ShortlistRequest, all_but, s
 from scorers.contract import Ask, Overlap, PoolHit, Row, View
 from scorers.streams import answer_tokens
 
-NO_MODEL = ServedModel("", None)  # requests about a stored response name none
+NO_MODEL = ServedModel("", None)  # of requests about a stored response
 
 
 class ViewBuilder:
-    """`secret` is what pseudonyms hang on."""
+    """Builds views. Pseudonyms depend on `secret`."""
 
-    def __init__(self, fleet: Fleet, knowledge: KvIndexer, peers: PrefillPeers, desk: Selector, secret: int) -> None:
+    def __init__(self, fleet: Fleet, indexer: KvIndexer, peers: PrefillPeers, selector: Selector, secret: int) -> None:
         self._fleet = fleet
-        self._knowledge = knowledge
+        self._indexer = indexer
         self._peers = peers
-        self._desk = desk
+        self._selector = selector
         self._secret = secret.to_bytes(8, "little")
 
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
-        """Who may get the request: one target where only that will do, else those of its arm where arms are isolated,
-        as long as there is one.
+        """Return the targets that may get the request.
+
+        One target where `only` requires it, else those of the request's arm where arms are isolated, as long as there
+        is one.
         """
         candidates = self._fleet.candidates(model, excluding, now)
         if only is not None:
             return [target for target in candidates if target.id == only]
-        regime = self._desk.policy_set
-        if record.arm is None or regime.experiment is None or regime.experiment.isolate == "none":
+        policy_set = self._selector.policy_set
+        if record.arm is None or policy_set.experiment is None or policy_set.experiment.isolate == "none":
             return candidates
         instances = tuple(sorted({target.instance.id for target in self._fleet.targets_serving(model)}))
-        own = regime.instances_for(record.arm, instances)
+        own = policy_set.instances_for(record.arm, instances)
         return [target for target in candidates if target.instance.id in own] or candidates
 
     def shortlist(
@@ -61,46 +63,48 @@ class ViewBuilder:
         candidates: Sequence[Target],
         prompt: Prompt,
         known: TokenizedPrompt | None,
-        pooled: PoolHit | None,
+        pool_hit: PoolHit | None,
         number: int,
         now: float,
     ) -> list[Target] | None:
-        """The few of `candidates` that can win by policies that have these `orders`; None: it cannot be told."""
-        lineup = self._fleet.columns(prompt.model, now)
-        if lineup.others_waiting:  # each row's price then hangs on all rows
+        """Return the few of `candidates` that can win by policies with these `orders`; None if that cannot be
+        determined.
+        """
+        columns = self._fleet.columns(prompt.model, now)
+        if columns.others_waiting:  # then each row's price depends on all rows
             return None
-        targets, others = lineup.targets, set()
+        targets, others = columns.targets, set()
         if candidates is not targets:
-            others = set(lineup.slots.values()).difference([lineup.slots[target.id] for target in candidates])
-        groups = self._groups(lineup, others, known, prompt.model)
+            others = set(columns.slots.values()).difference([columns.slots[target.id] for target in candidates])
+        groups = self._group(columns, others, known, prompt.model)
         if groups is None:
             return None
         prompt_tokens = len(known.ids) if known is not None and known.complete else None
         answer = answer_tokens(self._fleet.answer_lengths.mean_tokens(prompt.model), prompt.output_tokens)
-        request = ShortlistRequest(number, self._desk.seed, prompt_tokens, pooled, answer)
-        return [targets[slot] for slot in shortlist(lineup, groups, orders, request)]
+        request = ShortlistRequest(number, self._selector.seed, prompt_tokens, pool_hit, answer)
+        return [targets[slot] for slot in shortlist(columns, groups, orders, request)]
 
-    def _groups(
-        self, lineup: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
+    def _group(
+        self, columns: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
     ) -> Mapping[Overlap, AlikeGroup] | None:
-        """The slots of all but `others` by what they hold, with no word of when and how that is known. None: it is
-        unknown of some, and not of all.
+        """Return the slots of all but `others` by overlap (without source and age); None if only some overlaps are
+        unknown.
         """
         if known is None or not known.keys:
-            return {NO_OVERLAP: all_but(len(lineup.targets), others)}
+            return {NO_OVERLAP: all_but(len(columns.targets), others)}
         if not self.block_sizes(model) <= known.keys.keys():
             return None
-        outline, slots = self._knowledge.overlap_groups(known), lineup.slots
+        outline, slots = self._indexer.overlap_groups(known), columns.slots
         unsure = [target for id in outline.unsure if (target := self._fleet.target(id)) is not None and id in slots]
-        unsure = [target for target in {*unsure, *lineup.distrusted} if slots[target.id] not in others]
-        beliefs = self.estimates(known, unsure)
+        unsure = [target for target in {*unsure, *columns.distrusted} if slots[target.id] not in others]
+        estimates = self.estimates(known, unsure)
         groups: dict[Overlap, list[int]] = {}
         named = set(others)
         for target in unsure:
-            belief = beliefs.get(target.id)
-            if belief is None or belief.overlap is None:
+            estimate = estimates.get(target.id)
+            if estimate is None or estimate.overlap is None:
                 return None
-            groups.setdefault(belief.overlap._replace(source="events", age_s=None), []).append(slots[target.id])
+            groups.setdefault(estimate.overlap._replace(source="events", age_s=None), []).append(slots[target.id])
             named.add(slots[target.id])
         for overlap, ids in outline.groups:
             members = [slot for slot in map(slots.get, ids) if slot is not None]
@@ -112,37 +116,42 @@ class ViewBuilder:
         rest = outline.rest
         named.difference_update(groups.pop(rest, ()))
         all_groups = {overlap: AlikeGroup(members) for overlap, members in groups.items()}
-        if len(named) < len(lineup.targets):
-            all_groups[rest] = all_but(len(lineup.targets), named)
+        if len(named) < len(columns.targets):
+            all_groups[rest] = all_but(len(columns.targets), named)
         return all_groups
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
-        """In use by those who serve the model, as far as they told."""
-        self._resize()
+        """Return the block sizes in use by the targets that serve the model, as far as they are known."""
+        self._update_block_sizes()
         return self._fleet.block_sizes(model)
 
-    def _resize(self) -> None:
-        for id in self._knowledge.take_resized():
+    def _update_block_sizes(self) -> None:
+        for id in self._indexer.take_resized():
             if (target := self._fleet.target(id)) is not None:
                 self.block_tokens(target)
 
     def block_tokens(self, target: Target) -> int | None:
-        """Its events' word wins over its metrics page's: that one may be the size of something else (protocol 5)."""
-        told = self._knowledge.block_tokens(target.id)
-        if told is not None:
-            target.set_block_tokens(told)
+        """Return a target's block size.
+
+        Its events take precedence over its metrics page, which may report the size of something else (protocol 5).
+        """
+        reported = self._indexer.block_tokens(target.id)
+        if reported is not None:
+            target.set_block_tokens(reported)
         return target.block_tokens
 
     def held_tokens(self, target: Target) -> int | None:
-        return self._knowledge.held_tokens(target.id, self.block_tokens(target), target.overlap_accuracy.trusted)
+        """Return how many tokens a target holds in all, as far as the index knows."""
+        return self._indexer.held_tokens(target.id, self.block_tokens(target), target.overlap_accuracy.trusted)
 
     def estimates(self, known: TokenizedPrompt | None, candidates: Sequence[Target]) -> dict[TargetId, OverlapEstimate]:
+        """Return the overlap estimates of the candidates; empty if the prompt has no keys."""
         if known is None or not known.keys:
             return {}
-        self._resize()
+        self._update_block_sizes()
         sizes = {target.id: target.block_tokens for target in candidates}
         distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
-        return self._knowledge.estimate_overlaps(known, sizes, distrusted)
+        return self._indexer.estimate_overlaps(known, sizes, distrusted)
 
     def build(
         self,
@@ -150,17 +159,19 @@ class ViewBuilder:
         prompt: Prompt,
         served: ServedModel | None,
         known: TokenizedPrompt | None,
-        pooled: PoolHit | None,
+        pool_hit: PoolHit | None,
         candidates: tuple[Row, ...],
         now: float,
         others: int = 0,
     ) -> View:
-        """With the history of a request that is placed as a whole. `others`: candidates that have no row."""
+        """Return the view, with the history of a request that is placed as a whole. `others` counts candidates without
+        a row.
+        """
         model, adapter = served if served is not None else NO_MODEL
         session = self._pseudonym(prompt.session, b"session")
-        seed, turn, last_target = self._desk.history(model, adapter, session)
+        seed, turn, last_target = self._selector.history(model, adapter, session)
         prefixes = prefix_keys(known)
-        return View(  # by position: names would make it twice as dear
+        return View(  # positional: keyword arguments take twice as long
             record.number,
             seed,
             model,
@@ -169,7 +180,7 @@ class ViewBuilder:
             prefixes[0] if prefixes else None,
             session,
             last_target,
-            pooled,
+            pool_hit,
             self._fleet.busy,
             candidates,
             turn,
@@ -187,22 +198,27 @@ class ViewBuilder:
             self._fleet.answer_lengths.mean_tokens(prompt.model),
         )
 
-    def _pseudonym(self, name: str | None, of: bytes) -> str | None:
-        """Sessions are named by clients, at any length and often by what people are called, keys by who holds them:
-        nobody beyond this sees that name. It has the same pseudonym wherever the deployment's secret is the same.
+    def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
+        """Return a pseudonym, equal wherever the deployment's secret is.
+
+        Clients name sessions, at any length and often after people, and API keys are named after their holders:
+        policies never see these names.
         """
         if name is None:
             return None
         text = name.encode(errors="surrogatepass")
-        return blake2b(text, digest_size=8, key=self._secret, person=of).hexdigest()
+        return blake2b(text, digest_size=8, key=self._secret, person=kind).hexdigest()
 
-    def peers_for(self, answering: str, feeding: Sequence[Target]) -> list[Target]:
+    def peers_for(self, answering: str, prefilling: Sequence[Target]) -> list[Target]:
+        """Return those of `prefilling` that can hand KV to the target `answering`."""
         target = self._fleet.target(TargetId(answering))
-        return [] if target is None else self._peers.peers_for(target, feeding)
+        return [] if target is None else self._peers.peers_for(target, prefilling)
 
 
 def prefix_keys(known: TokenizedPrompt | None) -> tuple[Key, ...]:
-    """Stable names for "prompts that begin alike": the keys of blocks 1, 2, 4, 8, ... in the smallest size in use."""
+    """Return stable names of the prompt's prefixes: the keys of blocks 1, 2, 4, 8, ... in the smallest block size in
+    use.
+    """
     if known is None or not known.keys:
         return ()
     keys = known.keys[min(known.keys)]

@@ -29,7 +29,7 @@ from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import LegEnd
-from router.scheduling.scheduler import UNTOLD, Scheduler
+from router.scheduling.scheduler import NO_USAGE, Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 
@@ -89,7 +89,7 @@ class SyncedScheduler(Scheduler):
         if ticket.record.arm is not None and isinstance(self.experiment, SyncedExperiment):
             self.experiment.first_byte(ticket.record)
 
-    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = UNTOLD) -> None:
+    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = NO_USAGE) -> None:
         super().settle_prefill(ticket, end, status, usage)
         if ticket.prefill is not None:
             self._broadcast.report_load(ticket.prefill.target.id)
@@ -146,8 +146,8 @@ class SyncedScheduler(Scheduler):
             super().drain(instance, True)
         return joined
 
-    def _meet(self, target: Target, stream: EventEndpoint | None) -> None:
-        super()._meet(target, stream)
+    def _index(self, target: Target, stream: EventEndpoint | None) -> None:
+        super()._index(target, stream)
         target.load_book.set_siblings(self._others.get(target.id, NO_SHARE))
 
     def own_share(self, target: TargetId) -> WorkerShare:

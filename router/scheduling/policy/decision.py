@@ -1,4 +1,4 @@
-"""What a policy decided about one view: the rows, each term of their costs, and the row that was chosen.
+"""A policy's decision about one view: the rows, each term of their costs, and the chosen row.
 
 Values only, shared by policies, records, shadows and explanations. Nothing here knows how a decision is made.
 """
@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 from scorers.contract import Row, Scorer, View
 
 Part = Literal["whole", "prefill", "decode"]
-"""What is placed: a whole request, or one half of a pair."""
+"""The unit of placement: a whole request, or one half of a pair."""
 
 
 FALLBACK = "fallback"
-"""Name of the policy that decides where the one in force failed."""
+"""Name of the policy that decides where the active one failed."""
 
 
 class Term(NamedTuple):
@@ -27,49 +27,52 @@ class Term(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a policy made of a view: `costs`, the terms' costs and `chosen` are of `rows`, those that filters left."""
+    """The result of a policy: `costs`, the terms' costs and `chosen` refer to `rows`, those that the filters kept."""
 
     policy: str
-    view: View  # as it was asked: with every candidate, but those that a large fleet leaves out
+    view: View  # with every candidate except those that a large fleet leaves out
     rows: tuple[Row, ...]
     terms: tuple[Term, ...]
     costs: tuple[float, ...]
     chosen: int
-    skipped_filters: tuple[str, ...]  # filters that would have left no row
-    learners: tuple[Scorer, ...] = ()  # scorers of the policy that want to hear of this choice and its outcome
+    skipped_filters: tuple[str, ...]  # filters that would have dropped every row
+    learners: tuple[Scorer, ...] = ()  # scorers of the policy that learn from this choice
     part: Part = "whole"
 
     @property
     def row(self) -> Row:
+        """The chosen row."""
         return self.rows[self.chosen]
 
     @property
     def target(self) -> str:
+        """The chosen target."""
         return self.rows[self.chosen].target
 
     @property
     def seen(self) -> View:
-        """The view as its scorers saw it, without the rows that the filters dropped."""
+        """The view that the scorers read, without the rows that the filters dropped."""
         return self.view if len(self.rows) == len(self.view.rows) else self.view._replace(rows=self.rows)
 
     @property
     def margin(self) -> float | None:
-        """By how much the next best row costs more than the chosen one (less than 0: the picker took a dearer one), at
-        most: who was left out may come closer. None: there is no other.
+        """Cost of the next best row minus that of the chosen one; None if there is no other row.
+
+        Negative if the picker chose a more expensive row. An upper bound: a candidate without a row may come closer.
         """
         others = self.costs[: self.chosen] + self.costs[self.chosen + 1 :]
         return min(others) - self.costs[self.chosen] if others else None
 
 
 class Regret(NamedTuple):
-    """The other choice minus the one that was made: above 0, the other would have waited longer, or found more."""
+    """The other choice minus the actual one: above 0, the other would have waited longer, or found more cached."""
 
     ttft_ms: float
-    overlap_tokens: int | None  # of the prompt, on the target's GPU or on its way there; None: unknown of one of them
+    overlap_tokens: int | None  # of the prompt, on the GPU or just sent there; None if unknown for one of the targets
 
 
 class ShadowChoice(NamedTuple):
-    """What a shadow would have chosen, held against the choice that was made."""
+    """The choice of a shadow, compared with the actual one."""
 
     policy: str
     target: str

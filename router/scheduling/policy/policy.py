@@ -1,8 +1,8 @@
-"""A policy: filters, then weighted scorers, then a picker, put together from a policy file.
+"""A policy: filters, then weighted scorers, then a picker, built from a policy file.
 
-Deciding is a function of the view. The host's side of the contract is kept here: every answer of a plug-in is checked
-(length, finite, POINTS within [0, 1]) and whatever goes wrong inside one comes out as a `PolicyFault` that names it.
-Knows nothing of sessions, experiments or what happens after the choice (desk.py).
+Deciding is a function of the view. This is the router's side of the plug-in contract: every result of a plug-in is
+checked (length, finite, POINTS within [0, 1]), and any failure inside one becomes a `PolicyFault` that names it. Knows
+nothing of sessions, experiments or what happens after the choice (selector.py).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ K = TypeVar("K", bound=Plugin)
 _HALVES: tuple[Part, ...] = ("prefill", "decode")
 
 Orders = frozenset[tuple[Measure, ...]]
-"""Each the measures by which a choice among equals may be settled: the least of the first, then of the next."""
+"""Sequences of measures that may decide among equals: the least of the first, then of the next."""
 
 POINTS = Unit.POINTS.value
 SLACK = 1e-9
-"""By how much a POINTS cost may miss [0, 1]: the rounding of a few floating point operations."""
+"""Tolerance of a POINTS cost beyond [0, 1]: the rounding of a few floating point operations."""
 
 
 class PolicyFault(WarmrouteError):
@@ -44,17 +44,23 @@ class PolicyFault(WarmrouteError):
 
 
 class NamedFilter(NamedTuple):
+    """A filter under the name of its policy file."""
+
     name: str
     filter: Filter
 
 
 class WeightedScorer(NamedTuple):
+    """A scorer under the name and weight of its policy file."""
+
     name: str
     weight: float
     scorer: Scorer
 
 
 class NamedPicker(NamedTuple):
+    """A picker under the name of its policy file."""
+
     name: str
     picker: Picker
 
@@ -62,7 +68,7 @@ class NamedPicker(NamedTuple):
 class Policy:
     """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file.
 
-    `prefill` and `decode` are policies of their own for the halves of a pair; None: this one places that half, too.
+    `prefill` and `decode` are policies for the halves of a pair; None: this policy places that half, too.
     """
 
     def __init__(
@@ -78,14 +84,14 @@ class Policy:
         spec: schema.PolicyConfig | None = None,
     ) -> None:
         self.name = name
-        self.spec = spec  # what it was built from
+        self.spec = spec  # the file it was built from
         self.digest = compute_digest(spec)
         self.prefill_from_tokens = prefill_from_tokens
         self._parts: dict[Part, Policy] = {"whole": self, "prefill": prefill or self, "decode": decode or self}
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
         self.picker = picker
-        self.needs = Needs.CACHE if prefill_from_tokens else Needs.NONE  # of all parts: which it will be shows later
+        self.needs = Needs.CACHE if prefill_from_tokens else Needs.NONE  # of all parts, since a request is split later
         plugins: list[Plugin] = [*(f.filter for f in filters), *(s.scorer for s in scorers), picker.picker]
         for plugin in plugins:
             self.needs |= plugin.needs
@@ -93,11 +99,13 @@ class Policy:
             self.needs |= part.needs if part is not None else Needs.NONE
         self.needs_cache = Needs.CACHE in self.needs
         self.orders = _orders(self.filters, self.scorers, picker.picker) if not (prefill or decode) else None
-        self._learners = tuple(s.scorer for s in scorers if _learns(s.scorer))
+        self._learners = tuple(s.scorer for s in scorers if _can_learn(s.scorer))
         self._units = tuple(s.scorer.unit.value for s in scorers)
 
     def with_plugins_of(self, before: Policy) -> Policy:
-        """This policy with the plug-ins of `before` where name and parameters are equal: they may have learned."""
+        """Return this policy with the scorers of `before` where name and parameters are equal, since they may have
+        learned.
+        """
         known = {scorer.name: scorer.scorer for scorer in before.scorers}
         scorers = [
             s._replace(scorer=known[s.name]) if s.name in known and is_same_plugin(s.scorer, known[s.name]) else s
@@ -116,36 +124,37 @@ class Policy:
         )
 
     def decide(self, view: View, part: Part = "whole") -> Decision:
-        """The choice among `view.rows`, of which there must be at least one, for this part of a request.
+        """Return the choice among `view.rows` (at least one) for this part of a request.
 
-        Raises PolicyFault.
+        Raises PolicyFault when a plug-in breaks the contract.
         """
         return self._parts[part]._decide(view, part)
 
     def _decide(self, view: View, part: Part) -> Decision:
         left, skipped, terms = view, [], []
-        asked = ""  # the plug-in that has the word
+        name = ""  # of the plug-in that runs
         try:
-            for asked, a_filter in self.filters:
-                kept = _kept(a_filter, left)
+            for name, a_filter in self.filters:
+                kept = _apply_filter(a_filter, left)
                 if not kept:
-                    skipped.append(asked)
+                    skipped.append(name)
                 elif len(kept) < len(left.rows):
                     left = left._replace(rows=kept)
-            for (asked, weight, scorer), unit in zip(self.scorers, self._units, strict=True):
-                terms.append(Term(asked, unit, weight, _scored(scorer, unit, left)))
+            for (name, weight, scorer), unit in zip(self.scorers, self._units, strict=True):
+                terms.append(Term(name, unit, weight, _score(scorer, unit, left)))
             costs = self._total(terms)
-            asked, picker = self.picker
-            chosen = _picked(picker, left, costs)
+            name, picker = self.picker
+            chosen = _pick(picker, left, costs)
         except PolicyFault:
             raise
-        except Exception as failure:  # a plug-in may raise anything: this is where it gets the plug-in's name
-            raise PolicyFault(self.name, asked, f"{type(failure).__name__}: {failure}") from failure
+        except Exception as failure:  # a plug-in may raise anything; the fault names it
+            raise PolicyFault(self.name, name, f"{type(failure).__name__}: {failure}") from failure
         return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
 
     def might_choose_omitted(self, view: View, shown_for: Policy | None) -> bool:
-        """Return whether this policy might have chosen a candidate that `view` leaves out. `shown_for` is the policy
-        that was in use when the view was made; None: it is not known.
+        """Return whether this policy might have chosen a candidate that `view` leaves out.
+
+        `shown_for` is the policy that was active when the view was made; None if it is unknown.
         """
         if not view.others:
             return False
@@ -154,10 +163,10 @@ class Policy:
         return not self.orders <= shown_for.orders
 
     def _total(self, terms: Sequence[Term]) -> tuple[float, ...]:
-        """Each row's weighted sum, added up in the order of the terms."""
+        """Return each row's weighted sum, added up in the order of the terms."""
         first = terms[0]
         if len(terms) == 1 and first.weight == 1.0:
-            return first.costs  # they are finite
+            return first.costs  # checked to be finite
         total = [first.weight * cost for cost in first.costs]
         for _, _, weight, costs in terms[1:]:
             total = [so_far + weight * cost for so_far, cost in zip(total, costs, strict=True)]
@@ -167,22 +176,26 @@ class Policy:
 
 
 def compute_digest(spec: schema.PolicyConfig | None) -> str:
-    """A short name of what a policy says: equal for equal files, in every process. Built by hand: `by hand`."""
+    """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file."""
     return "by hand" if spec is None else blake2b(spec.model_dump_json().encode(), digest_size=6).hexdigest()
 
 
 def build_policy(
     name: str, spec: schema.PolicyConfig, registry: Registry | None = None, *, before: Policy | None = None
 ) -> Policy:
-    """The policy that a file describes. What plug-ins of `before` have learned goes on in those that are the same.
+    """Return the policy that a file describes. Plug-ins that are unchanged from `before` keep what they have learned.
 
-    Raises ConfigError with every problem found, one a line.
+    Raises ConfigError with every problem found, one per line.
     """
-    registry = registry or _installed_for(name)
-    problems = [f"the name {FALLBACK!r} is taken: it decides when a policy fails"] if name == FALLBACK else []
-    whole = _built(spec, "", registry, problems)
-    prefill = None if spec.prefill is None else _built(spec.prefill, "prefill.", registry, problems)
-    decode = None if spec.decode is None else _built(spec.decode, "decode.", registry, problems)
+    registry = registry or _load_registry_for(name)
+    problems = (
+        [f"the name {FALLBACK!r} is reserved for the policy that decides when another fails"]
+        if name == FALLBACK
+        else []
+    )
+    whole = _build_parts(spec, "", registry, problems)
+    prefill = None if spec.prefill is None else _build_parts(spec.prefill, "prefill.", registry, problems)
+    decode = None if spec.decode is None else _build_parts(spec.decode, "decode.", registry, problems)
     if problems or whole is None:
         raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
     built = Policy(
@@ -197,71 +210,76 @@ def build_policy(
 
 
 def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy]:
-    """All of them. Looks through the installed packages once, which takes longer than building. Raises ConfigError."""
-    registry = _installed_for(next(iter(specs))) if specs else None
+    """Return all policies by name, reading the installed packages once, which takes longer than building.
+
+    Raises ConfigError with every problem found.
+    """
+    registry = _load_registry_for(next(iter(specs))) if specs else None
     return {name: build_policy(name, spec, registry) for name, spec in specs.items()}
 
 
-def _installed_for(name: str) -> Registry:
-    """Raises ConfigError, saying for which policy they were needed."""
+def _load_registry_for(name: str) -> Registry:
+    """Return the installed plug-ins. Raises ConfigError that names the policy they were needed for."""
     try:
         return load_registry()
-    except PluginError as twice:
-        raise ConfigError(f"policy {name!r}: {twice}") from twice
+    except PluginError as error:
+        raise ConfigError(f"policy {name!r}: {error}") from error
 
 
-class _Parts(NamedTuple):
-    """A profile's plug-ins, built."""
+class _PluginSet(NamedTuple):
+    """The plug-ins of a profile."""
 
     filters: list[NamedFilter]
     scorers: list[WeightedScorer]
     picker: NamedPicker
 
 
-def _built(spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]) -> _Parts | None:
-    """The plug-ins of one profile; what is wrong is added to `problems`. `where`: what its keys begin with."""
+def _build_parts(
+    spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]
+) -> _PluginSet | None:
+    """Return the plug-ins of one profile; appends what is wrong to `problems`. `where` is the prefix of its keys."""
 
-    def built(kind: type[K], at: str, given: schema.PluginConfig) -> K | None:
+    def build(kind: type[K], at: str, config: schema.PluginConfig) -> K | None:
         try:
-            return registry.build(kind, given.name, given.model_extra or {})
+            return registry.build(kind, config.name, config.model_extra or {})
         except PluginError as refusal:
             problems.append(f"{where}{at}: {refusal}")
             return None
 
-    filters = [(f.name, built(Filter, f"filters[{i}]", f)) for i, f in enumerate(spec.filters)]
-    scorers = [(s.name, s.weight, built(Scorer, f"scorers[{i}]", s)) for i, s in enumerate(spec.scorers)]
-    picker = built(Picker, "picker", spec.picker)
+    filters = [(f.name, build(Filter, f"filters[{i}]", f)) for i, f in enumerate(spec.filters)]
+    scorers = [(s.name, s.weight, build(Scorer, f"scorers[{i}]", s)) for i, s in enumerate(spec.scorers)]
+    picker = build(Picker, "picker", spec.picker)
     weighted = [WeightedScorer(n, w, s) for n, w, s in scorers if s is not None]
-    problems += [f"{where}scorers: {misfit}" if where else misfit for misfit in _misfits(weighted)]
+    problems += [f"{where}scorers: {misfit}" if where else misfit for misfit in _find_misfits(weighted)]
     if picker is None:
         return None
-    return _Parts(
+    return _PluginSet(
         [NamedFilter(n, f) for n, f in filters if f is not None], weighted, NamedPicker(spec.picker.name, picker)
     )
 
 
 def is_same_plugin(one: Plugin, other: Plugin) -> bool:
-    """Whether two plug-ins are of one kind and have equal parameters, whatever they have learned."""
+    """Return whether two plug-ins have the same class and equal parameters, whatever they have learned."""
     return type(one) is type(other) and all(
         getattr(one, name) == getattr(other, name) for name in parameters(type(one))
     )
 
 
 def merge_orders(one: Orders | None, other: Orders | None) -> Orders | None:
-    """What rows two policies need that look at the same view."""
+    """Return the orders that two policies need that read the same view; None if one of them needs every row."""
     return None if one is None or other is None else one | other
 
 
 def fallback_policy() -> Policy:
-    """What decides when a policy failed: the fewest requests of ours, whatever the engines say. Cannot fail itself."""
+    """Return the policy that decides when another failed: the fewest requests of this router. It cannot fail itself."""
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
 
 
-def _misfits(scorers: list[WeightedScorer]) -> list[str]:
-    """Why these scorers cannot be added up in one policy."""
+def _find_misfits(scorers: list[WeightedScorer]) -> list[str]:
+    """Return why these scorers cannot be added up in one policy."""
     names = [s.name for s in scorers]
     problems = [
-        f"scorer {n} is named {names.count(n)} times; once is enough" for n in sorted(set(names)) if names.count(n) > 1
+        f"scorer {n} is listed {names.count(n)} times; list it once" for n in sorted(set(names)) if names.count(n) > 1
     ]
     if scorers and not any(s.weight > 0 for s in scorers):
         problems.append("at least one scorer needs a weight above 0")
@@ -273,14 +291,14 @@ def _misfits(scorers: list[WeightedScorer]) -> list[str]:
     return problems
 
 
-def _kept(a_filter: Filter, view: View) -> tuple[Row, ...]:
+def _apply_filter(a_filter: Filter, view: View) -> tuple[Row, ...]:
     keep = a_filter.keep(view)
     if len(keep) != len(view.rows):
         raise ValueError(f"{len(keep)} answers for {len(view.rows)} rows")
     return tuple(compress(view.rows, keep))
 
 
-def _scored(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
+def _score(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
     costs = tuple(scorer.score(view))
     if len(costs) != len(view.rows):
         raise ValueError(f"{len(costs)} costs for {len(view.rows)} rows")
@@ -291,7 +309,7 @@ def _scored(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
     return costs
 
 
-def _picked(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
+def _pick(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
     chosen = picker.pick(view, costs)
     if not 0 <= chosen < len(costs):
         raise ValueError(f"picked row {chosen!r} of {len(costs)}")
@@ -299,8 +317,9 @@ def _picked(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
 
 
 def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: Picker) -> Orders | None:
-    """What settles a choice among rows that hold the same: the least of what all prices hang on, or that among those
-    that have the least of what a filter goes by. None: only all rows together do.
+    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows.
+
+    The least measure of the price decides, or the least price among rows with the least measure of a filter.
     """
     prices = {s.scorer.settled_by() for s in scorers}
     firsts = {f.filter.settled_by() for f in filters}
@@ -313,6 +332,6 @@ def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], p
     return frozenset({(price,), *((first, price) for first in settling)})
 
 
-def _learns(scorer: Scorer) -> bool:
+def _can_learn(scorer: Scorer) -> bool:
     kind = type(scorer)
     return kind.picked is not Scorer.picked or kind.finished is not Scorer.finished

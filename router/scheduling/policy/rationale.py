@@ -1,11 +1,10 @@
-"""Why a decision fell as it did, in one sentence for people.
+"""The reason for a decision in one sentence, read off the decision: nothing is decided again.
 
     engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0 (the runner-up, dearer by 0.85 points in all)
 
-The runner-up is the cheapest of the other rows, and the term that made the difference is the one that speaks most for
-the chosen row against it: there is always one, since a sum is only smaller where some part of it is. Where costs do not
-explain the choice (one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
-Everything is read off the decision: nothing is decided again.
+The runner-up is the cheapest of the other rows, and the term named is the one that favours the chosen row most against
+it: there is always one, since a sum is only smaller where some part of it is. Where costs do not explain the choice
+(one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
 """
 
 from __future__ import annotations
@@ -17,9 +16,23 @@ _FAILED = "the policy failed and the fallback chose: "
 
 
 def explain_choice(decision: Decision) -> str:
-    """One sentence without a full stop. Amounts are weighted, in the policy's unit."""
+    """Return one sentence without a full stop. Amounts are weighted, in the policy's unit."""
     failed = _FAILED if decision.policy == FALLBACK else ""
     return f"{failed}{decision.target}: {_reason(decision)}{_among_whom(decision.view)}"
+
+
+def describe_omitted(view: View) -> str | None:
+    """Return how many candidates have no row and why, without a full stop; None if every candidate has one.
+
+    Only a policy that decides by the same measures as the active one chooses the same from these rows.
+    """
+    if not view.others:
+        return None
+    return (
+        f"not priced: {view.others:,} of {len(view.rows) + view.others:,} candidates; each holds the same of the "
+        "prompt as one of these and has no less work ahead, so none could do better by a policy in use, though one of "
+        "them may be the runner-up"
+    )
 
 
 def _reason(decision: Decision) -> str:
@@ -40,29 +53,29 @@ def _reason(decision: Decision) -> str:
 
 
 def _among_whom(view: View) -> str:
-    """Where candidates were left out, there may be more equals, and a closer runner-up, than is said."""
+    """Return how many candidates have a row, if not all: others may be equals, or a closer runner-up."""
     return f" (priced: {len(view.rows):,} of {len(view.rows) + view.others:,} candidates)" if view.others else ""
 
 
 def _difference(decision: Decision, unit: str) -> str:
-    """For a row that is cheaper than all others."""
+    """Return the reason for a row that is cheaper than all others."""
     costs, chosen = decision.costs, decision.chosen
     other = min((i for i in range(len(costs)) if i != chosen), key=costs.__getitem__)
     gains = {term.name: term.weight * term.costs[other] - term.weight * term.costs[chosen] for term in decision.terms}
     name = max(gains, key=gains.__getitem__)
-    said = f"{name} costs {format_amount(gains[name])}{unit} less than at {decision.rows[other].target}"
+    text = f"{name} costs {format_amount(gains[name])}{unit} less than at {decision.rows[other].target}"
     if len(decision.terms) == 1:
-        return f"{said}, the runner-up"
-    return f"{said} (the runner-up, dearer by {format_amount(costs[other] - costs[chosen])}{unit} in all)"
+        return f"{text}, the runner-up"
+    return f"{text} (the runner-up, dearer by {format_amount(costs[other] - costs[chosen])}{unit} in all)"
 
 
 def _unit(terms: tuple[Term, ...]) -> str:
-    """A raw cost is in nothing that has a name."""
+    """Return the unit as a suffix; a raw cost has none."""
     return "" if terms[0].unit == "raw" else f" {terms[0].unit}"
 
 
 def format_amount(value: float) -> str:
-    """With the digits that people compare by: 1,234, 1.20, 0.0042."""
+    """Return the value with the digits that people compare by: 1,234, 1.20, 0.0042."""
     size = abs(value)
     if size >= 99.995:
         return f"{value:,.0f}"

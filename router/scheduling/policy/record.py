@@ -1,6 +1,7 @@
-"""Everything about one decision and its outcome. Written once by the line, read by people, metrics and replays.
+"""The record of a request: everything about its decisions and their outcome.
 
-A record keeps references (the view, the decision), not copies: the readable form is made only when somebody asks.
+Written once while the request is served, read by metrics, the decision log, the admin API and replays. A record keeps
+references (the view, the decision), not copies: the readable form is made on demand.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import msgspec
 from router.scheduling.policy.decision import Decision, ShadowChoice
 from router.scheduling.policy.policy import Policy
 
-DEATHS_ALLOWED = 1  # of engines that took the request: the second one ends it
-PREFILLS_ALLOWED = 2  # prefill halves that fail before a request is no longer split
+DEATHS_ALLOWED = 1  # of engines that took the request; one more ends it
+PREFILLS_ALLOWED = 2  # failed prefill halves after which a request is no longer split
 
 AttemptEnd = Literal[
     "running", "ok", "connect", "busy", "died", "broken", "client_gone", "deadline", "rejected", "prefill"
@@ -53,19 +54,20 @@ class PrefillRecord(msgspec.Struct, gc=False):
 
     @property
     def target(self) -> str:
+        """The chosen target."""
         return self.decision.target
 
 
 class Attempt(msgspec.Struct, gc=False):
-    """One choice and how it went."""
+    """One choice and its outcome."""
 
     decision: Decision
-    predicted_tokens: int | None  # overlap that the index promised for the chosen target, in any tier of its own
+    predicted_tokens: int | None  # overlap that the index predicted for the chosen target, in any tier of its own
     expected_tokens: int | None  # the same, counting what was just sent there
-    pool_tokens: int | None = None  # what the shared pool was seen to hold beyond that; None: unknown, or not asked
+    pool_tokens: int | None = None  # what the shared pool holds beyond that; None if unknown or not queried
     end: AttemptEnd = "running"
-    prefill: PrefillRecord | None = None  # where the prompt's KV came from, when not from the target's own work
-    token_id_passthrough: bool = False  # the engine got the prompt's token ids from us and needed not make them
+    prefill: PrefillRecord | None = None  # the half that computed the prompt, of a pair
+    token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -78,7 +80,7 @@ class Stages(msgspec.Struct, gc=False):
     match_ms: float | None = None
     decide_ms: float | None = None
     connect_ms: float | None = None
-    admission_ms: float | None = None  # waited for room in the fleet's caches
+    admission_ms: float | None = None  # time in admission control
 
 
 class Record(msgspec.Struct, gc=False):
@@ -95,33 +97,35 @@ class Record(msgspec.Struct, gc=False):
     prompt_tokens_counted: int | None  # by us, before sending
     stages: Stages
     client: str | None = None  # the name of its API key
-    policy: Policy | None = None  # which decided, as it was then
-    arm: str | None = None  # of the experiment; None: there is none, or the request stands outside of it
-    unit: bytes | None = None  # whose arm that is
-    asked_by: str | None = None  # the token that asked for this policy, whatever the arm
-    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, where a decision log is kept
+    policy: Policy | None = None  # the one that decided, as it was then
+    arm: str | None = None  # of the experiment; None outside of one
+    unit: bytes | None = None  # the experiment unit that drew the arm
+    asked_by: str | None = None  # the token that requested this policy explicitly
+    blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, with a decision log
     attempts: list[Attempt] = []
     shadows: list[ShadowChoice] = []
-    status: int | None = None  # what the client got
+    status: int | None = None  # sent to the client
     error: str | None = None
     ttft_ms: float | None = None
     duration_ms: float | None = None
     prompt_tokens: int | None = None  # by the engine
     cached_tokens: int | None = None  # delivered
     output_tokens: int | None = None
-    poison: bool = False  # two engines died on it
+    poison: bool = False  # more engines died on it than allowed
     done: bool = False
 
     @property
     def target(self) -> str | None:
+        """The target of the last attempt; None if there was none."""
         return self.attempts[-1].decision.target if self.attempts else None
 
     @property
     def deaths(self) -> int:
-        """Of engines that took it, or a pair's prefill half of it, and gave nothing."""
+        """Number of engines that died after they took the request, or a pair's prefill half of it."""
         halves = (attempt.prefill.end for attempt in self.attempts if attempt.prefill is not None)
         return sum(attempt.end == "died" for attempt in self.attempts) + sum(end == "died" for end in halves)
 
     @property
     def failed_prefills(self) -> int:
+        """Number of attempts that ended with a failed prefill half."""
         return sum(attempt.end == "prefill" for attempt in self.attempts)

@@ -7,39 +7,38 @@ from typing import Any
 import msgspec
 
 from router.scheduling.policy.decision import Decision
-from router.scheduling.policy.pruning import describe_omitted
-from router.scheduling.policy.rationale import explain_choice
+from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
-UNSHOWN = frozenset({"arrived_s", "unit", "blocks"})
+OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
 def describe_record(record: Record) -> dict[str, Any]:
-    """The record for people, as plain JSON types: every candidate with each weighted term, which add up to its cost."""
-    shown: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in UNSHOWN}
-    shown["policy"] = None if record.policy is None else record.policy.name
-    shown["policy_digest"] = None if record.policy is None else record.policy.digest
-    shown["why"] = explain_choice(record.attempts[-1].decision) if record.attempts else None
-    shown["shadows"] = [to_plain(shadow) for shadow in record.shadows]
-    shown["target"] = record.target
-    shown["stages"] = msgspec.structs.asdict(record.stages)
-    shown["attempts"] = [_readable_attempt(attempt) for attempt in record.attempts]
-    return shown
+    """Return the record as plain JSON types: every candidate with each weighted term; the terms add up to its cost."""
+    fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in OMITTED}
+    fields["policy"] = None if record.policy is None else record.policy.name
+    fields["policy_digest"] = None if record.policy is None else record.policy.digest
+    fields["why"] = explain_choice(record.attempts[-1].decision) if record.attempts else None
+    fields["shadows"] = [to_plain(shadow) for shadow in record.shadows]
+    fields["target"] = record.target
+    fields["stages"] = msgspec.structs.asdict(record.stages)
+    fields["attempts"] = [_describe_attempt(attempt) for attempt in record.attempts]
+    return fields
 
 
-def _readable_attempt(attempt: Attempt) -> dict[str, Any]:
+def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
     return {
-        **_readable_choice(attempt),
+        **_describe_choice(attempt),
         "pool_tokens": attempt.pool_tokens,
-        "prefill": None if attempt.prefill is None else _readable_leg(attempt.prefill),
+        "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill),
     }
 
 
-def _readable_leg(leg: PrefillRecord) -> dict[str, Any]:
-    return {**_readable_choice(leg), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
+def _describe_leg(leg: PrefillRecord) -> dict[str, Any]:
+    return {**_describe_choice(leg), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
 
 
-def _readable_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
+def _describe_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
     return {
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,
@@ -50,12 +49,14 @@ def _readable_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
-    """One choice for people: `why` in a sentence, and every candidate that filters left with all that spoke for it.
-    Of those that had no row (`left_out`) nothing is known but how many they were.
+    """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with its
+    terms.
+
+    Candidates without a row (`left_out`) are only counted.
     """
     view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
-    del view["rows"]  # the candidates are below
-    stayed = {row.target for row in decision.rows}
+    del view["rows"]  # see `candidates`
+    kept = {row.target for row in decision.rows}
     return {
         "policy": decision.policy,
         "part": decision.part,
@@ -63,14 +64,14 @@ def describe_decision(decision: Decision) -> dict[str, Any]:
         "why": explain_choice(decision),
         "margin": decision.margin,
         "left_out": describe_omitted(decision.view),
-        "filtered_out": [row.target for row in decision.view.rows if row.target not in stayed],
+        "filtered_out": [row.target for row in decision.view.rows if row.target not in kept],
         "skipped_filters": list(decision.skipped_filters),
         "view": view,
-        "candidates": [_readable_candidate(decision, i) for i in range(len(decision.costs))],
+        "candidates": [_describe_candidate(decision, i) for i in range(len(decision.costs))],
     }
 
 
-def _readable_candidate(decision: Decision, i: int) -> dict[str, Any]:
+def _describe_candidate(decision: Decision, i: int) -> dict[str, Any]:
     terms = {
         term.name: {
             "unit": term.unit,
@@ -84,7 +85,7 @@ def _readable_candidate(decision: Decision, i: int) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """The contract's structs as JSON types: field names kept, sets sorted."""
+    """Return the contract's structs as JSON types: field names kept, sets sorted."""
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         items = [to_plain(item) for item in value]

@@ -1,7 +1,7 @@
-"""Where each session went last, per part of a request: what a policy may know of a conversation's history.
+"""The last target of each session, per part of a request.
 
-The desk has one memory, fed by what was really chosen; every shadow and every replayed policy has its own, fed by its
-own choices, or they would be judged by somebody else's history.
+The selector has one memory, fed by the actual choices; every shadow and every replayed policy has its own, fed by its
+own choices, or it would be judged by another policy's history.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import OrderedDict
 from router.scheduling.policy.decision import Part
 from scorers.contract import View
 
-Key = tuple[bool, str, str]  # prefill halves have a history of their own: they go to other targets
+Key = tuple[bool, str, str]  # (is a prefill half, model, session): prefill halves go to other targets
 
 
 class SessionMemory:
-    """Bounded: the session that was longest away is forgotten first."""
+    """Last targets of up to `size` sessions; the session that was not seen for longest is forgotten first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -25,27 +25,33 @@ class SessionMemory:
         return len(self._targets)
 
     def items(self) -> list[tuple[Key, str]]:
-        """Everything remembered, the session that was longest away first."""
+        """Return all entries, the session that was not seen for longest first."""
         return list(self._targets.items())
 
     def get(self, key: Key) -> str | None:
+        """Return the target of a key; None if it is unknown."""
         return self._targets.get(key)
 
     def last_target(self, view: View, part: Part) -> str | None:
+        """Return the last target of the view's session; None without a session, or if it is unknown."""
         return self.last_target_of(view.model, view.session, part)
 
     def last_target_of(self, model: str, session: str | None, part: Part) -> str | None:
+        """Return the last target of a session; None without a session, or if it is unknown."""
         return None if session is None else self._targets.get((part == "prefill", model, session))
 
     def forget(self, view: View, part: Part) -> None:
+        """Forget the view's session."""
         if view.session is not None and self._targets:
             self._targets.pop((part == "prefill", view.model, view.session), None)
 
     def record(self, view: View, part: Part, target: str) -> None:
+        """Record where the view's session went."""
         if view.session is not None:
             self.put((part == "prefill", view.model, view.session), target)
 
     def put(self, key: Key, target: str) -> None:
+        """Set the target of a key."""
         self._targets[key] = target
         self._targets.move_to_end(key)
         if len(self._targets) > self.size:

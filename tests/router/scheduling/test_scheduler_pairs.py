@@ -291,8 +291,8 @@ def test_what_a_halfs_end_says_of_either_engine(half: str | None, status: int | 
     if half is not None:
         house.core.settle_prefill(ticket, half, status)
     house.end(ticket, "prefill")
-    assert breakers[ticket.prefill.target.instance.id]._row == (1 if failures is None else 2 if failures else 0)
-    assert breakers[ticket.target.instance.id]._row == 1, "it had no part in it"
+    assert breakers[ticket.prefill.target.instance.id]._failures == (1 if failures is None else 2 if failures else 0)
+    assert breakers[ticket.target.instance.id]._failures == 1, "it had no part in it"
 
 
 # what is learned

@@ -143,7 +143,7 @@ def test_a_broken_policy_costs_no_request(caplog: pytest.LogCaptureFixture) -> N
     assert desk.fallbacks == 5
     # logged at the 1st, 2nd and 4th only, with the plug-in's name and its traceback
     assert [record.getMessage() for record in caplog.records] == [
-        f"policy bad: scorer0: RuntimeError: boom ({times} times so far)" for times in (1, 2, 4)
+        f"policy bad: scorer0: RuntimeError: boom (fault {times} of this plug-in)" for times in (1, 2, 4)
     ]
     assert "raise RuntimeError" in caplog.text
     desk.picked(decisions[-1])

@@ -219,7 +219,7 @@ def test_a_sum_beyond_all_numbers_is_a_fault() -> None:
         ),
         (
             {"scorers": [{"name": "kv_usage"}, {"name": "kv_usage", "weight": 2}]},
-            ["policies.mine: scorer kv_usage is named 2 times; once is enough"],
+            ["policies.mine: scorer kv_usage is listed 2 times; list it once"],
         ),
         (
             {"scorers": [{"name": "kv_usage", "weight": 0}]},
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_refused(spec: dict[str, Any], complaints: list[str
 
 
 def test_the_name_of_the_fallback_is_taken() -> None:
-    with pytest.raises(ConfigError, match=r"policies\.fallback: the name 'fallback' is taken"):
+    with pytest.raises(ConfigError, match=r"policies\.fallback: the name 'fallback' is reserved"):
         build_policy("fallback", LLMD)
 
 

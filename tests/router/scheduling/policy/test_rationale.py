@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.scheduling.policy import policy
 from router.scheduling.policy.decision import FALLBACK, Decision, Term
-from router.scheduling.policy.policy import build_policy, fallback_policy
-from router.scheduling.policy.rationale import explain_choice, format_amount
+from router.scheduling.policy.policy import Policy, build_policy, fallback_policy
+from router.scheduling.policy.rationale import describe_omitted, explain_choice, format_amount
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, views
 
@@ -141,3 +141,44 @@ def test_every_decision_has_a_reason_that_speaks_for_the_choice(view: View, chos
         assert "by -" not in sentence
         explained = any(word in sentence for word in ("only", "chance", "drawn", "runner-up"))
         assert explained, sentence
+
+
+WHOLE = a_view(a_row("a"), a_row("b"))
+CUT = WHOLE._replace(others=1998)
+
+
+def policy_of(scorer: str, **more: object) -> Policy:
+    return build_policy(scorer, schema.PolicyConfig.model_validate({"scorers": [{"name": scorer}], **more}))
+
+
+def test_a_sentence_says_how_many_and_why() -> None:
+    assert describe_omitted(CUT) == (
+        "not priced: 1,998 of 2,000 candidates; each holds the same of the prompt as one of these and has no less work "
+        "ahead, so none could do better by a policy in use, though one of them may be the runner-up"
+    )
+    assert describe_omitted(WHOLE) is None
+
+
+REQUESTS, TURNS = policy_of("least_requests"), policy_of("round_robin")
+WORK, TTFT = policy_of("least_work_left"), policy_of("expected_ttft")
+QUEUE_FIRST = policy_of("expected_ttft", filters=[{"name": "near_longest"}])
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown_for", "expected"),
+    [
+        (TTFT, TTFT, False),
+        (WORK, TTFT, False),  # both are settled by the work that is left
+        (TTFT, QUEUE_FIRST, False),  # by that, and by the queue where the filter keeps the least busy alone
+        (QUEUE_FIRST, TTFT, True),
+        (REQUESTS, TTFT, True),
+        (TURNS, TTFT, True),  # by all rows together
+        (TTFT, None, True),
+        (TTFT, TURNS, True),  # who sees all leaves nobody out: the view was somebody else's
+    ],
+)
+def test_a_choice_is_whole_where_the_same_measures_settle_it(
+    policy: Policy, shown_for: Policy | None, expected: bool
+) -> None:
+    assert policy.might_choose_omitted(CUT, shown_for) is expected
+    assert policy.might_choose_omitted(WHOLE, shown_for) is False
