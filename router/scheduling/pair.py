@@ -29,7 +29,7 @@ class PairChoice(NamedTuple):
 def choose_pair(
     selector: Selector, policy: Policy, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]
 ) -> PairChoice:
-    """Choose among the rows of `view` that may answer, and those that `prefill_rows` returns for the answering target."""
+    """Choose among the rows of `view` to answer, and those that `prefill_rows` returns for the answering target."""
     answer = selector.decide(view, policy, "decode")
     if not should_split(view, answer.row, policy.prefill_from_tokens):
         return PairChoice(answer, None)

@@ -321,7 +321,7 @@ class Scheduler:
         return target if target is not None and self.fleet.target(target) is not None else None
 
     def _find_orders(self, policy: Policy) -> Orders | None:
-        """Return what may decide this choice. Shadows read the same view, so the orders of all active policies count."""
+        """Return what decides this choice. Shadows read the same view, so the orders of all active policies count."""
         policy_set = self.selector.policy_set
         return merge_orders(policy_set.orders, policy.orders)
 
