@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from router.backends.feeds.bootstrap import bootstrap_of
+from router.backends.feeds.bootstrap import bootstrap_name
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
@@ -89,7 +89,7 @@ class Membership:
             log.error("instance %s cannot join: %s", id, error)
             return
         if config.transfer is not None and config.transfer.bootstrap_url is not None:
-            self._upstreams.add(bootstrap_of(id), config.transfer.bootstrap_url)
+            self._upstreams.add(bootstrap_name(id), config.transfer.bootstrap_url)
         self._configs[id] = config
         self._scheduler.fleet.join(config)
         self.health.watch(config)
@@ -105,7 +105,7 @@ class Membership:
         self._tokenization.forget(id)
         self._passthrough.forget(id)
         self._upstreams.remove(id)
-        self._upstreams.remove(bootstrap_of(id))
+        self._upstreams.remove(bootstrap_name(id))
         log.info("instance %s leaves", id)
 
     def _drop_streams(self, id: str) -> None:

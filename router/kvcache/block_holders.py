@@ -1,14 +1,15 @@
-"""Who holds a block: for each tier a table from its key to one bit per target, shared by all targets.
+"""The targets that hold each block: one table per tier, from a block's key to a bit set of targets.
 
-A target is a bit, so "who still holds the prefix" is one AND per block, however many targets there are. Two ways to
-find how far each target goes along a prompt:
+A target is one bit, so "which targets still hold the prefix" is one AND per block, however many targets there are.
+There are two ways to find how far each target goes along a prompt:
 
-*Walk* (`walked`): block by block, until the last target has dropped out. Right for whatever is held.
+`walk` goes block by block until the last target has dropped out. It is correct for any content.
 
-*Bisect* (`bisected`): ask for the block in the middle; whoever holds it goes on in the second half, the others in the
-first. Right only for targets that hold no block without the one before it (`runs.py`): 13 questions instead of 5,000.
+`bisect` looks up the block in the middle; targets that hold it continue in the second half, the others in the first. It
+is correct only for targets that hold no block without its predecessor (`contiguity.py`), and takes 13 look-ups instead
+of 5,000.
 
-A block with one holder has that target's own bit object as its value, and the most common one costs nothing.
+A block with one holder has that target's own bit object as its value, so the most common case allocates nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from router.kvcache.events import Key, Tier
 
 
 class BlockHolders:
-    """Bits are given out elsewhere."""
+    """The shared tables; `BlockIndex` assigns the bits."""
 
     def __init__(self) -> None:
         self.tables: tuple[dict[Key, int], ...] = ({}, {}, {})  # by tier; no key without a bit
-        self.blocks = [0, 0, 0]  # by tier: blocks of all targets that are there
+        self.blocks = [0, 0, 0]  # by tier, summed over all joined targets
 
     def add(self, tier: Tier, keys: list[Key], bit: int) -> list[Key]:
-        """`bit` holds `keys`, each of them once. Returns those that it did not hold."""
+        """Record that `bit` holds `keys` (each key once). Return the keys that it did not hold before."""
         table = self.tables[tier]
         if table.keys().isdisjoint(keys):
             table.update(zip(keys, repeat(bit)))
@@ -44,12 +45,12 @@ class BlockHolders:
         return entered
 
     def remove(self, tier: Tier, keys: Sequence[Key], bit: int) -> None:
-        """`bit` holds `keys` no more."""
+        """Record that `bit` no longer holds `keys`."""
         self.blocks[tier] -= len(keys)
         self.clear(tier, keys, bit)
 
     def clear(self, tier: Tier, keys: Sequence[Key], bit: int) -> None:
-        """The same for a bit whose blocks are not counted any more."""
+        """Clear `bit` from `keys` in the table, leaving `blocks` unchanged: for bits that are no longer counted."""
         table = self.tables[tier]
         for key in keys:
             bits = table.get(key, 0)
@@ -62,24 +63,24 @@ class BlockHolders:
         return self.tables[tier].get(key, 0) & bit != 0
 
     def bisect(self, keys: Sequence[Key], bits: int) -> dict[int, int]:
-        """Leading blocks on the GPU of `bits`, all of them whole, by the bits that go equally far together; who holds
-        none is absent.
+        """Return the leading blocks on the GPU by group of bits that go equally far; bits that hold none are absent.
+        All of `bits` must be contiguous.
 
-        One question per halving and per group of targets that still goes together: 200 ns each.
+        One look-up per halving and per group of targets that has not split: 200 ns each.
         """
-        holding = self.tables[Tier.GPU].get
+        lookup = self.tables[Tier.GPU].get
         runs: dict[int, int] = {}
-        open_ = [(0, len(keys), bits)] if bits else []  # these bits hold `low` blocks at least and `high` at most
-        while open_:
-            low, high, bits = open_.pop()
+        pending = [(0, len(keys), bits)] if bits else []  # these bits hold `low` blocks at least and `high` at most
+        while pending:
+            low, high, bits = pending.pop()
             while low < high:
                 middle = (low + high) >> 1
-                further = holding(keys[middle], 0) & bits
+                further = lookup(keys[middle], 0) & bits
                 if further == bits:
                     low = middle + 1
                 else:
                     if further:
-                        open_.append((middle + 1, high, further))
+                        pending.append((middle + 1, high, further))
                         bits ^= further
                     high = middle
             if low:
@@ -87,17 +88,17 @@ class BlockHolders:
         return runs
 
     def walk(self, tier: Tier, keys: Sequence[Key], bits: int) -> dict[int, int]:
-        """Leading blocks in `tier` or a faster one of `bits`, by the bits that go equally far together; who holds none
-        is absent. 50 ns per block.
+        """Return the leading blocks in `tier` or a faster one by group of bits that go equally far; bits that hold none
+        are absent. 50 ns per block.
         """
         holding: Iterator[int] = map(self.tables[Tier.GPU].get, keys, repeat(0))
         for slower in self.tables[Tier.CPU : tier + 1]:
             holding = map(or_, holding, map(slower.get, keys, repeat(0)))
-        return _runs(holding, bits, len(keys))
+        return _leading_runs(holding, bits, len(keys))
 
 
-def _runs(holding: Iterable[int], alive: int, length: int) -> dict[int, int]:
-    """Leading blocks of the bits of `alive`, given who holds each of `length` blocks in turn."""
+def _leading_runs(holding: Iterable[int], alive: int, length: int) -> dict[int, int]:
+    """Leading blocks by group of bits of `alive`, given the holders of each of `length` blocks in turn."""
     runs: dict[int, int] = {}
     if not alive or not length:
         return runs
@@ -112,8 +113,8 @@ def _runs(holding: Iterable[int], alive: int, length: int) -> dict[int, int]:
     return runs
 
 
-def single(bits: int) -> Iterator[int]:
-    """The single bits of `bits`, lowest first."""
+def single_bits(bits: int) -> Iterator[int]:
+    """Yield the single bits of `bits`, lowest first."""
     while bits:
         lowest = bits & -bits
         yield lowest

@@ -1,14 +1,14 @@
-"""Our own names for cache blocks: each key is a hash over the key before it and the block's token ids.
+"""Chained keys of cache blocks: each key hashes the key before it and the block's token ids.
 
-A key says "these tokens after exactly those", so equal keys mean equal prefixes, whichever engine holds them and
-however that engine hashes (`protocol.md` 3.5). What else separates caches is mixed in where the engine mixes it in:
-model, adapter and salt in the root, media ids in the block they begin in.
+A key means "these tokens after exactly those", so equal keys mean equal prefixes, whichever engine holds them and
+however that engine hashes (`protocol.md` 3.5). Everything else that separates caches is mixed in where the engine mixes
+it in: model, adapter and salt in the root, media ids in the block they begin in.
 
-The secret is the hash's seed at every step, not only in the root: xxh3 adds up the products of 16-byte pieces, so
-with a known seed two blocks could be made to collide from outside without knowing what they follow.
+The secret is the hash's seed at every step, not only in the root: xxh3 sums the products of 16-byte pieces, so with a
+known seed two blocks could be made to collide from outside without knowing what they follow.
 
-Of the hash 60 bits are kept: CPython stores such an int in 32 bytes, one of 64 bits in 48, and the index holds
-millions. Among ten million blocks any two share a key with a chance of 1 in 23,000; seeded, nobody can look for them.
+Keys have 60 bits: CPython stores such an int in 32 bytes, one of 64 bits in 48, and the index holds millions. Among ten
+million blocks any two share a key with a chance of 1 in 23,000; with a secret seed, collisions cannot be searched for.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _u64 = struct.Struct("<Q").pack
 
 
 class Keyring:
-    """Makes keys; two keyrings with the same 64-bit secret make the same ones."""
+    """Computes keys. Two keyrings with the same 64-bit secret compute the same keys."""
 
     def __init__(self, secret: int) -> None:
         self._secret = secret & 0xFFFF_FFFF_FFFF_FFFF
 
     def root(self, model: str, adapter: str | None, salt: str | None) -> Key:
-        """What a chain's first block follows. None and the empty string are different names."""
-        names = b"".join(_named(name) for name in (model, adapter, salt))
+        """Return the parent key of a chain's first block. `None` and the empty string give different roots."""
+        names = b"".join(_length_prefixed(name) for name in (model, adapter, salt))
         return Key(digest(names, self._secret) & SHORT)
 
     def chain(
@@ -45,10 +45,10 @@ class Keyring:
         block_tokens: int,
         extras: tuple[bytes, ...] | None = None,
     ) -> list[Key]:
-        """The keys of the full blocks of `token_ids` (each in 0..2**32-1) that follow `parent`.
+        """Return the keys of the full blocks of `token_ids` (each in 0..2**32-1) that follow `parent`.
 
-        xxh3_64 over the parent's 8 bytes, the block's ids as u32 (the machine's byte order), and its extras:
-        0.25 us per block of 16.
+        xxh3_64 over the parent's 8 bytes, the block's ids as u32 (native byte order) and its extras: 0.25 us per block
+        of 16.
         """
         ids = token_ids if isinstance(token_ids, array) and token_ids.typecode == "I" else array("I", token_ids)
         raw, width, secret = memoryview(ids).cast("B"), 4 * block_tokens, self._secret
@@ -63,7 +63,7 @@ class Keyring:
         return cast("list[Key]", keys)
 
 
-def _named(name: str | None) -> bytes:
+def _length_prefixed(name: str | None) -> bytes:
     if name is None:
         return b"-"
     raw = name.encode("utf-8", "surrogatepass")  # JSON can carry lone surrogates

@@ -1,15 +1,16 @@
-"""Is every block that one target holds preceded there by the block before it? Then its share of a prompt is bisected.
+"""Contiguity of one target's blocks: is every block preceded by its parent? Only then may `bisect` be used.
 
     root -- a -- b -- c          one run:  a b c, tip c
-                  \\- d -- e      another:  d e,   tip e, hanging from b
+                  \\- d -- e      another:  d e,   tip e, child of b
 
-Blocks that are stored in one go after each other are a *run*; what follows a run's tip extends it, what follows
-another block hangs from that. A set of runs stays whole as long as only tips go from which nothing hangs, which is
-how engines evict: a chain's last block first. Whoever removes anything else has made a hole; `shrank` says so, and
-the caller stops believing in wholeness (and drops this object) until the target is forgotten.
+Blocks stored one after the other form a *run*; blocks that follow a run's tip extend it, blocks that follow another
+block start a run below that block. The runs stay contiguous as long as only tips without child runs are removed, which
+is how engines evict: a chain's last block first. Any other removal leaves a hole: `remove` returns False, and the
+caller drops this object and walks until the target is forgotten.
 
-A run keeps 32 bits per block. They are used once: when a tip has gone, to recognise the block that is the tip now.
-A hole goes unseen if the first block removed out of order looks like such a tip: below one in a million for 4,000 runs.
+A run keeps 32 bits per block. They are used once: when a tip was removed, to recognise the block that is the tip now. A
+hole goes undetected if the first block removed out of order looks like such a tip: below one in a million for 4,000
+runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RUN_BYTES = 104  # a `_Run`, and its tip's low bits as a CPython int
 
 
 class ContiguousRun(NamedTuple):
-    """A run as it is saved."""
+    """A run as it is stored in a snapshot."""
 
     parent: Key | None
     tip: Key | None
@@ -37,28 +38,29 @@ class _Run:
     __slots__ = ("lows", "parent", "tip")
 
     def __init__(self, parent: Key | None, lows: array[int]) -> None:
-        self.parent = parent  # what it hangs from; None: it begins a chain
+        self.parent = parent  # the block before the run; None: the run begins a chain
         self.lows = lows  # typecode "I"
         self.tip: Key | None = None  # None: only its low bits are known
 
 
 class ContiguousRuns:
-    """Of one target. After a method has said False, the object says nothing any more."""
+    """The runs of one target. The object is invalid after a method returned False."""
 
-    __slots__ = ("_forks", "_tips")
+    __slots__ = ("_children", "_tips")
 
     def __init__(self, saved: Iterable[ContiguousRun] = ()) -> None:
         self._tips: dict[int, _Run] = {}  # by the low bits of the tip
-        self._forks: dict[Key, int] = {}  # how many runs hang from a block
+        self._children: dict[Key, int] = {}  # number of child runs by block
         for parent, tip, lows in saved:
             run = _Run(parent, array("I", lows))
             run.tip = tip
             self._tips[run.lows[-1]] = run
-            self._hang(parent)
+            self._add_child(parent)
 
     def append(self, parent: Key | None, keys: Sequence[Key]) -> bool:
-        """`keys` (some, new here) were stored one after the other, after `parent` (held; None: they begin a chain).
-        False: two tips look alike."""
+        """Record that `keys` (at least one, new here) were stored in order after `parent` (held; `None`: a chain
+        begins). Return False if two tips have the same low bits.
+        """
         lows = [key & LOW for key in keys]
         run = self._tips.get(parent & LOW) if parent is not None else None
         if parent is not None and run is not None and run.tip == parent:
@@ -66,38 +68,38 @@ class ContiguousRuns:
             run.lows.extend(lows)
         else:
             run = _Run(parent, array("I", lows))
-            self._hang(parent)
+            self._add_child(parent)
         run.tip = keys[-1]
         return self._tips.setdefault(lows[-1], run) is run
 
     def remove(self, keys: Sequence[Key]) -> bool:
-        """`keys` were removed, one after the other. False: that left a hole."""
-        tips, forks = self._tips, self._forks
+        """Record that `keys` were removed in this order. Return False if that left a hole."""
+        tips, children = self._tips, self._children
         for key in keys:
             run = tips.pop(key & LOW, None)
-            if run is None or key in forks or (run.tip is not None and run.tip != key):
+            if run is None or key in children or (run.tip is not None and run.tip != key):
                 return False
             run.tip = None
             run.lows.pop()
             if not run.lows:
-                self._unhang(run.parent)
+                self._remove_child(run.parent)
             elif tips.setdefault(run.lows[-1], run) is not run:
                 return False
         return True
 
     def memory_bytes(self) -> int:
-        """An estimate of what it takes, in one step: O(runs)."""
-        tables = getsizeof(self._tips) + getsizeof(self._forks)
+        """Estimate the memory of all runs; O(runs)."""
+        tables = getsizeof(self._tips) + getsizeof(self._children)
         return tables + sum(RUN_BYTES + getsizeof(run.lows) for run in self._tips.values())
 
     def __iter__(self) -> Iterator[ContiguousRun]:
-        """All of them, for a snapshot: another object made of them knows the same."""
+        """Iterate over the runs for a snapshot; `ContiguousRuns(...)` restores them."""
         return (ContiguousRun(run.parent, run.tip, run.lows.tobytes()) for run in self._tips.values())
 
-    def _hang(self, parent: Key | None) -> None:
+    def _add_child(self, parent: Key | None) -> None:
         if parent is not None:
-            self._forks[parent] = self._forks.get(parent, 0) + 1
+            self._children[parent] = self._children.get(parent, 0) + 1
 
-    def _unhang(self, parent: Key | None) -> None:
-        if parent is not None and (left := self._forks.pop(parent) - 1):
-            self._forks[parent] = left
+    def _remove_child(self, parent: Key | None) -> None:
+        if parent is not None and (left := self._children.pop(parent) - 1):
+            self._children[parent] = left

@@ -1,12 +1,11 @@
-"""The engines' own block hashes, byte for byte: needed to name blocks in the shared pool, and for nothing else.
+"""The engines' own block hashes, byte for byte: needed only to compute key names in the shared pool.
 
     digest[-1] = H(seed)
     digest[i]  = H((digest[i-1], token ids of block i, extras of block i or None))
 
 H is one of vLLM's `--prefix-caching-hash-algo`: SHA-256 or XXH3-128, over the value's pickle or its canonical CBOR
 (`protocol.md` 3; vllm v1/core/kv_cache_utils.py). Extras are the adapter, and on the chain's first block the salt;
-prompts with media never get here. What an engine hashes by is found in `backends/mooncake/hash_detection.py`: nothing
-here guesses.
+prompts with media are not supported. `backends/mooncake/hash_detection.py` finds out which parameters an engine uses.
 """
 
 from __future__ import annotations
@@ -23,29 +22,30 @@ from router.config.sections.kv_store import HashAlgo
 from router.kvcache.events import EngineHash
 
 Digest = bytes
-Adapter = tuple[str, str]  # a LoRA's name, and its path as the engine was given it
+Adapter = tuple[str, str]  # a LoRA's name and the path that the engine loaded it from
 Extras = tuple[str | tuple[str, ...], ...]
 
-DEFAULT_SEED = "vllm-none-hash"  # of the cryptographic algorithms, where PYTHONHASHSEED is not set
-KEPT_IDS = 1 << 18  # no vocabulary is bigger: ids beyond are encoded every time
+DEFAULT_SEED = "vllm-none-hash"  # the SHA-256 algorithms use it when PYTHONHASHSEED is not set
+CACHED_IDS = 1 << 18  # larger than any vocabulary; ids beyond are encoded every time
 
 
 class EngineChain:
-    """One way to hash, as engines may be started with. Two of the same parameters are equal."""
+    """One way in which engines hash blocks. Two chains with the same parameters are equal."""
 
     def __init__(self, algo: HashAlgo, seed: str = DEFAULT_SEED, tagged: bool = True) -> None:
         self.algo: HashAlgo = algo
         self.seed = seed
-        self.tagged = tagged  # how extras are written: since vLLM 0.31 with a tag and the adapter's path
+        self.tagged = tagged  # since vLLM 0.31 extras carry a tag and the adapter's path
         self._hash: Callable[[bytes], Digest] = xxh3_128_digest if algo.startswith("xxhash") else _sha256
         cbor = _Cbor()
-        self._bytes_of: Callable[[_Hashed], bytes] = cbor.block if algo.endswith("cbor") else _pickle
+        self._serialize: Callable[[_HashInput], bytes] = cbor.block if algo.endswith("cbor") else _pickle
         self.root: Digest = self._hash(cbor.text(seed) if algo.endswith("cbor") else _pickle(seed))
 
     @classmethod
     def from_config(cls, algo: HashAlgo, seed: str | None = None, tagged: bool = True) -> EngineChain | None:
-        """The chain of engines whose PYTHONHASHSEED is `seed`, or not set (None). None: nobody can compute it,
-        since without a seed xxhash begins with random bytes in every process."""
+        """Return the chain of engines whose PYTHONHASHSEED is `seed` (`None`: not set), or `None` where it cannot be
+        computed: without a seed, xxhash starts from random bytes in every process.
+        """
         if seed is None and algo.startswith("xxhash"):
             return None
         return cls(algo, DEFAULT_SEED if seed is None else seed, tagged)
@@ -58,51 +58,51 @@ class EngineChain:
         adapter: Adapter | None = None,
         salt: str | None = None,
     ) -> list[Digest]:
-        """The digests (32 bytes, of xxhash 16) of the full blocks of `token_ids` that follow `parent`.
+        """Return the digests (32 bytes; xxhash 16) of the full blocks of `token_ids` that follow `parent`.
 
-        None begins a chain: only there does the salt count. 2 us per block of 16 tokens by pickle, 3 by CBOR, which
-        takes 0.4 us more for each token id that it meets for the first time.
+        `None` begins a chain; only there the salt is hashed. 2 us per block of 16 tokens by pickle, 3 us by CBOR, plus
+        0.4 us for each token id that CBOR encodes for the first time.
         """
         extras = self._extras(adapter, salt if parent is None else None)
         rest = self._extras(adapter, None)
         digest, digests = self.root if parent is None else parent, []
-        hash, bytes_of = self._hash, self._bytes_of
+        hash, serialize = self._hash, self._serialize
         for end in range(block_tokens, len(token_ids) + 1, block_tokens):
-            digest = hash(bytes_of((digest, tuple(token_ids[end - block_tokens : end]), extras)))
+            digest = hash(serialize((digest, tuple(token_ids[end - block_tokens : end]), extras)))
             digests.append(digest)
             extras = rest
         return digests
 
     @staticmethod
     def event_hash(digest: Digest) -> EngineHash:
-        """The digest as events carry it: its last 8 bytes, big endian."""
+        """Return the digest as events carry it: its last 8 bytes, big endian."""
         return EngineHash(int.from_bytes(digest[-8:], "big"))
 
     def _extras(self, adapter: Adapter | None, salt: str | None) -> Extras | None:
-        """What a block hashes beside its tokens. An empty salt is none."""
+        """Values hashed beside a block's tokens. An empty salt counts as none."""
         extras: Extras = ()
         if adapter is not None:
-            name, path = map(_apart, adapter)
+            name, path = map(_copy_text, adapter)
             extras += (("lora", name, path) if self.tagged else name,)
         if salt:
-            extras += (("cache_salt", _apart(salt)) if self.tagged else _apart(salt),)
+            extras += (("cache_salt", _copy_text(salt)) if self.tagged else _copy_text(salt),)
         return extras or None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EngineChain) and self._recipe == other._recipe
+        return isinstance(other, EngineChain) and self._parameters == other._parameters
 
     def __hash__(self) -> int:
-        return hash(self._recipe)
+        return hash(self._parameters)
 
     def __repr__(self) -> str:
         return f"EngineChain({self.algo}, seed {self.seed!r}, {'tagged' if self.tagged else 'bare'})"
 
     @property
-    def _recipe(self) -> tuple[str, str, bool]:
+    def _parameters(self) -> tuple[str, str, bool]:
         return self.algo, self.seed, self.tagged
 
 
-_Hashed = tuple[Digest, tuple[int, ...], Extras | None]
+_HashInput = tuple[Digest, tuple[int, ...], Extras | None]
 
 _pickle = partial(pickle.dumps, protocol=5)
 
@@ -111,16 +111,17 @@ def _sha256(data: bytes) -> Digest:
     return hashlib.sha256(data).digest()
 
 
-def _apart(text: str) -> str:
-    """The same text as an object of its own: pickle writes an object that it meets again as a reference, and in an
-    engine these texts come from different places."""
+def _copy_text(text: str) -> str:
+    """Return an equal string as a separate object: pickle writes an object that it meets again as a reference, and in
+    an engine these strings come from different places.
+    """
     return (text + " ")[:-1]
 
 
 class _Cbor(dict[int, bytes]):
     """Canonical CBOR (RFC 8949 4.2.1) of the few kinds of values that are hashed.
 
-    As a dict it holds the bytes of the token ids met so far: a look-up costs a tenth of making them.
+    As a dict it caches the encoding of token ids: a look-up costs a tenth of encoding.
     """
 
     def __init__(self) -> None:
@@ -128,29 +129,36 @@ class _Cbor(dict[int, bytes]):
         self._last: tuple[Extras | None, bytes] = (None, b"\xf6")  # an adapter is in every block of a chain
 
     def __missing__(self, token_id: int) -> bytes:
-        encoded = _head(0, token_id)
-        if token_id < KEPT_IDS:
+        encoded = _item_head(0, token_id)
+        if token_id < CACHED_IDS:
             self[token_id] = encoded
         return encoded
 
-    def block(self, hashed: _Hashed) -> bytes:
-        parent, token_ids, extras = hashed
+    def block(self, value: _HashInput) -> bytes:
+        parent, token_ids, extras = value
         if extras is not self._last[0]:
             self._last = (extras, b"\xf6" if extras is None else self._array(extras))
         ids = b"".join(map(self.__getitem__, token_ids))
-        return b"\x83" + _length(2, len(parent)) + parent + _length(4, len(token_ids)) + ids + self._last[1]
+        return (
+            b"\x83"
+            + _cached_item_head(2, len(parent))
+            + parent
+            + _cached_item_head(4, len(token_ids))
+            + ids
+            + self._last[1]
+        )
 
     def text(self, text: str) -> bytes:
         raw = text.encode("utf-8", "surrogatepass")  # JSON can carry lone surrogates
-        return _head(3, len(raw)) + raw
+        return _item_head(3, len(raw)) + raw
 
     def _array(self, items: Extras | tuple[str, ...]) -> bytes:
         encoded = (self.text(item) if isinstance(item, str) else self._array(item) for item in items)
-        return _head(4, len(items)) + b"".join(encoded)
+        return _item_head(4, len(items)) + b"".join(encoded)
 
 
-def _head(major: int, number: int) -> bytes:
-    """The first bytes of an item: its kind and its value or length (up to 2**32 - 1), as short as possible."""
+def _item_head(major: int, number: int) -> bytes:
+    """Return a CBOR item's head: its major type and its value or length (up to 2**32 - 1), as short as possible."""
     kind = major << 5
     if number < 24:
         return bytes((kind | number,))
@@ -161,4 +169,4 @@ def _head(major: int, number: int) -> bytes:
     return bytes((kind | 26,)) + number.to_bytes(4, "big")
 
 
-_length = lru_cache(maxsize=64)(_head)  # the same few again and again
+_cached_item_head = lru_cache(maxsize=64)(_item_head)  # only a few different lengths occur

@@ -1,24 +1,24 @@
-"""Puts one rank's event batches in order, and says when what we know can be trusted.
+"""Orders one rank's event batches and decides when the index can be trusted.
 
-Engines number their batches from 0 and keep the last few thousand for replay; they send no epoch, so a restart is
-only seen in numbers that fall back while clocks go on. Connections lose batches without a word. The book is a pure
-state machine over that: batches go in, steps come out (apply these events, ask for a replay from here, forget all).
+Engines number their batches from 0 and keep the last few thousand for replay. They send no epoch, so a restart shows
+only in sequence numbers that fall while timestamps grow, and connections can lose batches silently. The sequencer is a
+pure state machine: batches go in, steps come out (apply these events, request a replay from here, forget all).
 
               connected            replay ended, no gap
-       new ------------> replaying --------------------> live     `live` is the only state to trust
+       new ------------> replaying --------------------> live     only `live` is trusted
         |                 ^     |                         |
-        |   gap, restart  |     | no answer, twice        | reconnected, and no replay to check with
+        |   gap, restart  |     | no answer, twice        | reconnected without a replay endpoint
         +-----------------+     +-------> lost <----------+       `lost`: the next batch decides
 
-*One cursor* (`last_seq`): while a replay runs, live batches wait in a bounded queue and are taken, through the same
-door, after it. So nothing is applied twice, and no second watermark is needed.
+*One cursor* (`last_seq`): during a replay, live batches wait in a bounded queue and are taken through the same code
+path afterwards. So nothing is applied twice, and no second watermark is needed.
 
-*A replay begins at the last batch we have*, not after it, and its first answer proves who answers: the same number
-with the same timestamp is the same process. Another timestamp, or nothing at all, is a new one, even if its numbers
-have already passed ours, where a restart looks like a gap (`protocol.md` 2.10).
+*A replay begins at the last applied batch*, not after it, and its first answer identifies the process: the same number
+with the same timestamp is the same process. Another timestamp, or an empty replay, is a new process, even if its
+numbers have already passed the cursor, where a restart looks like a gap (`protocol.md` 2.10).
 
-*Bounded trouble*: a number can be missing for ever (it is used up before an encoding that can fail). After two replays
-that do not move the cursor the book forgets, goes on from what comes next, and calls itself joined late.
+*Bounded recovery*: a number can be missing for ever (engines consume it before an encoding that can fail). After two
+replays that do not move the cursor, the sequencer forgets, continues with the next batch and sets `joined_late`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from typing import Literal, NamedTuple
 
 from router.kvcache.events import BlocksCleared, Event, EventBatch
 
-MOST_REPLAYS = 2  # that bring nothing new, before a gap or a doubt is given up
-HELD_BATCHES = 10_000  # live ones that wait for a replay; what comes beyond is a gap, later
+MAX_REPLAYS = 2  # replays without progress before a gap is given up
+MAX_HELD_BATCHES = 10_000  # live batches that wait for a replay; batches beyond are dropped and become a gap
 
 
 class ApplyBatch(NamedTuple):
-    """These events are next."""
+    """Apply these events next."""
 
     events: list[Event]
 
 
 class RequestReplay(NamedTuple):
-    """Please replay all batches from this number on."""
+    """Request a replay of all batches from this sequence number on."""
 
     start_seq: int
 
 
 class ForgetTarget(NamedTuple):
-    """What was applied so far says nothing about now."""
+    """Forget everything applied so far: it does not describe the present process."""
 
 
 class StreamCursor(NamedTuple):
-    """How far a stream was applied: enough to go on in another process."""
+    """Position in a stream, enough to continue it in another process."""
 
     last_seq: int
     last_wall_s: float  # of that batch, by the engine's clock
@@ -61,41 +61,42 @@ State = Literal["new", "replaying", "live", "lost"]
 
 
 class EventSequencer:
-    """The book of one rank. `now` is monotonic seconds, `wall` seconds since the epoch.
+    """The state of one rank's stream. `now` is monotonic seconds, `wall` seconds since the epoch.
 
-    At most one replay runs at a time: after an `RequestReplay` the caller brings `replayed` for each batch and then
-    `replay_ended` once. `replayable`: the engine has a replay endpoint.
+    At most one replay runs at a time: after a `RequestReplay` the caller calls `on_replayed` for each batch and then
+    `on_replay_end` once. `replayable`: the engine has a replay endpoint.
     """
 
     def __init__(self, replayable: bool) -> None:
         self.replayable = replayable
         self.state: State = "new"
-        self.joined_late = False  # batches before the first applied are lost: absence from the index proves nothing
+        self.joined_late = False  # earlier batches are lost: a block missing from the index may still be cached
         self.last_seq = -1  # of the last batch applied
-        self.last_heard_s: float | None = None  # monotonic, of any sign of life
-        self.lag_s: float | None = None  # of the last live batch, from the engine's clock to ours
+        self.last_heard_s: float | None = None  # monotonic, of the last message or connect
+        self.lag_s: float | None = None  # of the last live batch: our clock minus the engine's
         self.events = self.gaps = self.replays = self.duplicates = self.restarts = 0
         self._last_wall_s = 0.0
-        self._asked = 0  # replays since the cursor moved
+        self._idle_replays = 0  # replays since the cursor moved
         self._held: deque[EventBatch] = deque()
-        self._doubted = False  # reconnected: what we have may be another process's, until a replay shows it is not
-        self._opening = False  # the running replay has shown nothing yet
-        self._useless = False  # the running replay cannot help: ask again when it ends
+        self._unconfirmed = False  # after a reconnect, until a replay shows that the process is the same
+        self._first_answer = False  # the running replay has not answered yet
+        self._discarding = False  # ignore the running replay and request another when it ends
 
     @classmethod
     def resume(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
-        """Goes on where another process's book stood, as after a reconnect: what was applied may be another engine
-        process's, until a replay from the cursor, or without replays the next batch, shows that it is not."""
-        book = cls(replayable)
-        book.last_seq, book._last_wall_s, book.joined_late = cursor
-        book._doubted = replayable
+        """Return a sequencer that continues at another process's cursor, as after a reconnect: it is confirmed by a
+        replay from the cursor or, without a replay endpoint, by the next batch.
+        """
+        sequencer = cls(replayable)
+        sequencer.last_seq, sequencer._last_wall_s, sequencer.joined_late = cursor
+        sequencer._unconfirmed = replayable
         if not replayable:
-            book.state = "lost"
-        return book
+            sequencer.state = "lost"
+        return sequencer
 
     @property
     def cursor(self) -> StreamCursor | None:
-        """None: nothing was applied yet."""
+        """The position reached; `None` before the first applied batch."""
         return None if self.last_seq < 0 else StreamCursor(self.last_seq, self._last_wall_s, self.joined_late)
 
     @property
@@ -103,123 +104,126 @@ class EventSequencer:
         return self.state == "live"
 
     def on_connected(self, now: float) -> list[Step]:
-        """The stream was connected, for the first time or again: batches may be lost, the process may be another."""
+        """Handle a connect or reconnect: batches may be lost and the process may be another."""
         self.last_heard_s = now
         self._held.clear()
-        self._asked = 0
+        self._idle_replays = 0
         if not self.replayable:
             if self.state == "live":
                 self.state = "lost"
             return []
-        self._doubted = self.last_seq >= 0
-        if self.state == "replaying":  # perhaps from the process that is gone
-            self._useless = True
+        self._unconfirmed = self.last_seq >= 0
+        if self.state == "replaying":  # the replay may come from the previous process
+            self._discarding = True
             return []
-        return [self._ask()]
+        return [self._request_replay()]
 
     def on_live(self, batch: EventBatch, now: float, wall: float) -> list[Step]:
-        """A batch came over the stream."""
+        """Handle a batch from the live stream."""
         self.last_heard_s = now
         self.lag_s = wall - batch.wall_s
         if self.state != "replaying":
             self.state = "live"
-            return self._take(batch)
-        if len(self._held) < HELD_BATCHES:
+            return self._accept(batch)
+        if len(self._held) < MAX_HELD_BATCHES:
             self._held.append(batch)
         return []
 
     def on_replayed(self, batch: EventBatch, now: float) -> list[Step]:
-        """A batch came from the running replay."""
+        """Handle a batch from the running replay."""
         self.last_heard_s = now
-        if self.state != "replaying" or self._useless or batch.seq < self.last_seq:
+        if self.state != "replaying" or self._discarding or batch.seq < self.last_seq:
             return []
-        if self._opening:
-            self._opening = False
+        if self._first_answer:
+            self._first_answer = False
             return self._first_replayed(batch)
         if batch.seq == self.last_seq + 1:
             return self._apply(batch)
-        if batch.seq > self.last_seq and not self._worth_asking():
-            return self._go_on_from(batch)
-        self._useless = batch.seq > self.last_seq
+        if batch.seq > self.last_seq and not self._may_replay():
+            return self._restart_from(batch)
+        self._discarding = batch.seq > self.last_seq
         return []
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
-        """The replay is over; `complete`: with its end marker. Without, what came may still reach the live batches."""
+        """Handle the end of the replay; `complete`: its end marker arrived. An incomplete replay may still connect to
+        the live batches.
+        """
         if self.state != "replaying":
             return []
         steps: list[Step] = []
         if complete:
             self.last_heard_s = now
-            if self._opening and self.last_seq >= 0 and not self._useless:  # it does not have what we have
-                steps.append(self._new_process())
-                self._useless = True
-        if self._useless or (not complete and not self._held and self._worth_asking()):
-            return [*steps, self._ask()]
+            # An empty replay: the engine does not know the last applied batch.
+            if self._first_answer and self.last_seq >= 0 and not self._discarding:
+                steps.append(self._on_new_process())
+                self._discarding = True
+        if self._discarding or (not complete and not self._held and self._may_replay()):
+            return [*steps, self._request_replay()]
         self.state = "live" if complete or self._held else "lost"
         while self._held and self.state == "live":
-            steps += self._take(self._held.popleft())
+            steps += self._accept(self._held.popleft())
         return steps
 
-    def _take(self, batch: EventBatch) -> list[Step]:
-        if batch.seq > self.last_seq + 1 or self._doubted:
+    def _accept(self, batch: EventBatch) -> list[Step]:
+        if batch.seq > self.last_seq + 1 or self._unconfirmed:
             return self._gap(batch)
         if batch.seq == self.last_seq + 1:
             return self._apply(batch)
         if batch.wall_s <= self._last_wall_s:
             self.duplicates += 1
             return []
-        return [self._new_process(), *self._take(batch)]  # the number fell while the clock went on
+        return [self._on_new_process(), *self._accept(batch)]  # the sequence number fell while the timestamp grew
 
     def _first_replayed(self, batch: EventBatch) -> list[Step]:
-        """The oldest batch the engine has of those asked for: shows who answers, and how far back it reaches."""
+        """Handle the oldest replayed batch: it identifies the process and shows how far its history reaches."""
         if batch.seq == max(self.last_seq, 0):
             if self.last_seq < 0:
                 return self._apply(batch)
             if batch.wall_s == self._last_wall_s:
-                self._doubted = False
+                self._unconfirmed = False
                 return []
-            self._useless = True  # it starts in the middle of another process's story
-            return [self._new_process()]
-        return self._go_on_from(batch)
+            self._discarding = True  # it starts in the middle of another process's history
+            return [self._on_new_process()]
+        return self._restart_from(batch)
 
     def _gap(self, batch: EventBatch) -> list[Step]:
-        if self._asked == 0 and self.last_seq >= 0:
+        if self._idle_replays == 0 and self.last_seq >= 0:
             self.gaps += 1
-        if not self._worth_asking():
-            return self._go_on_from(batch)
+        if not self._may_replay():
+            return self._restart_from(batch)
         self._held.appendleft(batch)
-        return [self._ask()]
+        return [self._request_replay()]
 
-    def _worth_asking(self) -> bool:
-        return self.replayable and self._asked < MOST_REPLAYS
+    def _may_replay(self) -> bool:
+        return self.replayable and self._idle_replays < MAX_REPLAYS
 
-    def _ask(self) -> RequestReplay:
+    def _request_replay(self) -> RequestReplay:
         self.state = "replaying"
         self.replays += 1
-        self._asked += 1
-        self._opening, self._useless = True, False
+        self._idle_replays += 1
+        self._first_answer, self._discarding = True, False
         return RequestReplay(max(self.last_seq, 0))
 
-    def _new_process(self) -> ForgetTarget:
+    def _on_new_process(self) -> ForgetTarget:
         self.restarts += 1
         self.last_seq = -1
         self._last_wall_s = 0.0
-        self._asked = 0
-        self._doubted = False
+        self._idle_replays = 0
+        self._unconfirmed = False
         self.joined_late = False
         return ForgetTarget()
 
-    def _go_on_from(self, batch: EventBatch) -> list[Step]:
-        """What lies between the cursor and this batch is lost."""
+    def _restart_from(self, batch: EventBatch) -> list[Step]:
+        """Continue at `batch`; the batches between the cursor and it are lost."""
         self.joined_late = True
-        self._doubted = False
+        self._unconfirmed = False
         return [ForgetTarget(), *self._apply(batch)]
 
     def _apply(self, batch: EventBatch) -> list[Step]:
         self.last_seq = batch.seq
         self._last_wall_s = batch.wall_s
-        self._asked = 0
+        self._idle_replays = 0
         self.events += len(batch.events)
         if any(isinstance(event, BlocksCleared) for event in batch.events):
-            self.joined_late = False  # whatever we missed is gone as well
+            self.joined_late = False  # missed blocks are gone as well
         return [ApplyBatch(batch.events)]

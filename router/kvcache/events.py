@@ -1,7 +1,7 @@
-"""What an engine tells of its cache, free of any wire format: the domain's own words.
+"""Cache events of an engine, free of any wire format.
 
-`engines/` turns bytes into these; `stream.py` puts them in order; `index.py` applies them. An engine's block hash is
-an opaque 64-bit label here (`EngineHash`), good for removals and parents on the same rank and for nothing else.
+`backends/vllm` decodes them, `event_sequencer.py` orders them and `index.py` applies them. An engine's block hash is an
+opaque 64-bit label here (`EngineHash`), valid for removals and parents on the same rank and for nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TargetId = NewType("TargetId", str)  # "instance/rank"
 
 
 class Tier(IntEnum):
-    """Where cached KV lies, fastest first. The pool is shared by all and never indexed per target."""
+    """Storage tier of cached KV, fastest first. The pool is shared by all instances and never indexed per target."""
 
     GPU = 0
     CPU = 1
@@ -28,17 +28,17 @@ class BlocksStored(NamedTuple):
 
     hashes: list[EngineHash]
     parent: EngineHash | None  # None: begins at token 0
-    token_ids: Sequence[int]  # best an array("I"): keys are made from it without a copy
+    token_ids: Sequence[int]  # an array("I") is hashed without a copy
     block_tokens: int
     tier: Tier
     group: int
     adapter: str | None  # LoRA name
     salt: str | None  # only ever on a chain's first block
-    extras: tuple[bytes, ...] | None  # per block: what else the engine hashed (media ids), b"" for none; None: all none
+    extras: tuple[bytes, ...] | None  # per block: other hashed values (media ids), b"" for none; None: none at all
 
 
 class BlocksRemoved(NamedTuple):
-    """One physical copy of each of these left the tier."""
+    """One physical copy of each of these blocks left the tier."""
 
     hashes: list[EngineHash]
     tier: Tier
@@ -46,27 +46,27 @@ class BlocksRemoved(NamedTuple):
 
 
 class BlocksPooled(NamedTuple):
-    """This engine put consecutive blocks into the shared pool. A hint: nothing tells when they leave it."""
+    """This engine put consecutive blocks into the shared pool. A hint: no event announces when they leave it."""
 
     hashes: list[EngineHash]
     parent: EngineHash | None  # None: begins at token 0
-    token_ids: Sequence[int]  # empty where the engine did not say
+    token_ids: Sequence[int]  # empty where the engine did not send them
     block_tokens: int
 
 
 class BlocksCleared(NamedTuple):
-    """Everything this rank held is gone, in every tier."""
+    """All blocks of this rank are gone, in every tier."""
 
 
-CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared  # of a target's own cache
+CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared  # about a target's own cache
 Event = CacheEvent | BlocksPooled
 
 
 class EventBatch(NamedTuple):
-    """What one message carried. `skipped` counts, by reason, events that say nothing about token blocks."""
+    """The content of one message. `skipped` counts, by reason, events that carry no token blocks."""
 
     seq: int
-    wall_s: float  # the engine's clock when it built the batch
+    wall_s: float  # by the engine's clock, when it built the batch
     rank: int | None
     events: list[Event]
     skipped: dict[str, int]

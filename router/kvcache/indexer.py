@@ -1,12 +1,12 @@
-"""What is known of each target's cache, where those who tell of it meet those who ask.
+"""The KV indexer: takes the engines' cache events and estimates what each target holds of a prompt.
 
-    frames -> engines/ -> Batch -> StreamBook -> Index --+
-                                                         +--> beliefs(prompt) -> one Belief per target
-    what we sent there (expected for seconds; where -----+
-    no stream is trusted, approximately for minutes)
+    frames -> backends/vllm -> EventBatch -> EventSequencer -> BlockIndex --+
+                                                                            +--> OverlapEstimate per target
+    prompts sent there (speculative for seconds; where no stream is --------+
+    trusted, approximate for minutes)
 
-What is believed where the two disagree, or where neither knows, is decided in `belief.py`. Knows nothing of sockets,
-load or health. One object for all models: keys differ by model, so targets cannot mix.
+`overlap_estimate.py` decides between the two sources. Knows nothing of sockets, load or health. One indexer serves all
+models: keys differ by model, so targets cannot mix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTar
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksStored, Event, EventBatch, Key, TargetId, Tier
 from router.kvcache.index import BlockIndex, IndexStats
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
-from router.kvcache.overlap_groups import OverlapGroups, outline
+from router.kvcache.overlap_groups import OverlapGroups, group_overlaps
 from router.kvcache.snapshot_format import SavedTarget
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
 from router.kvcache.target_state import TargetCacheState
@@ -27,221 +27,239 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 
 class SentPrompt(NamedTuple):
-    """A prompt on its way to a target: to be ended by `KvIndexer.began` or `failed`."""
+    """A prompt on its way to a target; must be ended by `KvIndexer.on_first_byte` or `on_failure`."""
 
     speculative: SpeculativePrompt
-    approximate: Sequence[Key]  # what the target will approximately hold; empty where its events will tell
+    approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty where the target's events are trusted
 
 
 class StoredBlockObserver(Protocol):
-    """Who else wants to see what engines of a model store: the pool, which must hash as they do."""
+    """A second consumer of store events: the shared pool's client, which detects how the engines hash."""
 
     def on_stored(self, model: str, event: BlocksStored) -> None:
-        """Blocks from token 0 on entered an engine's GPU cache."""
+        """Handle blocks from token 0 on that entered an engine's GPU cache."""
 
     def on_pooled(self, model: str, event: BlocksPooled) -> None:
-        """An engine put blocks into the shared pool."""
+        """Handle blocks that an engine put into the shared pool."""
 
 
 class EventStream(NamedTuple):
-    """One target's event stream, for people and metrics."""
+    """State of one target's event stream, for the admin API and metrics."""
 
-    sequencer: EventSequencer | None  # None: it has none
+    sequencer: EventSequencer | None  # None: the target has no stream
     stats: IndexStats
-    batches: int  # heard or replayed
+    batches: int  # live and replayed
     malformed: int
     skipped: Mapping[str, int]
-    turned_over: bool  # everything it can hold has been announced since we listen
+    turned_over: bool  # as many blocks were announced since the start as the cache holds
 
 
-class _Saved(NamedTuple):
-    """What is restored of a target beside its blocks."""
+class _RestoredStream(NamedTuple):
+    """Stream state of a target restored from a snapshot."""
 
     cursor: StreamCursor
     stored_blocks: int
 
 
 class KvIndexer:
-    """Also the event feeds' `Hearing`: the methods that answer with a number mean "replay from here, please"."""
+    """Implements `EventHandler` of the event feed: methods that return a number request a replay from that sequence
+    number.
+    """
 
     def __init__(
         self,
         index: BlockIndex,
-        expected: SpeculativeBlocks,
+        speculative: SpeculativeBlocks,
         approximate: ApproximateBlocks,
         clock: Clock,
-        witness: StoredBlockObserver | None = None,
+        observer: StoredBlockObserver | None = None,
     ) -> None:
         self._index = index
-        self._expected = expected
+        self._speculative = speculative
         self._approximate = approximate
         self._clock = clock
-        self._witness = witness
-        self._stories: dict[TargetId, TargetCacheState] = {}
-        self._beliefs = OverlapEstimator(index, expected, approximate, self._stories)
-        self._saved: dict[TargetId, _Saved] = {}  # restored, and not joined yet
-        self._unsure: set[TargetId] = set()  # whose story is not `sure`
-        self._sized: set[TargetId] = set()  # that told another block size than before, and nobody asked since
+        self._observer = observer
+        self._states: dict[TargetId, TargetCacheState] = {}
+        self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
+        self._restored: dict[TargetId, _RestoredStream] = {}  # restored targets that have not joined yet
+        self._uncertain: set[TargetId] = set()  # targets whose state is not `certain`
+        self._resized: set[TargetId] = set()  # targets with a new block size since `take_resized`
 
-    # who is there
+    # membership
 
     def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
-        """`target` serves `model`; what was known under its name is forgotten, unless it is from a snapshot: that is
-        taken up again, unconfirmed."""
+        """Add `target`, which serves `model`. What was known of it is forgotten, except what a snapshot restored: that
+        is taken up again, unconfirmed.
+        """
         self._forget_sent(target)
-        self._stories[target] = story = TargetCacheState(model)
-        self._unsure.add(target)  # until its first batch
-        saved = self._saved.pop(target, None)
-        if stream and saved is not None and self._index.join_restored(target, model):
-            story.sequencer = EventSequencer.resume(replayable, saved.cursor)
-            story.stored_blocks = saved.stored_blocks
-            self._look_at(target, story)
+        self._states[target] = state = TargetCacheState(model)
+        self._uncertain.add(target)  # until the first batch
+        restored = self._restored.pop(target, None)
+        if stream and restored is not None and self._index.join_restored(target, model):
+            state.sequencer = EventSequencer.resume(replayable, restored.cursor)
+            state.stored_blocks = restored.stored_blocks
+            self._refresh(target, state)
             return
         self._index.join(target, model)
         if stream:
-            story.sequencer = EventSequencer(replayable)
+            state.sequencer = EventSequencer(replayable)
 
     def leave(self, target: TargetId) -> None:
+        """Forget `target`."""
         self._forget_sent(target)
         self._index.leave(target)
-        self._stories.pop(target, None)
-        self._unsure.discard(target)
-        self._sized.discard(target)
+        self._states.pop(target, None)
+        self._uncertain.discard(target)
+        self._resized.discard(target)
 
     def set_capacity(self, target: TargetId, blocks: int) -> None:
-        """Its cache's size, as its metrics page tells."""
-        if (story := self._stories.get(target)) is not None:
-            story.capacity_blocks = blocks
-            self._beliefs.invalidate(target)
-            self._look_at(target, story)
+        """Set the number of blocks that the target's cache holds, as read from its metrics page."""
+        if (state := self._states.get(target)) is not None:
+            state.capacity_blocks = blocks
+            self._estimator.invalidate(target)
+            self._refresh(target, state)
 
-    # over a restart of the router
+    # snapshots
 
     def snapshot_targets(self) -> list[TargetId]:
-        """Whose caches we know something of, by their streams."""
-        return [*self._saved, *(target for target, story in self._stories.items() if story.sequencer is not None)]
+        """Return the targets with an event stream, restored ones included."""
+        return [*self._restored, *(target for target, state in self._states.items() if state.sequencer is not None)]
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """What is known of it now, in one piece; None: nothing. 30 ns per block."""
-        story = self._stories.get(target)
-        if story is not None and story.sequencer is not None:
-            cursor, stored_blocks = story.sequencer.cursor, story.stored_blocks
-        elif target in self._saved:
-            cursor, stored_blocks = self._saved[target]
+        """Return what is known of `target`; `None`: nothing. One step of the event loop, 30 ns per block."""
+        state = self._states.get(target)
+        if state is not None and state.sequencer is not None:
+            cursor, stored_blocks = state.sequencer.cursor, state.stored_blocks
+        elif target in self._restored:
+            cursor, stored_blocks = self._restored[target]
         else:
             return None
-        shelf = self._index.snapshot(target)
-        return None if shelf is None or cursor is None else SavedTarget(target, shelf, cursor, stored_blocks)
+        blocks = self._index.snapshot(target)
+        return None if blocks is None or cursor is None else SavedTarget(target, blocks, cursor, stored_blocks)
 
     def restore(self, saved: SavedTarget) -> None:
-        """What was known of a target that has not joined yet."""
+        """Load what a snapshot holds of a target that has not joined yet."""
         self._index.restore(saved.target, saved.blocks)
-        self._saved[saved.target] = _Saved(saved.cursor, saved.stored_blocks)
+        self._restored[saved.target] = _RestoredStream(saved.cursor, saved.stored_blocks)
 
     def discard_restored(self) -> None:
-        """Whoever was restored and has not joined by now is forgotten."""
-        for target in self._saved:
+        """Drop what was restored for targets that have not joined by now."""
+        for target in self._restored:
             self._index.discard_restored(target)
-        self._saved.clear()
+        self._restored.clear()
 
-    # what engines say
+    # events
 
     def on_connected(self, target: TargetId) -> int | None:
-        book = self._book(target)
-        return None if book is None else self._take(target, book.on_connected(self._clock.now()))
+        """Handle a connect or reconnect of the stream of `target`."""
+        sequencer = self._sequencer(target)
+        return None if sequencer is None else self._execute(target, sequencer.on_connected(self._clock.now()))
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
-        book = self._book(target)
-        if book is None:
+        """Handle a live batch of `target`."""
+        sequencer = self._sequencer(target)
+        if sequencer is None:
             return None
-        self._stories[target].count(batch)
-        return self._take(target, book.on_live(batch, self._clock.now(), self._clock.wall()))
+        self._states[target].count(batch)
+        return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
-        if (book := self._book(target)) is not None:
-            self._stories[target].count(batch)
-            self._take(target, book.on_replayed(batch, self._clock.now()))
+        """Handle a batch of the running replay."""
+        if (sequencer := self._sequencer(target)) is not None:
+            self._states[target].count(batch)
+            self._execute(target, sequencer.on_replayed(batch, self._clock.now()))
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
-        book = self._book(target)
-        return None if book is None else self._take(target, book.on_replay_end(complete, self._clock.now()))
+        """Handle the end of a replay; `complete`: with the engine's end marker."""
+        sequencer = self._sequencer(target)
+        return (
+            None if sequencer is None else self._execute(target, sequencer.on_replay_end(complete, self._clock.now()))
+        )
 
     def on_malformed(self, target: TargetId, reason: str) -> None:
-        if (story := self._stories.get(target)) is not None:
-            story.malformed += 1
+        """Count a message of `target` that could not be decoded."""
+        if (state := self._states.get(target)) is not None:
+            state.malformed += 1
 
-    # what requests ask
+    # requests
 
     def block_tokens(self, target: TargetId) -> int | None:
+        """Return the block size in tokens of `target`, as in `BlockIndex.block_tokens`."""
         return self._index.block_tokens(target)
 
-    def held_tokens(self, target: TargetId, block_tokens: int | None, believed: bool) -> int | None:
-        """All that `target` is believed to hold, of whatever prompts and in every tier; None: unknown. Its block size
-        and whether its promises are `believed` come from the caller, as in `beliefs`. O(1).
+    def held_tokens(self, target: TargetId, block_tokens: int | None, trusted: bool) -> int | None:
+        """Return the estimated number of tokens that `target` holds, of all prompts and in every tier; `None`: unknown.
+        O(1).
+
+        The caller passes the block size and whether the target's events are `trusted`, as in `estimate_overlaps`.
         """
-        if (story := self._stories.get(target)) is None:
+        if (state := self._states.get(target)) is None:
             return None
-        book, blocks = story.sequencer, self._index.held_blocks(target)
-        if book is None or not book.trusted or not believed:
+        sequencer, blocks = state.sequencer, self._index.held_blocks(target)
+        if sequencer is None or not sequencer.trusted or not trusted:
             sent = self._approximate.count(target, self._clock.now())
-            blocks = max(sent, blocks) if believed else sent  # between two replays the index is behind, not wrong
+            blocks = max(sent, blocks) if trusted else sent  # before a replay the index is behind, not wrong
             return None if block_tokens is None else blocks * block_tokens
         if not blocks:
-            return None if book.joined_late and not story.turned_over else 0
+            return None if sequencer.joined_late and not state.turned_over else 0
         return None if block_tokens is None else blocks * block_tokens
 
     def take_resized(self) -> Collection[TargetId]:
-        """Targets that told another block size than before; each once."""
-        if not self._sized:
+        """Return the targets whose block size changed since the last call."""
+        if not self._resized:
             return ()
-        sized, self._sized = self._sized, set()
-        return sized
+        resized, self._resized = self._resized, set()
+        return resized
 
-    def overlap_groups(self, known: TokenizedPrompt) -> OverlapGroups:
-        """What everybody who joined holds of a prompt, whatever they serve."""
-        return outline(self._index, self._expected, known, self._unsure, self._clock.now())
+    def overlap_groups(self, prompt: TokenizedPrompt) -> OverlapGroups:
+        """Return what all joined targets hold of a prompt, in groups, including targets of other models."""
+        return group_overlaps(self._index, self._speculative, prompt, self._uncertain, self._clock.now())
 
     def estimate_overlaps(
-        self, known: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
+        self, prompt: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, OverlapEstimate]:
-        """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
-        return self._beliefs.estimate(known, block_tokens, distrusted, self._clock.now())
+        """Return one estimate per target of `block_tokens`, which gives their block sizes. `distrusted`: targets whose
+        answers contradicted the index.
+        """
+        return self._estimator.estimate(prompt, block_tokens, distrusted, self._clock.now())
 
-    def add_sent(self, target: TargetId, known: TokenizedPrompt, belief: OverlapEstimate) -> SentPrompt | None:
-        """A prompt goes there now; `belief` is what was believed of it there. None: nothing to expect."""
-        if belief.block_tokens is None:
+    def add_sent(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> SentPrompt | None:
+        """Record that a prompt is sent to `target`, given its `estimate` there. Return `None` where the block size is
+        unknown.
+        """
+        if estimate.block_tokens is None:
             return None
-        keys = known.keys[belief.block_tokens]
-        approximate = belief.overlap is not None and belief.overlap.source == "approximate"
-        expectation = self._expected.add(target, keys[belief.held_blocks :], self._clock.now())
-        return SentPrompt(expectation, keys if approximate else ())
+        keys = prompt.keys[estimate.block_tokens]
+        approximate = estimate.overlap is not None and estimate.overlap.source == "approximate"
+        speculative = self._speculative.add(target, keys[estimate.held_blocks :], self._clock.now())
+        return SentPrompt(speculative, keys if approximate else ())
 
     def on_first_byte(self, sent: SentPrompt) -> None:
-        """Its answer has begun: the prompt was computed there."""
+        """Record that the answer has begun, so the prompt was computed there."""
         now = self._clock.now()
-        self._expected.on_first_byte(sent.speculative, now)
+        self._speculative.on_first_byte(sent.speculative, now)
         if sent.approximate:
             self._approximate.add(sent.speculative.target, sent.approximate, now)
 
     def on_failure(self, sent: SentPrompt) -> None:
-        """It ended without that."""
-        self._expected.discard(sent.speculative)
+        """Record that the request ended without a first byte."""
+        self._speculative.discard(sent.speculative)
 
     def describe_stream(self, target: TargetId) -> EventStream | None:
-        """None: not a target that joined."""
-        if (story := self._stories.get(target)) is None:
+        """Return the state of the event stream; `None` for a target that has not joined."""
+        if (state := self._states.get(target)) is None:
             return None
         stats = self._index.stats(target)
-        return EventStream(story.sequencer, stats, story.batches, story.malformed, story.skipped, story.turned_over)
+        return EventStream(state.sequencer, stats, state.batches, state.malformed, state.skipped, state.turned_over)
 
-    # parts of the above
+    # internals
 
-    def _book(self, target: TargetId) -> EventSequencer | None:
-        story = self._stories.get(target)  # None: it left, and a last message was on its way
-        return story.sequencer if story is not None else None
+    def _sequencer(self, target: TargetId) -> EventSequencer | None:
+        state = self._states.get(target)  # None: a late message of a target that has left
+        return state.sequencer if state is not None else None
 
-    def _take(self, target: TargetId, steps: Sequence[Step]) -> int | None:
-        self._beliefs.invalidate(target)
+    def _execute(self, target: TargetId, steps: Sequence[Step]) -> int | None:
+        self._estimator.invalidate(target)
         replay_from = None
         for step in steps:
             match step:
@@ -250,38 +268,38 @@ class KvIndexer:
                 case ForgetTarget():
                     self._index.forget(target)
                     self._forget_sent(target)
-                    self._stories[target].stored_blocks = 0
+                    self._states[target].stored_blocks = 0
                 case RequestReplay(start_seq):
                     replay_from = start_seq
-        self._look_at(target, self._stories[target])
+        self._refresh(target, self._states[target])
         return replay_from
 
-    def _look_at(self, target: TargetId, story: TargetCacheState) -> None:
-        """After anything that changes what it is."""
-        if story.certain:
-            self._unsure.discard(target)
+    def _refresh(self, target: TargetId, state: TargetCacheState) -> None:
+        """Update the derived sets after any change of `state`."""
+        if state.certain:
+            self._uncertain.discard(target)
         else:
-            self._unsure.add(target)
-        if (size := self._index.block_tokens(target)) != story.block_tokens:
-            story.block_tokens = size
-            self._sized.add(target)
+            self._uncertain.add(target)
+        if (size := self._index.block_tokens(target)) != state.block_tokens:
+            state.block_tokens = size
+            self._resized.add(target)
 
     def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
-        story = self._stories[target]
+        state = self._states[target]
         for event in events:
             if isinstance(event, BlocksPooled):
-                if self._witness is not None:
-                    self._witness.on_pooled(story.model, event)
+                if self._observer is not None:
+                    self._observer.on_pooled(state.model, event)
                 continue
-            self._expected.confirm(target, self._index.apply(target, event))
+            self._speculative.confirm(target, self._index.apply(target, event))
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
-                story.stored_blocks += len(event.hashes)
-                if self._witness is not None and event.parent is None:
-                    self._witness.on_stored(story.model, event)
+                state.stored_blocks += len(event.hashes)
+                if self._observer is not None and event.parent is None:
+                    self._observer.on_stored(state.model, event)
             elif isinstance(event, BlocksCleared):
                 self._approximate.forget(target)
 
     def _forget_sent(self, target: TargetId) -> None:
-        self._beliefs.invalidate(target)
-        self._expected.forget(target)
+        self._estimator.invalidate(target)
+        self._speculative.forget(target)
         self._approximate.forget(target)

@@ -1,8 +1,8 @@
-"""One budget in bytes for all that is remembered of prompts, whichever room remembers it.
+"""A byte budget shared by all caches of prompt data.
 
-Rooms take bytes before they keep something and give them back when it is gone. What can be forgotten piece by piece
-(`prompt/tokenization/prefix_cache.py`) registers how: it makes room whoever needs it, so the limit holds for all of
-them together.
+Caches take bytes before they store something and give them back when it is gone. A cache that can evict single entries
+(`prompt/tokenization/prefix_cache.py`) registers its evictor, which is called whichever cache needs space, so the limit
+holds for all of them together.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from collections.abc import Callable
 
 
 class MemoryBudget:
-    """Belongs to the event loop's thread, as everything that is kept under it."""
+    """Bytes in use under one limit. Not thread-safe: belongs to the event loop's thread, like the caches under it."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
-        self.evicted = 0  # things forgotten for want of room, of whatever kind
-        self._forget_oldest: Callable[[], bool] = lambda: False
+        self.evicted = 0  # entries evicted to stay within the limit
+        self._evict: Callable[[], bool] = lambda: False
 
-    def set_evictor(self, forget_oldest: Callable[[], bool]) -> None:
-        """Whom to ask for room: it forgets what was not used for longest and gives its bytes, or says False."""
-        self._forget_oldest = forget_oldest
+    def set_evictor(self, evict: Callable[[], bool]) -> None:
+        """Register the function that evicts the least recently used entry and gives its bytes back; it returns False
+        when empty.
+        """
+        self._evict = evict
 
     def take(self, bytes_: int) -> None:
         self.held_bytes += bytes_
-        while self.held_bytes > self.limit_bytes and self._forget_oldest():
+        while self.held_bytes > self.limit_bytes and self._evict():
             self.evicted += 1
 
     def give(self, bytes_: int) -> None:

@@ -1,12 +1,11 @@
-"""What a target is believed to hold of a prompt: three rules, over what is known of it.
+"""Estimates what a target holds of a prompt, from three sources.
 
-    its stream is trusted               what the index has of it ----------+
-    no stream, or no trust in it        what was sent there lately --------+--> Belief
-    in either case, beside it           what is on its way there ----------+
+    trusted event stream            what the index holds of it -------------+
+    no stream, or an untrusted one  prompts sent there recently ------------+--> OverlapEstimate
+    in either case in addition      prompts on their way there -------------+
 
-A stream that was joined late says nothing of what was cached before: where it knows of nothing, what the target holds
-is *unknown* (None) until as many blocks have been stored as fit into it. Reads what others write, and keeps of it only
-what it last said.
+A stream joined late does not cover what was cached before: where it announced nothing of the prompt, the overlap is
+*unknown* (`None`) until as many blocks have been stored as the cache holds.
 """
 
 from __future__ import annotations
@@ -25,123 +24,129 @@ from scorers.contract import Overlap
 
 
 class OverlapEstimate(NamedTuple):
-    """What one target is believed to hold of one prompt.
+    """The estimated overlap of one prompt with one target's cache.
 
-    `promised_tokens` is what its events say, in any tier of its own, whether they are trusted or not (None: it has no
-    stream): promises are held against deliveries even while they are not used, so that trust can come back.
+    `indexed_tokens` is the overlap by its events, in any of its tiers, whether they are trusted or not (`None`: no
+    event stream). It is compared with the engine's `cached_tokens` even while it is not used, so that trust can return.
     """
 
     overlap: Overlap | None
     indexed_tokens: int | None
-    block_tokens: int | None  # None: it has told no size yet
-    held_blocks: int  # leading ones that need not be expected: they are on its GPU, by events or approximately
+    block_tokens: int | None  # None: no block size known yet
+    held_blocks: int  # leading blocks on its GPU, by events or approximately: not speculative
 
 
 NOTHING = HeldBlocks(0, 0, 0)
-LATELY_S = 0.1
+CACHE_TTL_S = 0.1
 HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
 
 
-class _Lately(NamedTuple):
+class _CachedEstimate(NamedTuple):
     held: HeldBlocks
-    belief: OverlapEstimate
+    estimate: OverlapEstimate
 
 
 class OverlapEstimator:
-    """Of everybody in `stories`, which the caller keeps; he says whenever one of them went on (`went_on`)."""
+    """Computes estimates for the targets in `states`, which the caller owns. The caller calls `invalidate` after every
+    change of a target.
+    """
 
     def __init__(
         self,
         index: BlockIndex,
-        expected: SpeculativeBlocks,
+        speculative: SpeculativeBlocks,
         approximate: ApproximateBlocks,
-        stories: Mapping[TargetId, TargetCacheState],
+        states: Mapping[TargetId, TargetCacheState],
     ) -> None:
         self._index = index
-        self._expected = expected
+        self._speculative = speculative
         self._approximate = approximate
-        self._stories = stories
-        # Of targets with a trusted stream, what was believed last: most hold as much of the next prompt, nothing or the
-        # same beginning. Kept until the target tells something; ages are good to `LATELY_S`.
-        self._lately: dict[TargetId, _Lately] = {}
-        self._lately_since = 0.0
+        self._states = states
+        # The last estimate of targets with a trusted stream: most hold equally much of the next prompt, nothing or the
+        # same first blocks. Valid until the target's next event; ages are exact to `CACHE_TTL_S`.
+        self._cache: dict[TargetId, _CachedEstimate] = {}
+        self._cache_since = 0.0
 
     def invalidate(self, target: TargetId) -> None:
-        self._lately.pop(target, None)
+        """Drop the cached estimate of `target`."""
+        self._cache.pop(target, None)
 
     def estimate(
         self,
-        known: TokenizedPrompt,
+        prompt: TokenizedPrompt,
         block_tokens: Mapping[TargetId, int | None],
         distrusted: Collection[TargetId],
         now: float,
     ) -> dict[TargetId, OverlapEstimate]:
-        """One belief per target of `block_tokens`, which names their block sizes. `distrusted`: they broke promises."""
-        beliefs: dict[TargetId, OverlapEstimate] = {}
+        """Return one estimate per target of `block_tokens`, which gives their block sizes. `distrusted`: targets whose
+        answers contradicted the index.
+        """
+        estimates: dict[TargetId, OverlapEstimate] = {}
         for target, its_size in block_tokens.items():
-            if its_size is None and (book := self._trusted_book(target)) is not None and not book.joined_late:
-                beliefs[target] = HOLDS_NOTHING  # not one block was stored there yet, or its size would be known
+            sequencer = self._trusted_sequencer(target) if its_size is None else None
+            if sequencer is not None and not sequencer.joined_late:
+                estimates[target] = HOLDS_NOTHING  # no block was stored yet, or its size would be known
         for size in {size for size in block_tokens.values() if size is not None}:
-            if size not in known.keys:  # it appeared while the prompt was being tokenised
+            if size not in prompt.keys:  # this block size appeared while the prompt was being tokenised
                 continue
             targets = [target for target, its_size in block_tokens.items() if its_size == size]
-            self._add_beliefs(beliefs, usable(known, size), size, targets, distrusted, now)
-        return beliefs
+            self._add_estimates(estimates, usable(prompt, size), size, targets, distrusted, now)
+        return estimates
 
-    def _add_beliefs(
+    def _add_estimates(
         self,
-        beliefs: dict[TargetId, OverlapEstimate],
+        estimates: dict[TargetId, OverlapEstimate],
         keys: Sequence[Key],
         size: int,
         targets: Sequence[TargetId],
         distrusted: Collection[TargetId],
         now: float,
     ) -> None:
-        """Of `targets`, whose blocks have `size`."""
-        if now - self._lately_since > LATELY_S:
-            self._lately.clear()
-            self._lately_since = now
-        reach, lately = self._index.match(keys, targets), self._lately
-        bringing: dict[int, Collection[TargetId]] = {}  # by how much they hold: who gets the block after that
+        """Estimate `targets`, whose blocks have `size` tokens."""
+        if now - self._cache_since > CACHE_TTL_S:
+            self._cache.clear()
+            self._cache_since = now
+        matches, cache = self._index.match(keys, targets), self._cache
+        expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         for target in targets:
-            held = reach.get(target, NOTHING)
-            if (soon := bringing.get(held.gpu)) is None:
-                soon = self._expected.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
-                bringing[held.gpu] = soon
-            looked_at = target in soon or target in distrusted
-            kept = lately.get(target)
-            if kept is not None and kept.held == held and kept.belief.block_tokens == size and not looked_at:
-                beliefs[target] = kept.belief
+            held = matches.get(target, NOTHING)
+            if (expected := expecting.get(held.gpu)) is None:
+                expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
+                expecting[held.gpu] = expected
+            uncached = target in expected or target in distrusted
+            cached = cache.get(target)
+            if cached is not None and cached.held == held and cached.estimate.block_tokens == size and not uncached:
+                estimates[target] = cached.estimate
                 continue
-            belief = beliefs[target] = self._of_one(target, keys, size, held, target not in distrusted, now)
-            if not looked_at and self._trusted_book(target) is not None:
-                lately[target] = _Lately(held, belief)
+            estimate = estimates[target] = self._estimate_one(target, keys, size, held, target not in distrusted, now)
+            if not uncached and self._trusted_sequencer(target) is not None:
+                cache[target] = _CachedEstimate(held, estimate)
 
-    def _trusted_book(self, target: TargetId) -> EventSequencer | None:
-        story = self._stories.get(target)
+    def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
+        state = self._states.get(target)
         return (
-            story.sequencer if story is not None and story.sequencer is not None and story.sequencer.trusted else None
+            state.sequencer if state is not None and state.sequencer is not None and state.sequencer.trusted else None
         )
 
-    def _of_one(
-        self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, believed: bool, now: float
+    def _estimate_one(
+        self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, trusted: bool, now: float
     ) -> OverlapEstimate:
-        story = self._stories.get(target)
-        book = story.sequencer if story is not None else None
-        promised = None if book is None else held.disk * size
-        heard_s = None if book is None else book.last_heard_s
-        # To the millisecond, as views are logged; a third of what `round` costs.
+        state = self._states.get(target)
+        sequencer = state.sequencer if state is not None else None
+        indexed = None if sequencer is None else held.disk * size
+        heard_s = None if sequencer is None else sequencer.last_heard_s
+        # to the millisecond, as logged views have it; a third of the cost of `round`
         age_s = None if heard_s is None else ((now - heard_s) * 1e3 + 0.5) // 1 / 1e3
-        if story is None or book is None or not book.trusted or not believed:
+        if state is None or sequencer is None or not sequencer.trusted or not trusted:
             likely = self._approximate.leading_blocks(target, keys, now)
-            if believed:  # between two replays the index is behind, not wrong
+            if trusted:  # before a replay the index is behind, not wrong
                 likely = max(likely, held.gpu)
-            expected = self._expected.leading_blocks(target, keys, likely, now)
+            expected = self._speculative.leading_blocks(target, keys, likely, now)
             tokens = likely * size
             overlap = Overlap(tokens, tokens, tokens, expected * size, "approximate", age_s)
-            return OverlapEstimate(overlap, promised, size, likely)
-        expected = self._expected.leading_blocks(target, keys, held.gpu, now)
-        if not expected and not held.disk and book.joined_late and not story.turned_over:
-            return OverlapEstimate(None, promised, size, 0)
+            return OverlapEstimate(overlap, indexed, size, likely)
+        expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
+        if not expected and not held.disk and sequencer.joined_late and not state.turned_over:
+            return OverlapEstimate(None, indexed, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
-        return OverlapEstimate(overlap, promised, size, held.gpu)
+        return OverlapEstimate(overlap, indexed, size, held.gpu)

@@ -1,11 +1,11 @@
-"""What a whole fleet holds of a prompt, without naming most of it: groups of targets that hold the same.
+"""Overlap of a prompt with a whole fleet: groups of targets with equal overlap.
 
-Most targets of a large fleet hold nothing of a prompt, or the same short beginning, and a choice looks at few of
-them. So the largest group is told by what it holds alone: it is everybody who is named nowhere else. The index answers
-in bits (`holders.py`), of which one operation takes in all targets; only the members of smaller groups are named.
+Most targets of a large fleet hold nothing of a prompt, or the same short beginning, and a decision looks at few of
+them. So the largest group is not listed: `rest` is the overlap of every target in no other group. The index answers in
+bits (`block_holders.py`), where one operation covers all targets; only the members of smaller groups are resolved.
 
-That is the word of the index alone. Of whom more must be asked (no trusted stream, or blocks on their way) is said
-beside it.
+These are the overlaps by the index alone. `unsure` names the targets that need a full estimate (no trusted stream, or
+blocks on their way).
 """
 
 from __future__ import annotations
@@ -23,45 +23,55 @@ NO_OVERLAP = Overlap(0, 0, 0, 0, "events", None)
 
 
 class OverlapGroup(NamedTuple):
-    overlap: Overlap  # of an unknown age
+    """Targets with the same overlap."""
+
+    overlap: Overlap  # its age is unset
     targets: Sequence[TargetId]
 
 
 class OverlapGroups(NamedTuple):
+    """The result of `group_overlaps`."""
+
     groups: Sequence[OverlapGroup]
-    rest: Overlap  # of all that are in no group
-    unsure: Set[TargetId]  # for whom that is not all, or nothing, that is believed
+    rest: Overlap  # of all targets in no group
+    unsure: Set[TargetId]  # targets that need a full estimate
 
 
-def outline(
-    index: BlockIndex, expected: SpeculativeBlocks, known: TokenizedPrompt, unsure: Set[TargetId], now: float
+def group_overlaps(
+    index: BlockIndex,
+    speculative: SpeculativeBlocks,
+    prompt: TokenizedPrompt,
+    initially_unsure: Set[TargetId],
+    now: float,
 ) -> OverlapGroups:
-    """`unsure`: for whom the index does not speak. Those that `expected` knows to get the next block of a group are
-    added. What it takes grows with the targets outside of the largest group.
+    """Group all joined targets by overlap. `unsure`: targets whose index content is not authoritative; targets that
+    will get the next block of a group are added. The cost grows with the targets outside the largest group.
     """
     parts: list[tuple[Overlap, int]] = []
-    nobody, waiting = index.all_bits, set(unsure)
-    for size in known.keys:
-        keys = usable(known, size)
+    no_overlap, uncertain = index.all_bits, set(initially_unsure)
+    for size in prompt.keys:
+        keys = usable(prompt, size)
         for bits, held in index.match_all(keys):
             if held.gpu < len(keys):
-                waiting.update(expected.targets_expecting(keys[held.gpu], now))
+                uncertain.update(speculative.targets_expecting(keys[held.gpu], now))
             if held.disk:
                 parts.append((_overlap(held, size), bits))
-                nobody &= ~bits
-    parts.append((NO_OVERLAP, nobody))
-    parts.sort(key=_count)
+                no_overlap &= ~bits
+    parts.append((NO_OVERLAP, no_overlap))
+    parts.sort(key=_group_size)
     rest, _ = parts.pop()
-    return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, waiting)
+    return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, uncertain)
 
 
-def usable(known: TokenizedPrompt, size: int) -> Sequence[Key]:
-    """The last token is always computed: a hit ends at the block before (protocol 4.5)."""
-    keys = known.keys[size]
-    return keys[:-1] if known.complete and len(known.ids) == len(keys) * size else keys
+def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:
+    """Return the keys that can be hit: the last token is always computed, so a hit ends at the block before (protocol
+    4.5).
+    """
+    keys = prompt.keys[size]
+    return keys[:-1] if prompt.complete and len(prompt.ids) == len(keys) * size else keys
 
 
-def _count(part: tuple[Overlap, int]) -> int:
+def _group_size(part: tuple[Overlap, int]) -> int:
     return part[1].bit_count()
 
 

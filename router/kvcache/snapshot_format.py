@@ -1,11 +1,11 @@
-"""What a snapshot holds, as values and as bytes: the index over a restart of the router.
+"""The index snapshot as values and as bytes.
 
-    SavedIndex  the keys' secret, and per target: what it holds, and the stream's cursor when that was so
+    SavedIndex  the keys' secret, and per target its blocks and the stream cursor at that moment
     frames      one for the head, one per target; a checksum over all of them at the end
 
-Keys mean something only with the secret they were made with, so it is in there, and whoever keeps the file must keep
-it to themselves. Block names are raw arrays in the machine's byte order: a snapshot is for the same machine, and from
-another one, or in another version, it is unusable, never wrong. Knows no files and no clocks.
+Keys are valid only with the secret they were computed with, so the snapshot holds it and must be readable by its owner
+only. Block names are raw arrays in the machine's byte order: a snapshot is for the same machine; one from another
+machine or version is rejected, never misread. Knows no files and no clocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.kvcache.block_holders import BlockHolders
 from router.kvcache.contiguity import ContiguousRun, ContiguousRuns
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.target_blocks import Label, Names, TargetBlocks
+from router.kvcache.target_blocks import KeysByHash, Label, TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
 LENGTH_BYTES = 8
@@ -36,21 +36,25 @@ class SavedTable(NamedTuple):
     group: int
     tier: int
     hashes: bytes
-    keys: bytes  # of these
+    keys: bytes  # the keys of `hashes`
     unnamed: bytes  # hashes without a key
-    copied: bytes  # hashes of which there are more copies
-    copies: bytes  # how many more
+    copied: bytes  # hashes with more than one copy
+    copies: bytes  # additional copies of each
 
 
 class SavedTargetBlocks(NamedTuple):
+    """The blocks of one target."""
+
     model: str
     block_tokens: int | None
     tables: list[SavedTable]
-    runs: list[ContiguousRun] | None  # None: it was not whole
-    twins: list[tuple[int, int, int]]  # tier, key, how many
+    runs: list[ContiguousRun] | None  # None: not contiguous
+    twins: list[tuple[int, int, int]]  # tier, key, count
 
 
 class SavedTarget(NamedTuple):
+    """One target: its blocks and how far its stream was applied."""
+
     target: TargetId
     blocks: SavedTargetBlocks
     cursor: StreamCursor
@@ -58,11 +62,15 @@ class SavedTarget(NamedTuple):
 
 
 class SavedIndex(NamedTuple):
+    """A whole snapshot."""
+
     secret: int
     targets: list[SavedTarget]
 
 
 class UnusableSnapshot(NamedTuple):
+    """The reason why a snapshot cannot be used."""
+
     reason: str
 
 
@@ -77,11 +85,13 @@ _head = msgspec.msgpack.Decoder(_Head).decode
 _target = msgspec.msgpack.Decoder(SavedTarget).decode
 
 
-# to bytes and from bytes
+# to and from bytes
 
 
 def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
-    """The snapshot in pieces, none bigger than a target: a thread that writes them holds nobody up."""
+    """Yield the snapshot in pieces, none larger than a target, so that a writing thread never holds the interpreter for
+    long.
+    """
     checksum = xxh3_64(MAGIC)
     yield MAGIC
     values: Iterable[_Head | SavedTarget] = chain([_Head(sys.byteorder, secret, len(targets))], targets)
@@ -94,19 +104,20 @@ def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
 
 
 def from_bytes(raw: bytes) -> SavedIndex | UnusableSnapshot:
+    """Return the snapshot in `raw`, or why it cannot be used."""
     if not raw.startswith(MAGIC):
-        return UnusableSnapshot("it is no snapshot of this version")
+        return UnusableSnapshot("not a snapshot of this version")
     body = memoryview(raw)[:-CHECKSUM_BYTES]
     if xxh3_64_digest(body) != raw[-CHECKSUM_BYTES:]:
-        return UnusableSnapshot("it is cut off or damaged")
+        return UnusableSnapshot("truncated or damaged")
     try:
         first, *others = _frames(body[len(MAGIC) :])
         head = _head(first)
         if head.byteorder != sys.byteorder:
-            return UnusableSnapshot("it is from another kind of machine")
+            return UnusableSnapshot("from a machine with another byte order")
         return SavedIndex(head.secret, [_target(frame) for frame in others])
-    except ValueError as trouble:  # msgspec's own errors, and a snapshot without a head
-        return UnusableSnapshot(f"it does not read: {trouble}")
+    except ValueError as error:  # msgspec's own errors, and a snapshot without a head
+        return UnusableSnapshot(f"cannot be decoded: {error}")
 
 
 def _frames(body: memoryview) -> Iterator[memoryview]:
@@ -116,22 +127,23 @@ def _frames(body: memoryview) -> Iterator[memoryview]:
         body = body[LENGTH_BYTES + length :]
 
 
-# to a shelf and from a shelf
+# to and from TargetBlocks
 
 
-def save(shelf: TargetBlocks) -> SavedTargetBlocks:
+def save(blocks: TargetBlocks) -> SavedTargetBlocks:
+    """Return the content of `blocks` as a value."""
     tables = [
         _table(number, tier, names, more)
-        for number, group in shelf.groups.items()
+        for number, group in blocks.groups.items()
         for tier, names, more in zip(Tier, group.keys, group.extra_copies, strict=True)
         if names
     ]
-    twins = [(int(tier), int(key), count) for (tier, key), count in shelf.duplicates.items()]
-    runs = None if shelf.runs is None else list(shelf.runs)
-    return SavedTargetBlocks(shelf.model, shelf.block_tokens, tables, runs, twins)
+    twins = [(int(tier), int(key), count) for (tier, key), count in blocks.duplicates.items()]
+    runs = None if blocks.runs is None else list(blocks.runs)
+    return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins)
 
 
-def _table(group: int, tier: Tier, names: Names, more: dict[Label, int]) -> SavedTable:
+def _table(group: int, tier: Tier, names: KeysByHash, more: dict[Label, int]) -> SavedTable:
     unnamed = [hash_ for hash_, key in names.items() if key is None] if None in names.values() else []
     if unnamed:
         names = {hash_: key for hash_, key in names.items() if key is not None}
@@ -139,21 +151,21 @@ def _table(group: int, tier: Tier, names: Names, more: dict[Label, int]) -> Save
     return SavedTable(group, int(tier), _raw(names), _raw(keys), _raw(unnamed), _raw(more), _raw(more.values()))
 
 
-def restore(shelf: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
-    """Fills `shelf` (empty) as it was, and enters what it holds into `holders`."""
-    shelf.block_tokens = saved.block_tokens
-    shelf.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
+def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
+    """Fill `blocks` (empty) from `saved`, and add what it holds to `holders`."""
+    blocks.block_tokens = saved.block_tokens
+    blocks.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
     for table in saved.tables:
-        tier, group = Tier(table.tier), shelf.group(table.group)
+        tier, group = Tier(table.tier), blocks.group(table.group)
         hashes, keys = _numbers(table.hashes), cast("list[Key]", _numbers(table.keys))
         names = group.keys[tier]
         names.update(zip(hashes, keys, strict=True))
         names.update(dict.fromkeys(_numbers(table.unnamed)))
         group.extra_copies[tier].update(zip(_numbers(table.copied), _numbers(table.copies), strict=True))
-        shelf.blocks[tier] += len(holders.add(tier, keys, shelf.bit))
-    for group in shelf.groups.values():
+        blocks.blocks[tier] += len(holders.add(tier, keys, blocks.bit))
+    for group in blocks.groups.values():
         group.keyed = len({hash_ for names in group.keys for hash_, key in names.items() if key is not None})
-    shelf.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
+    blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
 
 
 def _raw(numbers: Iterable[int]) -> bytes:

@@ -1,10 +1,10 @@
-"""The index on disk: written every minute and at the end, read once at the start.
+"""The index on disk: written periodically and at shutdown, read once at startup.
 
-Collecting is the loop's, a target per turn, so that each is consistent with its own cursor; writing is a thread's. A
-file is replaced whole, so a router that dies while it writes leaves the one before. It is not forced to the disk: after
-a machine's crash an older one, or one that its checksum refutes, costs nothing but warmth.
+Targets are collected one per turn of the event loop, so that each is consistent with its own cursor; a thread writes
+the file. A file is replaced whole, so a router that dies while writing leaves the previous one. There is no fsync:
+after a machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
 
-The keys' secret is in it, so only its owner may read it.
+The file holds the keys' secret, so it is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from router.kvcache.events import TargetId
 from router.kvcache.snapshot_format import SavedIndex, SavedTarget, UnusableSnapshot, from_bytes, to_bytes
 from router.tasks import Tasks
 
-JOIN_WITHIN_S = 60.0  # what is restored of a target that is not there by then is given up
+JOIN_WITHIN_S = 60.0  # restored targets that have not joined by then are dropped
 
 log = logging.getLogger("warmroute.feeds.snapshot")
 
 
 class SnapshotSource(Protocol):
-    """Who knows what is to be saved."""
+    """The state to be saved; `KvIndexer` implements it."""
 
-    def snapshot_targets(self) -> Sequence[TargetId]: ...
+    def snapshot_targets(self) -> Sequence[TargetId]:
+        """Return the targets to save."""
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """In one piece; None: nothing is known of it."""
+        """Return the state of `target` in one step of the event loop; `None`: nothing is known of it."""
 
     def discard_restored(self) -> None:
-        """Time is up for whoever was restored and has not joined."""
+        """Drop what was restored for targets that have not joined."""
 
 
 def load(path: Path) -> SavedIndex | None:
-    """What was saved last. None: nothing, or nothing that can be used, which is said in one line."""
+    """Return the last snapshot; `None` if there is none or it cannot be used, which is logged."""
     try:
         saved = from_bytes(path.read_bytes())
     except FileNotFoundError:
         return None
-    except OSError as trouble:
-        log.warning("no snapshot of the index: cannot read %s: %s", path, trouble)
+    except OSError as error:
+        log.warning("index snapshot not loaded: cannot read %s: %s", path, error)
         return None
     if isinstance(saved, UnusableSnapshot):
-        log.warning("no snapshot of the index: %s: %s", path, saved.reason)
+        log.warning("index snapshot not loaded: %s: %s", path, saved.reason)
         return None
     return saved
 
 
 class Snapshots:
-    """Keeps `path` up to date with `source`, from `start` on."""
+    """Writes the state of `source` to `path` every `every_s` seconds from `start` on."""
 
     def __init__(self, path: Path, every_s: float, secret: int, source: SnapshotSource, tasks: Tasks) -> None:
         self._path = path
@@ -64,20 +65,21 @@ class Snapshots:
         self._saving = asyncio.Lock()
 
     def start(self) -> None:
-        self._tasks.supervise("index snapshots", self._keep)
-        self._tasks.spawn("end of waiting for restored targets", self._give_up())
+        """Start the periodic save and the timer that drops restored targets."""
+        self._tasks.supervise("index snapshots", self._run)
+        self._tasks.spawn("end of waiting for restored targets", self._discard_restored())
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             await self.save()
 
-    async def _give_up(self) -> None:
+    async def _discard_restored(self) -> None:
         await asyncio.sleep(JOIN_WITHIN_S)
         self._source.discard_restored()
 
     async def save(self) -> None:
-        """What cannot be written is said, and the file before stays."""
+        """Write a snapshot now. A failure to write is logged, and the previous file stays."""
         async with self._saving:
             targets = []
             for target in self._source.snapshot_targets():
@@ -86,14 +88,14 @@ class Snapshots:
                 await asyncio.sleep(0)
             try:
                 await asyncio.to_thread(write, self._path, self._secret, targets)
-            except OSError as trouble:
-                log.error("the index is not saved: %s", trouble)
+            except OSError as error:
+                log.error("index snapshot not written: %s", error)
 
 
 def write(path: Path, secret: int, targets: list[SavedTarget]) -> None:
-    """Replaces `path` in one step. Raises OSError."""
+    """Replace `path` in one step. Raises OSError."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)  # its rights would be another's
+    fresh.unlink(missing_ok=True)  # an existing file would keep its own permissions
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         for piece in to_bytes(secret, targets):
             file.write(piece)

@@ -1,13 +1,13 @@
-"""What we sent and no event has told of yet.
+"""Blocks of prompts sent to targets that no event has announced yet.
 
 `SpeculativeBlocks` is for targets with a trusted stream, for seconds: a burst on one new prefix must not scatter over
-the fleet because the first request's blocks are not announced before its prefill is scheduled. It ends as soon as the
-engine speaks, so that a block stored and evicted again is not believed in.
+the fleet because the first request's blocks are not announced before its prefill is scheduled. An entry ends as soon as
+the engine announces the block, so a block stored and evicted again is not counted.
 
-`ApproximateBlocks` is for targets without one, for minutes: whatever we sent there is taken to be cached, within a
-bound and an age.
+`ApproximateBlocks` is for targets without a trusted stream, for minutes: every prompt sent there is assumed to be
+cached, within a size limit and an age limit.
 
-Both know keys and targets only; the caller brings the time (monotonic seconds).
+Both know keys and targets only; the caller passes the time (monotonic seconds).
 """
 
 from __future__ import annotations
@@ -22,133 +22,133 @@ from router.kvcache.events import Key, TargetId
 
 @dataclass(slots=True, eq=False)
 class SpeculativePrompt:
-    """One request's: the keys it will bring into its target's cache, unless it fails."""
+    """The keys that one request will bring into its target's cache unless it fails."""
 
     target: TargetId
     keys: Sequence[Key]
 
 
 class SpeculativeBlocks:
-    """Keys that requests on their way will have cached.
+    """Keys that requests in flight will have cached.
 
-    An expectation holds while its request waits for its first byte (engines announce blocks when they schedule them,
-    which a queue can delay), and for `ttl_s` after. Every `sent` must be followed by `first_byte` or `failed`.
-    `max_blocks` bounds all targets together; beyond it the oldest give way.
+    An entry is valid while its request waits for its first byte (engines announce blocks when they schedule them, which
+    a queue can delay), and for `ttl_s` after. Every `add` must be followed by `on_first_byte` or `discard`.
+    `max_blocks` limits all targets together; beyond it the oldest entries are dropped.
 
-    A key is counted, not owned: one that was stored, evicted and expected anew within `ttl_s` may end with the first
-    request that brought it. It errs on the side of expecting too little.
+    Keys are counted, not owned: a key that was stored, evicted and expected anew within `ttl_s` may end with the first
+    request that brought it, so the error is towards expecting too little.
     """
 
     def __init__(self, ttl_s: float, max_blocks: int = 1_000_000) -> None:
         self._ttl_s = ttl_s
         self._max_blocks = max_blocks
         self._blocks = 0  # in `_live`
-        self._live: dict[SpeculativePrompt, None] = {}  # as sent
-        self._due: deque[tuple[float, SpeculativePrompt]] = deque()  # as they run out
-        self._waiting: Counter[TargetId] = Counter()  # how many live ones each has
-        # Who gets a key: the only target whose only request brings it, as with most; else how many bring it to each.
-        self._bringing: dict[Key, TargetId | Counter[TargetId]] = {}
+        self._live: dict[SpeculativePrompt, None] = {}  # in the order of sending
+        self._due: deque[tuple[float, SpeculativePrompt]] = deque()  # in the order of expiry
+        self._waiting: Counter[TargetId] = Counter()  # live prompts by target
+        # The targets that will get a key: one target with one request, as with most keys, or a count per target.
+        self._expecting: dict[Key, TargetId | Counter[TargetId]] = {}
 
     def add(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
-        """A request went to `target` that will bring it `keys`: those it does not hold yet."""
-        self._end_due(now)
-        expectation, bringing = SpeculativePrompt(target, keys), self._bringing
+        """Record that a request sent to `target` will cache `keys`: those that it does not hold yet."""
+        self._expire(now)
+        prompt, expecting = SpeculativePrompt(target, keys), self._expecting
         for key in keys:
-            if key not in bringing:
-                bringing[key] = target
+            if key not in expecting:
+                expecting[key] = target
             else:
-                self._one_more(key, target)
+                self._count_again(key, target)
         self._blocks += len(keys)
-        self._live[expectation] = None
+        self._live[prompt] = None
         self._waiting[target] += 1
         while self._blocks > self._max_blocks:
             self._end(next(iter(self._live)))
-        return expectation
+        return prompt
 
-    def on_first_byte(self, expectation: SpeculativePrompt, now: float) -> None:
-        """Its prefill is done: the events are out, if any come."""
-        self._due.append((now + self._ttl_s, expectation))
+    def on_first_byte(self, prompt: SpeculativePrompt, now: float) -> None:
+        """Start the expiry of `prompt`: its prefill is done and its events are published."""
+        self._due.append((now + self._ttl_s, prompt))
 
-    def discard(self, expectation: SpeculativePrompt) -> None:
-        """The request ended before its first byte."""
-        self._end(expectation)
+    def discard(self, prompt: SpeculativePrompt) -> None:
+        """Drop `prompt`, whose request ended before its first byte."""
+        self._end(prompt)
 
     def confirm(self, target: TargetId, keys: Sequence[Key]) -> None:
-        """The target's events told of `keys`: from now on only events speak of them."""
+        """Drop `keys` of `target`: events have announced them, so only events count from now on."""
         if target in self._waiting:
             self._drop(keys, target, every=True)
 
     def forget(self, target: TargetId) -> None:
-        """Nothing is expected of `target` any more: it restarted or left."""
+        """Drop everything expected of `target`, which restarted or left."""
         if target in self._waiting:
-            for expectation in [live for live in self._live if live.target == target]:
-                self._end(expectation)
+            for prompt in [live for live in self._live if live.target == target]:
+                self._end(prompt)
 
     def targets_expecting(self, key: Key, now: float) -> Collection[TargetId]:
-        """Targets that a request on its way will bring `key`."""
-        self._end_due(now)
-        whom = self._bringing.get(key)
-        if whom is None:
+        """Return the targets to which a request in flight will bring `key`."""
+        self._expire(now)
+        targets = self._expecting.get(key)
+        if targets is None:
             return ()
-        return whom.keys() if isinstance(whom, Counter) else (whom,)
+        return targets.keys() if isinstance(targets, Counter) else (targets,)
 
     def leading_blocks(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
-        """Leading blocks of `keys` that `target` holds (`held_blocks`, from the index) or, right after, will hold."""
-        self._end_due(now)
+        """Return how many leading blocks of `keys` the target holds (`held_blocks`, by the index) or will hold soon."""
+        self._expire(now)
         if target not in self._waiting:
             return held_blocks
-        blocks, bringing = held_blocks, self._bringing
+        blocks, expecting = held_blocks, self._expecting
         while blocks < len(keys):
-            whom = bringing.get(keys[blocks])
-            if whom != target and not (isinstance(whom, Counter) and target in whom):
+            targets = expecting.get(keys[blocks])
+            if targets != target and not (isinstance(targets, Counter) and target in targets):
                 break
             blocks += 1
         return blocks
 
-    def _end_due(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             self._end(self._due.popleft()[1])
 
-    def _end(self, expectation: SpeculativePrompt) -> None:
-        if expectation not in self._live:
+    def _end(self, prompt: SpeculativePrompt) -> None:
+        if prompt not in self._live:
             return
-        del self._live[expectation]
-        self._blocks -= len(expectation.keys)
-        target = expectation.target
-        self._drop(expectation.keys, target, every=False)
+        del self._live[prompt]
+        self._blocks -= len(prompt.keys)
+        target = prompt.target
+        self._drop(prompt.keys, target, every=False)
         if self._waiting[target] == 1:
             del self._waiting[target]
         else:
             self._waiting[target] -= 1
-        expectation.keys = ()  # it may still be due, or in its request's hands
+        prompt.keys = ()  # the request and the expiry queue may still refer to it
 
-    def _one_more(self, key: Key, target: TargetId) -> None:
-        whom = self._bringing[key]
-        if not isinstance(whom, Counter):
-            whom = self._bringing[key] = Counter((whom,))
-        whom[target] += 1
+    def _count_again(self, key: Key, target: TargetId) -> None:
+        targets = self._expecting[key]
+        if not isinstance(targets, Counter):
+            targets = self._expecting[key] = Counter((targets,))
+        targets[target] += 1
 
     def _drop(self, keys: Sequence[Key], target: TargetId, *, every: bool) -> None:
-        """`target` does not get `keys`, by one request or by every one."""
-        bringing = self._bringing
+        """Remove `keys` of `target` once, or for every request that brings them."""
+        expecting = self._expecting
         for key in keys:
-            whom = bringing.get(key)
-            if whom == target:
-                del bringing[key]
-            elif isinstance(whom, Counter) and target in whom:
-                whom[target] = 0 if every else whom[target] - 1
-                if not whom[target]:
-                    del whom[target]
-                if not whom:
-                    del bringing[key]
+            targets = expecting.get(key)
+            if targets == target:
+                del expecting[key]
+            elif isinstance(targets, Counter) and target in targets:
+                targets[target] = 0 if every else targets[target] - 1
+                if not targets[target]:
+                    del targets[target]
+                if not targets:
+                    del expecting[key]
 
 
 class ApproximateBlocks:
-    """What was sent to each target, at most `max_blocks` blocks of it, none older than `ttl_s`.
+    """Keys of the prompts sent to each target: at most `max_blocks`, none older than `ttl_s`.
 
-    Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one when
-    it holds half of the bound, and the old one is dropped whole. A prompt is always entered whole, from its first
-    block, so a block is never remembered without, or longer than, those before it: the run's end can be bisected.
+    Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one when it
+    holds half of the limit, and the old one is dropped whole. A prompt is always added whole, from its first block, so
+    a block is never kept without, or longer than, its predecessors: the end of the run can be bisected.
     """
 
     def __init__(self, max_blocks: int, ttl_s: float) -> None:
@@ -156,11 +156,11 @@ class ApproximateBlocks:
         self._ttl_s = ttl_s
         self._young: dict[TargetId, dict[Key, float]] = {}
         self._old: dict[TargetId, dict[Key, float]] = {}
-        self._twice: dict[TargetId, int] = {}  # how many keys are in both generations
+        self._twice: dict[TargetId, int] = {}  # number of keys in both generations
         self._sent_at: dict[TargetId, float] = {}
 
     def add(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
-        """A prompt went to `target`; `keys` are all its blocks, from the first."""
+        """Record that a prompt was sent to `target`; `keys` are all its blocks, from the first."""
         keys = keys[: self._generation_blocks]
         young = self._young.setdefault(target, {})
         known = bisect_left(keys, True, key=lambda key: key not in young)
@@ -174,7 +174,7 @@ class ApproximateBlocks:
         young.update(dict.fromkeys(keys, now))
 
     def leading_blocks(self, target: TargetId, keys: Sequence[Key], now: float) -> int:
-        """Leading blocks of `keys` that `target` probably holds."""
+        """Return how many leading blocks of `keys` the target probably holds."""
         young, old = self._young.get(target, {}), self._old.get(target, {})
         oldest = now - self._ttl_s
 
@@ -184,8 +184,8 @@ class ApproximateBlocks:
         return bisect_left(keys, True, key=missing)
 
     def count(self, target: TargetId, now: float) -> int:
-        """How many blocks it probably holds, of whatever prompts: each once, and none when the last one sent is too
-        old. Otherwise those that are too old are counted until their generation goes.
+        """Return how many blocks the target probably holds, of all prompts; 0 when the last prompt sent is older than
+        `ttl_s`. Older blocks are counted until their generation is dropped.
         """
         young = self._young.get(target)
         if not young or now - self._sent_at[target] >= self._ttl_s:
@@ -193,6 +193,6 @@ class ApproximateBlocks:
         return len(young) + len(self._old.get(target, ())) - self._twice[target]
 
     def forget(self, target: TargetId) -> None:
-        """Nothing is believed of `target` any more."""
+        """Drop everything recorded for `target`."""
         for table in (self._young, self._old, self._twice, self._sent_at):
             table.pop(target, None)

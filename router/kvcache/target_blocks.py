@@ -1,15 +1,15 @@
-"""All that one target holds: what its events write.
+"""The blocks of one target, as its events announce them.
 
-    group -> tier -> engine hash -> our key      (None: an orphan, its chain is not known)
-                  -> engine hash -> further copies, where there are any
+    group -> tier -> engine hash -> key      (None: an orphan, its chain is not known)
+                  -> engine hash -> additional copies, where there are any
 
 Engines announce and remove *physical copies* and keep duplicates of one hash, so copies are counted and a block goes
-with the last one. A block whose parent is unknown cannot be named: it is held without a key, and its tokens wait
-(bounded) until the parent turns up. It is never hung on the root.
+with the last one. A block whose parent is unknown has no key: it is held without one, and its tokens wait (bounded)
+until the parent arrives. It is never attached to the root.
 
-Two paths lead to the same state. The straight one takes an event as engines mostly send it: blocks that are new here,
-after a block that is known, at C's speed. The careful one takes any. Hashes are kept with 60 bits, which CPython
-stores in 32 bytes, not 48: among a million blocks of one target, two look alike with a chance of 1 in 2 million.
+Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here, after
+a known block, at C speed. The slow one takes any event. Hashes are kept with 60 bits, which CPython stores in 32 bytes
+instead of 48: among a million blocks of one target, two look alike with a chance of 1 in 2 million.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INT_BYTES = 32  # a CPython int of 31 to 60 bits
 
 T = TypeVar("T")
 
-Label = int  # what is kept of an engine's hash
-Names = dict[Label, Key | None]
+Label = int  # 60 bits of an engine's hash
+KeysByHash = dict[Label, Key | None]
 
 
 class _Group:
@@ -37,9 +37,9 @@ class _Group:
     __slots__ = ("extra_copies", "keyed", "keys")
 
     def __init__(self) -> None:
-        self.keys: tuple[Names, ...] = ({}, {}, {})  # by tier
+        self.keys: tuple[KeysByHash, ...] = ({}, {}, {})  # by tier
         self.extra_copies: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
-        self.keyed = 0  # hashes with a key, each once, whatever tiers they are in
+        self.keyed = 0  # hashes with a key, each once, whatever their tiers
 
     def cached(self, hash_: Label) -> bool:
         gpu, cpu, disk = self.keys
@@ -63,12 +63,14 @@ class _Group:
 class _Chain(NamedTuple):
     """The keys of an event's last blocks."""
 
-    after: Key | None  # the block before them; None: they begin a chain
+    after: Key | None  # the block before them; None: a chain begins
     keys: list[Key]
 
 
 class TargetBlocks:
-    """One target's. `bit` is its place in `holders`; `orphan_blocks` bounds what waits for its parent."""
+    """The blocks of one target. `bit` is its bit in `holders`; `orphan_blocks` limits the blocks that wait for their
+    parent.
+    """
 
     __slots__ = (
         "_holders",
@@ -91,39 +93,36 @@ class TargetBlocks:
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, _Group] = {}
-        self.runs: ContiguousRuns | None = (
-            ContiguousRuns()
-        )  # None: it may hold a block without the one before it, or more than one copy
-        self.duplicates: dict[
-            tuple[Tier, Key], int
-        ] = {}  # further hashes, of other groups, that mean a key held already
-        self.orphans = 0  # blocks that wait
-        self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by the parent (of a group) they wait for
+        self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
+        self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
+        self.orphans = 0  # blocks that wait for their parent
+        self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by group and parent
         self._holders = holders
         self._keyring = keyring
         self._orphan_blocks = orphan_blocks
 
     @property
     def contiguous(self) -> bool:
-        """It holds nothing but chains without holes, on the GPU, in one group: its runs can be bisected."""
+        """Return whether it holds only chains without holes, on the GPU, in one group, and so can be bisected."""
         return self.runs is not None
 
     @property
     def keyed_blocks(self) -> int:
-        """Blocks of known chains, whatever tiers they are in. Groups keep different layers: the fullest counts."""
+        """Blocks with known chains, in any tier. Groups keep different layers: the fullest counts."""
         return max((group.keyed for group in self.groups.values()), default=0)
 
     def group(self, number: int) -> _Group:
+        """Return the group with this number; create it if necessary."""
         if (group := self.groups.get(number)) is None:
             group = self.groups[number] = _Group()
             if len(self.groups) > 1:
                 self.runs = None
         return group
 
-    # Blocks come
+    # stored
 
     def store(self, event: BlocksStored) -> list[Key]:
-        """Returns the keys that entered the GPU tier by this."""
+        """Add the event's blocks. Return the keys that entered the GPU tier."""
         tier = event.tier
         if tier is Tier.GPU or self.block_tokens is None:
             self.block_tokens = event.block_tokens
@@ -139,12 +138,12 @@ class TargetBlocks:
             and group.is_new(hashes)
             and not (self._waiting and any((event.group, hash_) in self._waiting for hash_ in hashes))
         ):
-            return self._straight(group, event, hashes, after)
+            return self._store_new(group, event, hashes, after)
         short = cast("list[EngineHash]", hashes), cast("EngineHash | None", parent)
-        return self._careful(group, event._replace(hashes=short[0], parent=short[1]))
+        return self._store_any(group, event._replace(hashes=short[0], parent=short[1]))
 
-    def _straight(self, group: _Group, event: BlocksStored, hashes: list[Label], after: Key | None) -> list[Key]:
-        """Blocks that are new here in every way, after `after`, and nobody waits for them."""
+    def _store_new(self, group: _Group, event: BlocksStored, hashes: list[Label], after: Key | None) -> list[Key]:
+        """Add blocks that are all new here, after `after`, and that no orphan waits for."""
         before = self._keyring.root(self.model, event.adapter, event.salt) if after is None else after
         keys = self._keyring.chain(before, event.token_ids, event.block_tokens, event.extras)
         tier = event.tier
@@ -153,17 +152,17 @@ class TargetBlocks:
         entered = self._holders.add(tier, keys, self.bit)
         self.blocks[tier] += len(entered)
         if len(entered) != len(keys):
-            self._note_twins(tier, keys, entered)
+            self._count_duplicates(tier, keys, entered)
         elif self.runs is not None and not self.runs.append(after, keys):
             self.runs = None
         return entered if tier is Tier.GPU else []
 
-    def _note_twins(self, tier: Tier, keys: list[Key], entered: list[Key]) -> None:
+    def _count_duplicates(self, tier: Tier, keys: list[Key], entered: list[Key]) -> None:
         self.runs = None
         for key in set(keys).difference(entered):
             self.duplicates[tier, key] = self.duplicates.get((tier, key), 0) + 1
 
-    def _careful(self, group: _Group, event: BlocksStored) -> list[Key]:
+    def _store_any(self, group: _Group, event: BlocksStored) -> list[Key]:
         held, more = group.keys[event.tier], group.extra_copies[event.tier]
         entered: list[Key] = []
         for hash_ in event.hashes:
@@ -173,11 +172,11 @@ class TargetBlocks:
             key = held[hash_] = group.key(hash_)
             if key is not None:  # known from another tier
                 self._enter(event.tier, key, None, entered)
-        self._name(group, event, entered)
+        self._assign_keys(group, event, entered)
         return entered
 
-    def _name(self, group: _Group, event: BlocksStored, entered: list[Key]) -> None:
-        """Gives the event's blocks their keys, and those that waited for them; or lets it wait itself."""
+    def _assign_keys(self, group: _Group, event: BlocksStored, entered: list[Key]) -> None:
+        """Assign keys to the event's blocks and to orphans that waited for them, or make the event wait."""
         ready = [event]
         while ready:
             event = ready.pop()
@@ -187,7 +186,7 @@ class TargetBlocks:
                 continue
             after = chain.after
             for hash_, key in zip(event.hashes[-len(chain.keys) :] if chain.keys else (), chain.keys, strict=True):
-                if group.key(hash_) is None and group.cached(hash_):  # else removed while it waited
+                if group.key(hash_) is None and group.cached(hash_):  # otherwise removed while it waited
                     group.keyed += 1
                     for tier, names in zip(Tier, group.keys, strict=True):
                         if hash_ in names:
@@ -199,9 +198,10 @@ class TargetBlocks:
                 after = key
 
     def _chain(self, group: _Group, event: BlocksStored) -> _Chain | None:
-        """Keys of the event's last blocks, from the first whose hash has none yet; None: the parent is unknown.
+        """Return the keys of the event's last blocks, from the first whose hash has none yet; `None`: the parent is
+        unknown.
 
-        Hashes known already keep their key: it costs nothing, and some tiers announce a salted chain without its salt.
+        Hashes with a key keep it: that costs nothing, and some tiers announce a salted chain without its salt.
         """
         known, hashes = 0, event.hashes
         while known < len(hashes) and group.key(hashes[known]) is not None:
@@ -221,55 +221,56 @@ class TargetBlocks:
         assert event.parent is not None
         self._waiting.setdefault((event.group, event.parent), []).append(event)
         self.orphans += len(event.hashes)
-        while self.orphans > self._orphan_blocks:  # the oldest go: their parent is the least likely to come
+        while self.orphans > self._orphan_blocks:  # drop the oldest: their parent is the least likely to arrive
             oldest = next(iter(self._waiting))
             self.orphans -= len(self._waiting[oldest].pop(0).hashes)
             if not self._waiting[oldest]:
                 del self._waiting[oldest]
 
     def _enter(self, tier: Tier, key: Key, after: Key | None, entered: list[Key]) -> None:
-        """`after` counts only while all is whole."""
+        """Add one key. `after` is its predecessor, used only while the blocks are contiguous."""
         if not self._holders.add(tier, [key], self.bit):
-            self._note_twins(tier, [key], [])
+            self._count_duplicates(tier, [key], [])
             return
         self.blocks[tier] += 1
         if tier is Tier.GPU:
             entered.append(key)
         if self.runs is not None:
-            hangs = after is None or self._holders.holds(Tier.GPU, after, self.bit)
-            if not (hangs and self.runs.append(after, [key])):
+            attached = after is None or self._holders.holds(Tier.GPU, after, self.bit)
+            if not (attached and self.runs.append(after, [key])):
                 self.runs = None
 
-    # Blocks go
+    # removed
 
     def remove(self, event: BlocksRemoved) -> None:
+        """Remove one copy of each of the event's blocks."""
         group = self.groups.get(event.group)
-        if group is None:  # of a group that is not indexed
+        if group is None:  # the group is not indexed
             return
         tier, whole = event.tier, self.runs is not None
-        take, more, twins = group.keys[tier].pop, group.extra_copies[tier], self.duplicates
+        take, more, duplicates = group.keys[tier].pop, group.extra_copies[tier], self.duplicates
         keys: list[Key] = []
         for full in event.hashes:
             hash_ = full & SHORT
-            if more and _one_less(more, hash_):
+            if more and _decrement(more, hash_):
                 continue
             if (key := take(hash_, None)) is None:
                 continue
             if whole or not group.cached(hash_):
                 group.keyed -= 1
-            if not (twins and _one_less(twins, (tier, key))):
+            if not (duplicates and _decrement(duplicates, (tier, key))):
                 keys.append(key)
         self._holders.remove(tier, keys, self.bit)
         self.blocks[tier] -= len(keys)
         if self.runs is not None and not self.runs.remove(keys):
             self.runs = None
 
-    def tables(self) -> Iterator[tuple[Tier, Names]]:
-        """All that it holds, by tier and group, for whoever takes its bit off the common tables."""
+    def tables(self) -> Iterator[tuple[Tier, KeysByHash]]:
+        """Yield the tables of all tiers and groups, so that the caller can clear the bit from the common tables."""
         return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.keys, strict=True))
 
     def memory_bytes(self) -> int:
-        """An estimate of what its own tables take."""
+        """Estimate the memory of its own tables."""
         own = getsizeof(self._waiting) + getsizeof(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
@@ -277,8 +278,8 @@ class TargetBlocks:
         return own + (self.runs.memory_bytes() if self.runs is not None else 0)
 
 
-def _one_less(counts: dict[T, int], what: T) -> bool:
-    """Takes one off what is counted; False: there was none."""
+def _decrement(counts: dict[T, int], what: T) -> bool:
+    """Take one off the count of `what`. Return False if there was none."""
     count = counts.get(what, 0)
     if count > 1:
         counts[what] = count - 1

@@ -1,7 +1,7 @@
-"""One target's story: what it serves, what its event stream came to, and whether that is all there is to know.
+"""State of one target's event stream, and whether the index is complete for it.
 
-A stream that was joined late is silent about what was cached before. It becomes the whole truth when as many blocks
-have been stored since as the target can hold: what it had before has left by then.
+A stream joined late does not cover what was cached before. It becomes complete when as many blocks have been stored
+since as the target can hold: the earlier ones have been evicted by then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.kvcache.events import EventBatch
 
 
 class TargetCacheState:
-    """Until the target leaves, or joins anew."""
+    """Counters and stream state from one join of the target to the next."""
 
     __slots__ = (
         "batches",
@@ -31,22 +31,23 @@ class TargetCacheState:
         self.sequencer: EventSequencer | None = None
         self.block_tokens: int | None = None
         self.capacity_blocks: int | None = None
-        self.stored_blocks = 0  # on its GPU, since what is known of it began
+        self.stored_blocks = 0  # stored on its GPU since the index of it began
         self.batches = 0
         self.malformed = 0
         self.skipped: Counter[str] = Counter()
 
     @property
     def turned_over(self) -> bool:
+        """Return whether as many blocks were stored since the start as the cache holds."""
         return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
 
     @property
     def certain(self) -> bool:
-        """What the index says of it is what there is to believe, and what it does not say, too."""
+        """Return whether the index is authoritative: what it holds is cached, and what it does not hold is not."""
         book = self.sequencer
         return book is not None and book.trusted and (not book.joined_late or self.turned_over)
 
     def count(self, batch: EventBatch) -> None:
-        """It was heard or replayed."""
+        """Count a live or replayed batch."""
         self.batches += 1
         self.skipped.update(batch.skipped)

@@ -1,6 +1,4 @@
-"""What is known of a prompt: its token ids, the keys of its full blocks for every block size in the fleet, and what
-engines mix into their own hashes of them.
-"""
+"""A prompt as token ids and block keys, and the inputs of the engines' own block hashes."""
 
 from __future__ import annotations
 
@@ -12,16 +10,20 @@ from router.kvcache.events import Key
 
 
 class TokenizedPrompt(NamedTuple):
+    """Token ids and the keys of the full blocks for every block size in the fleet."""
+
     ids: array[int]  # typecode "I"
-    complete: bool  # False: only a leading part (media follows), so the prompt's length is unknown
-    source: Literal["given", "local", "remote"]  # who made the ids: the client, we, the engine
+    complete: bool  # False: media follow, so the prompt's length is unknown
+    source: Literal["given", "local", "remote"]  # the client sent the ids, the router made them, or an engine did
     keys: dict[int, Sequence[Key]]  # by block size: one chained key per full block
-    tokens_ms: float  # spent on rendering and tokenising
-    keys_ms: float  # spent on hashing
-    json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: nobody will want them
+    tokens_ms: float  # time spent on rendering and tokenising
+    keys_ms: float  # time spent on hashing
+    json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: not needed
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:
-        """The keys of the prefixes of `tokens`, 2 x `tokens`, ... length; none where no block size divides that."""
+        """Return the keys of the prefixes of `tokens`, 2 x `tokens`, ... length; empty where no block size divides
+        `tokens`.
+        """
         size = min(self.keys, default=0)
         if not size or tokens % size:
             return ()
@@ -30,9 +32,9 @@ class TokenizedPrompt(NamedTuple):
 
 
 class HashInputs(NamedTuple):
-    """What a prompt's blocks belong to, in the engines' words: needed only to ask the shared pool for them."""
+    """Model, adapter and salt as the engines hash them: needed only to query the shared pool."""
 
     model: str  # base model, as the engines serve it
-    path: str | None  # its path or name as the engines were started with
+    path: str | None  # path or name that the engines were started with
     adapter: tuple[str, str] | None  # a LoRA's name and path
     salt: str | None

@@ -1,8 +1,8 @@
-"""What the router understands of a request: just what routing needs, nothing else.
+"""A request as the router understands it: the fields that routing needs.
 
-A `Prompt` is read once from the body (read.py, which asks openai.py, anthropic.py or responses.py) and carries the
-body on, to be forwarded as it came unless a field had to change (edge.py). Its `source` says how its token ids come
-to be; rendering and tokenising are the business of `router/prompt/tokenization`.
+A `Prompt` is read once from the body (`api/parse.py`) and carries the body on, to be forwarded unchanged unless a field
+had to be edited (`body_rewrite.py`). Its `source` says how to get its token ids; `router/prompt/tokenization` renders
+and tokenises it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Endpoint(Enum):
-    """The four endpoints whose prompts are matched against the caches, and the rest, placed by load."""
+    """The four endpoints whose prompts are matched against the caches, and `OTHER`, placed by load."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -23,15 +23,15 @@ class Endpoint(Enum):
     OTHER = "other"
 
 
-MEDIA = "media"  # the type of a content part that stands for an image, a sound or a film
+MEDIA = "media"  # type of a content part that stands for an image, audio or video
 
 
 class Chat(NamedTuple):
     """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
 
-    Content is always a list of parts, `{"type": "text", "text": ...}` for the most: whether a template sees that list
-    or one string is the template's own matter (`prompt/tokenization/chat_template.py`). `cut` is True where a part is
-    `MEDIA`: only the text before the first one can be known.
+    Content is always a list of parts, mostly `{"type": "text", "text": ...}`; whether a template sees that list or one
+    string depends on the template (`prompt/tokenization/chat_template.py`). `has_media`: a part is `MEDIA`, so only the
+    text before the first one can be known.
     """
 
     messages: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class Chat(NamedTuple):
     continue_final_message: bool
     add_special_tokens: bool
     has_media: bool
-    # from /v1/messages, where vLLM bends two things to the template: see prompt/tokenization/chat_template.py
+    # from /v1/messages, where vLLM adapts two things to the template: see prompt/tokenization/chat_template.py
     anthropic: bool = False
 
 
@@ -53,13 +53,13 @@ class Text(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """A prompt that came as token ids."""
+    """A prompt sent as token ids."""
 
     ids: list[int]  # each in [0, 2**32)
 
 
 class UnknownIds(NamedTuple):
-    """Not matched by cache, and why (a closed set of short words: it is a metric's label)."""
+    """No token ids, and why (a closed set of short words: it is a metric's label)."""
 
     reason: str
 
@@ -70,7 +70,7 @@ Source = Chat | Text | Ids | UnknownIds
 class Prompt(msgspec.Struct):
     """One request as the router understands it.
 
-    `body` is what is forwarded: already stripped, with usage asked for where `hide_usage` is True.
+    `body` is forwarded: already stripped, and with usage requested where `hide_usage` is True.
     """
 
     endpoint: Endpoint
@@ -79,13 +79,13 @@ class Prompt(msgspec.Struct):
     body: bytes
     source: Source
     stream: bool = False
-    hide_usage: bool = False  # we asked for the usage chunk, the client did not: drop it
+    hide_usage: bool = False  # the router asked for the usage chunk, the client did not
     salt: str | None = None
     session: str | None = None
     previous_response_id: str | None = None
-    remote_fields: dict[str, Any] = {}  # what POST /tokenize needs beside model, to give the same ids
+    remote_fields: dict[str, Any] = {}  # fields that POST /tokenize needs beside `model`
     priority: int | None = None  # lower is more urgent, as in vLLM
-    output_tokens: int | None = None  # the client's cap on its answer
-    returns_prompt_text: bool = False  # its answer is to quote the prompt as text
-    ttft_ms: float | None = None  # the objectives it asks for: time to first token, and per token after it
+    output_tokens: int | None = None  # the client's limit on the answer
+    returns_prompt_text: bool = False  # the answer must contain the prompt as text
+    ttft_ms: float | None = None  # requested objectives: time to first token and time per output token
     tpot_ms: float | None = None

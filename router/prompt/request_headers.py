@@ -1,6 +1,6 @@
-"""What a client says of its request beside the body: its session, and the latencies it hopes for.
+"""Request headers that routing reads: the session id and the latency objectives.
 
-Most say nothing, and that must cost next to nothing: one look at the header names.
+Most requests have none, which one set operation on the header names finds out.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ NAMES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
 
 
 class RequestHeaders(NamedTuple):
-    """As written; None: not said."""
+    """Header values as sent; `None` where a header is missing."""
 
     session: str | None = None
     ttft: str | None = None
     tpot: str | None = None
 
 
-NO_WISHES = RequestHeaders()
+NO_HEADERS = RequestHeaders()
 
 
-def wishes(fields: Mapping[bytes, bytes]) -> RequestHeaders:
-    """`fields`: a request's headers, names in lower case."""
+def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
+    """Read the headers in `fields`, whose names are in lower case."""
     if fields.keys().isdisjoint(NAMES):
-        return NO_WISHES
+        return NO_HEADERS
     return RequestHeaders(
         _text(fields, SESSION),
         _text(fields, LLM_D_TTFT) or _text(fields, TTFT),

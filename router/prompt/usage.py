@@ -1,14 +1,14 @@
-"""What an answer says of its cost, read from its ends, and the one chunk of it that a client must not see.
+"""Reads the token usage of an answer from its first and last bytes, and drops the usage chunk a client did not ask for.
 
-Chunks pass by undecoded. `UsageTail` keeps the last bytes of the answer (and the first, where something stands there)
-and looks into them once, at the end: in JSON a quote inside a string is escaped, so `"usage":` in the bytes is always
-a key, and the last one with an object is the answer's. This holds for whole bodies and for event streams alike.
+Chunks are not decoded as they pass. `UsageTail` keeps the last bytes of the answer (and the first, where they matter)
+and searches them once, at the end: in JSON a quote inside a string is escaped, so `"usage":` in the bytes is always a
+key, and the last one with an object is the answer's. This holds for whole bodies and for event streams alike.
 
-`HideUsage` drops the chunk that was asked for in the client's place (edge.py). For the client a stream then differs
-from the engine's own answer in one thing: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is
-started with them, into that last chunk instead of the one with `finish_reason`. Other chunks do not get a
-`"usage": null`, as OpenAI's do. An engine that always sends usage (`--enable-force-include-usage`) sends one to
-clients that did not ask; through the router they do not see it.
+`HideUsage` drops the chunk that the router asked for (`body_rewrite.py`). For the client a stream then differs from the
+engine's own answer in one thing: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is started with
+them, into that last chunk instead of the one with `finish_reason`. Other chunks get no `"usage": null`, unlike
+OpenAI's. An engine that always sends usage (`--enable-force-include-usage`) sends it to clients that did not ask;
+through the router they do not see it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from router.prompt.prompt import Endpoint
 
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 4 * 1024
-LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk is a few hundred bytes: anything longer is not held for it
+LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk has a few hundred bytes: longer events are not held back
 
 _USAGE_KEY = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _FULL_CHOICES = re.compile(rb'"choices"\s*:\s*(?:\[\s*)?[^\[\]\s]')
 _READ = json.JSONDecoder()
-# With their line break: inside an event's JSON it would be escaped, so no answer can speak them.
-_LAST_WORDS = (b"\ndata: [DONE]", b"\nevent: message_stop", b"\nevent: response.completed")
+# With their line break: inside an event's JSON it would be escaped, so generated text cannot contain them.
+_END_MARKS = (b"\ndata: [DONE]", b"\nevent: message_stop", b"\nevent: response.completed")
 
 
 class Usage(NamedTuple):
-    """Tokens of one answer as the engine counted them. None: it did not say."""
+    """Tokens of one answer as the engine counted them; `None` where it did not report a count."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -44,7 +44,7 @@ class Usage(NamedTuple):
 
 
 class UsageTail:
-    """Sees every chunk of one answer, keeps little, and knows the usage at the end."""
+    """Collects the first and last bytes of one answer and reads its usage at the end."""
 
     __slots__ = ("_chunks", "_endpoint", "_head", "_size")
 
@@ -55,6 +55,7 @@ class UsageTail:
         self._size = 0
 
     def feed(self, chunk: bytes) -> None:
+        """Take in the next chunk of the answer."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._chunks.append(chunk)
@@ -63,14 +64,14 @@ class UsageTail:
             self._size -= len(self._chunks.popleft())
 
     def ended(self) -> bool:
-        """Whether a stream has said its last word, whatever the connection does after it."""
+        """Return whether the stream has sent its final event, whatever the connection does after it."""
         end = b"\n" + b"".join(list(self._chunks)[-2:])
-        return any(mark in end for mark in _LAST_WORDS)
+        return any(mark in end for mark in _END_MARKS)
 
     def read_usage(self) -> Usage | None:
-        """What the answer said; None if it said nothing, or ended before it could."""
-        kept = b"".join(self._chunks)
-        last = _whole_usage(kept) if kept.startswith(b"{") else _last_usage(kept)
+        """Return the usage in the answer; `None` if it reported none, or was cut off before."""
+        answer = b"".join(self._chunks)
+        last = _whole_usage(answer) if answer.startswith(b"{") else _last_usage(answer)
         if self._endpoint is Endpoint.MESSAGES:
             first = _first_usage(self._head) or {}
             last = first | {k: v for k, v in (last or {}).items() if v is not None}
@@ -79,25 +80,27 @@ class UsageTail:
         return _anthropic(last) if self._endpoint is Endpoint.MESSAGES else _openai(last)
 
     def response_id(self) -> str | None:
-        """The id under which `/v1/responses` can be asked for this answer later."""
+        """Return the id under which `/v1/responses` can continue this answer, if it has one."""
         if self._endpoint is not Endpoint.RESPONSES or not (found := _RESPONSE_ID.search(self._head)):
             return None
         return found[1].decode(errors="replace")
 
 
-class _Whole(msgspec.Struct):
-    """An answer that is one JSON object, as short ones are."""
+class _JsonAnswer(msgspec.Struct):
+    """A short answer that is one JSON object."""
 
     usage: Any = None
 
 
-_WHOLE = msgspec.json.Decoder(_Whole)
+_JSON_ANSWER = msgspec.json.Decoder(_JsonAnswer)
 
 
 def _whole_usage(answer: bytes) -> dict[str, Any] | None:
-    """Of a tail that may be the whole answer: one strict parse costs a third of looking for the key."""
+    """Read the usage of a tail that may be the whole answer: one strict parse costs a third of searching for
+    the key.
+    """
     try:
-        usage = _WHOLE.decode(answer).usage
+        usage = _JSON_ANSWER.decode(answer).usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _last_usage(answer)
     return usage if isinstance(usage, dict) else None
@@ -124,7 +127,7 @@ def _object_at(answer: bytes, start: int) -> dict[str, Any] | None:
 
 
 def _openai(usage: dict[str, Any]) -> Usage:
-    """Chat and completions say prompt/completion, responses say input/output."""
+    """Read the counts of chats and completions (prompt/completion) or responses (input/output)."""
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -132,7 +135,7 @@ def _openai(usage: dict[str, Any]) -> Usage:
 
 
 def _anthropic(usage: dict[str, Any]) -> Usage:
-    """`input_tokens` leaves out what came from the cache and what was newly put there."""
+    """Read Anthropic's counts; `input_tokens` excludes tokens read from the cache and written to it."""
     cached, created = _count(usage.get("cache_read_input_tokens")), _count(usage.get("cache_creation_input_tokens"))
     fresh = _count(usage.get("input_tokens"))
     prompt = None if fresh is None else fresh + (cached or 0) + (created or 0)
@@ -144,21 +147,21 @@ def _count(field: Any) -> int | None:
 
 
 class HideUsage:
-    """Drops the usage chunk from one stream of server-sent events, and nothing else.
+    """Drops the usage chunk from one stream of server-sent events.
 
-    Bytes come out as they went in and as soon as they came, but for a beginning of an event that may still turn out
-    to be the usage chunk. Call `end` when the stream is over: it gives what was held.
+    Other bytes come out unchanged and at once, except the first bytes of an event that may still turn out to be the
+    usage chunk. Call `end` when the stream is over: it returns the bytes held back.
     """
 
     __slots__ = ("_done", "_held", "_passing")
 
     def __init__(self) -> None:
         self._held = b""
-        self._passing = False  # inside an event whose beginning has gone out
-        self._done = False  # the chunk has been dropped
+        self._passing = False  # inside an event whose first bytes were sent
+        self._done = False  # the usage chunk was dropped
 
     def feed(self, chunk: bytes) -> bytes:
-        """What may go out now of all that came."""
+        """Return the bytes that may be sent now."""
         if not self._held and (self._done or (not self._passing and _plain(chunk))):
             return chunk
         chunk = self._held + chunk
@@ -177,11 +180,12 @@ class HideUsage:
         return b"".join(out)
 
     def end(self) -> bytes:
+        """Return the bytes held back."""
         held, self._held = self._held, b""
         return held
 
     def _release(self, rest: bytes) -> bytes:
-        """Of an unfinished event: all of it, unless it may be the usage chunk; then nothing."""
+        """Return an unfinished event, or nothing while it may be the usage chunk."""
         if self._done or not rest:
             return rest
         if not self._passing and _may_be_usage_chunk(rest):
@@ -189,12 +193,12 @@ class HideUsage:
             return b""
         self._passing = True
         out = rest.rstrip(b"\r\n")
-        self._held = rest[len(out) :]  # half of the event's end, perhaps
+        self._held = rest[len(out) :]  # possibly half of the event's end
         return out
 
 
 def _plain(chunk: bytes) -> bool:
-    """Whole events, none of which speaks of usage: nearly every chunk."""
+    """Return whether the chunk consists of whole events without usage, as nearly every chunk does."""
     return chunk.endswith(b"\n\n") and b'"usage"' not in chunk
 
 

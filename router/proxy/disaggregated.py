@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, NamedTuple, Protocol
 
-from router.backends.vllm.disaggregation import decode_body, read_cut, read_handed
+from router.backends.vllm.disaggregation import decode_body, ended_by_length, read_kv_params
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientRequest
 from router.proxy.relay import (
@@ -79,7 +79,7 @@ async def relay_beside(
     async def run_beside() -> None:
         nonlocal failure
         result = await run_prefill(upstreams, prefill, limits)
-        if result.end == "ok" and not read_cut(prefill.endpoint, result.body):
+        if result.end == "ok" and not ended_by_length(prefill.endpoint, result.body):
             result = PrefillResult("failed", result.status, detail="it stopped early and dropped the KV")
         watch.on_prefill_end(result)
         if result.end != "ok" and waiting:
@@ -116,7 +116,7 @@ async def relay_after(
     watch.on_prefill_end(result)
     if result.end != "ok":
         return pair_end(result)
-    if (handed_over := read_handed(result.body)) is not None:
+    if (handed_over := read_kv_params(result.body)) is not None:
         outgoing = outgoing._replace(body=decode_body(outgoing.body, handed_over))
     return await relay(call, upstreams, outgoing, limits, watch)
 

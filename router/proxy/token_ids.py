@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from router.backends.vllm.token_ids import Spelled, half_with_ids, with_ids
+from router.backends.vllm.token_ids import Spelled, add_ids, add_ids_to_params
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamUnanswered
 
 REFUSED = 400
@@ -48,8 +48,8 @@ class TokenIdUpstreams:
         send = self._upstreams.send
         if instance not in self._takers:
             return await send(instance, request, first_byte_s=first_byte_s, idle_s=idle_s)
-        add_ids = with_ids if request.body is self._plain else half_with_ids
-        extended = request._replace(body=add_ids(request.body, self._ids))
+        insert = add_ids if request.body is self._plain else add_ids_to_params
+        extended = request._replace(body=insert(request.body, self._ids))
         answer = await send(instance, extended, first_byte_s=first_byte_s, idle_s=idle_s)
         if isinstance(answer, UpstreamUnanswered) or answer.status != REFUSED:
             return answer

@@ -14,7 +14,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from router.config.sections.experiment import ExperimentConfig
-from router.prompt.api.conversation_id import opening
+from router.prompt.api.conversation_id import conversation_digest
 from router.prompt.prompt import Prompt
 
 
@@ -24,7 +24,7 @@ def derive_unit(
     """Return 16 bytes, equal for equal units in every process. Names of users and keys cannot be read from them."""
     match experiment.unit:
         case "session":
-            name = _encode(prompt.session) or opening(prompt)
+            name = _encode(prompt.session) or conversation_digest(prompt)
         case "user":
             name = _encode(prompt.session)
         case "api_key":

@@ -11,7 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import NamedTuple
 
-from router.backends.vllm.disaggregation import LEASE_S, read_handed
+from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import HideUsage, UsageTail
 from router.proxy.disaggregated import PrefillResult
@@ -52,7 +52,7 @@ class ResponseObserver:
             tail = UsageTail(self._request.prompt.endpoint)
             tail.feed(result.body)
             usage = tail.read_usage() or NO_USAGE
-            params = read_handed(result.body)
+            params = read_kv_params(result.body)
             if params is not None and self._ticket.attempt.prefill is not None:
                 self.handed_over = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
         self._scheduler.settle_prefill(self._ticket, result.end, result.status, usage)

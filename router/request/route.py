@@ -26,7 +26,7 @@ from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import read_prompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.prompt.request_headers import wishes
+from router.prompt.request_headers import read_request_headers
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.attempt import EarlierAttempts, attempt
@@ -121,7 +121,7 @@ def parse(call: ClientRequest, body: bytes, override: PolicyOverride | None, ser
         override is not None and override.policy.needs_cache
     )
     options = services.full_read if needs_cache else services.light_read
-    return read_prompt(call.path, call.text(b"content-type"), body, options, wishes(call.fields))
+    return read_prompt(call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields))
 
 
 def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:

@@ -41,7 +41,7 @@ class _Asked:
         self.waiting = False
 
 
-def bootstrap_of(instance: str) -> str:
+def bootstrap_name(instance: str) -> str:
     """The name under which the instance's bootstrap server is fetched from: it has an address of its own."""
     return f"{instance} bootstrap"
 
@@ -74,7 +74,7 @@ class BootstrapClient:
                 self._tasks.spawn("query", self._ask(instance, asked))
 
     async def _ask(self, instance: str, asked: _Asked) -> None:
-        answer = await self._fetch(bootstrap_of(instance), "GET", "/query", timeout_s=TIMEOUT_S)
+        answer = await self._fetch(bootstrap_name(instance), "GET", "/query", timeout_s=TIMEOUT_S)
         asked.waiting = False
         asked.due_at = self._clock.now() + asked.pause_s
         asked.pause_s = min(asked.pause_s * 2, LONGEST_PAUSE_S)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import Fetch
-from router.backends.vllm.metrics import scan
+from router.backends.vllm.metrics import read_gauges
 from router.clock import Clock
 from router.config import schema
 from router.fleet.engine_facts import Gauges
@@ -105,4 +105,4 @@ class MetricsPoller:
             self.unanswered += 1
             watched.busy_at = watched.idle_at
         else:
-            self._load.gauges(instance, scan(answer.body), sent_at, now)
+            self._load.gauges(instance, read_gauges(answer.body), sent_at, now)

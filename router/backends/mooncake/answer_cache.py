@@ -82,7 +82,7 @@ class AnswerCache:
             del self._said[label]
 
 
-def labels_of(digests: Sequence[Digest]) -> array[int]:
+def event_hashes(digests: Sequence[Digest]) -> array[int]:
     """`EngineChain.label` of each, all at once: 5,000 in 0.1 ms."""
     words = array("Q", b"".join(digests))
     if not digests:

@@ -25,7 +25,7 @@ from router.backends.mooncake.key_check import KeyCheck
 from router.backends.mooncake.keys import KeyForm
 from router.backends.mooncake.leader import MasterLeader
 from router.backends.mooncake.prefix_lookup import PoolPrefix, PrefixLookup
-from router.backends.mooncake.query import StoreClient, askable
+from router.backends.mooncake.query import StoreClient, can_query
 from router.backends.mooncake.report import ModelReport, PoolReport, Unknown
 from router.clock import Clock
 from router.config.sections import kv_store
@@ -134,7 +134,7 @@ class MooncakeStore:
         names = self._names(model, origin.path)
         if names is None or (origin.adapter is not None and not origin.adapter[1]):
             return "no_name"
-        if not askable(names.form):
+        if not can_query(names.form):
             return "no_comma"
         if names.check.trouble is not None:
             return "misnamed"

@@ -12,7 +12,7 @@ import logging
 from typing import Literal
 
 from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.key_diagnosis import explain
+from router.backends.mooncake.key_diagnosis import diagnose
 from router.backends.mooncake.keys import KeyForm
 from router.backends.mooncake.query import StoreClient
 from router.clock import Clock
@@ -80,7 +80,7 @@ class KeyCheck:
                 return
             self._listing_due_at = self._clock.now() + LIST_EVERY_S
             listing = await self._asking.list_keys()
-            trouble = None if listing is None else explain(self._name, self._form, listing, digest)
+            trouble = None if listing is None else diagnose(self._name, self._form, listing, digest)
             if trouble is None and not there:  # gone already, not saved yet, or never: nothing learned
                 self._listing_due_at = self._clock.now() + LIST_AGAIN_AFTER_S
                 return

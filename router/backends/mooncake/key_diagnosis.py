@@ -13,7 +13,7 @@ from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Digest
 
 
-def explain(name: str, form: KeyForm, keys_in_pool: Iterable[str], digest: Digest) -> str | None:
+def diagnose(name: str, form: KeyForm, keys_in_pool: Iterable[str], digest: Digest) -> str | None:
     """One line that names every part of `pool.models.<name>` to change, and to what.
 
     `digest` is of a block that an engine has put there, all of whose parts have arrived. None: the listing has nothing

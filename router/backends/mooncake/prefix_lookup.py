@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, labels_of
+from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, event_hashes
 from router.backends.mooncake.keys import KeyForm
 from router.backends.mooncake.probe_plan import ProbePlan
 from router.backends.mooncake.query import MOST_KEYS, StoreClient, Trouble
@@ -47,7 +47,7 @@ class PrefixLookup:
     async def find(self, digests: Sequence[Digest]) -> PoolPrefix | Trouble:
         """`digests`: of a prompt's leading blocks. May be cancelled; what was asked is asked all the same."""
         now = self._clock.now()
-        labels = labels_of(digests)
+        labels = event_hashes(digests)
         words, oldest = self._answers.lookup(labels, now)
         probe = ProbePlan(words, self._at_once)
         while blocks := probe.next_blocks():

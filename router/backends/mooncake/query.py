@@ -110,7 +110,7 @@ class StoreClient:
         return "silent" if answer is None else "standby"
 
 
-def askable(form: KeyForm) -> bool:
+def can_query(form: KeyForm) -> bool:
     return not any("," in key for key in form.keys(b""))
 
 

@@ -25,7 +25,7 @@ from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
 from router.backends.vllm.token_ids import refuses_ids
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
-from router.prompt.tokenization.chat_shape import Kind, kind_of
+from router.prompt.tokenization.chat_shape import Shape, shape_of
 
 CHECK_EVERY = 64
 KINDS_KEPT = 256  # per model; those not met for longest are compared again
@@ -44,7 +44,7 @@ class PassthroughOffer(NamedTuple):
     """A prompt that could go with ids, and which of its engines get them."""
 
     model: str
-    shape: Kind
+    shape: Shape
     known: TokenizedPrompt
     instances: frozenset[str]
 
@@ -62,7 +62,7 @@ class TokenIdPassthrough:
         self._takers = takers
         self._believed = believed
         self._on = on
-        self._kinds: dict[str, dict[Kind, int]] = {}  # by model: how often each kind was handed since its last check
+        self._kinds: dict[str, dict[Shape, int]] = {}  # by model: how often each kind was handed since its last check
         self._handed: Counter[str] = Counter()
         self._unhanded: Counter[str] = Counter()
 
@@ -96,7 +96,7 @@ class TokenIdPassthrough:
             or not known.json_ids
         ):
             return None
-        kind = kind_of(source, adapter)
+        kind = shape_of(source, adapter)
         proven = [engine for engine in engines if self._takers.accepts(engine.instance)]
         fitting = frozenset(engine.instance for engine in proven if fits(known, engine.context_tokens))
         reason: Reason
@@ -114,7 +114,7 @@ class TokenIdPassthrough:
         self._unhanded[reason] += 1
         return PassthroughOffer(model, kind, known, frozenset())
 
-    def _is_check(self, model: str, kind: Kind) -> bool:
+    def _is_check(self, model: str, kind: Shape) -> bool:
         """Whether this prompt goes without ids, to be compared. The kind has been met last of all now."""
         kinds = self._kinds.get(model, {})
         handed = kinds.pop(kind, None)

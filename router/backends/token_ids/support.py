@@ -87,14 +87,14 @@ class TokenIdSupport:
                 return
             answer = await self._fetch(instance, "POST", Endpoint.CHAT.value, body, timeout_s=TRIAL_TIMEOUT_S)
             if answer is not None and answer.status < 500:
-                taker = taker_of(answer.status, answer.body, len(ids))
+                taker = read_support(answer.status, answer.body, len(ids))
                 break
         if self._known.get(instance) is meanwhile:
             self._known[instance] = taker
             log.info("instance %s: %s", instance, taker.why)
 
 
-def taker_of(status: int, answer: bytes, ids: int) -> InstanceSupport:
+def read_support(status: int, answer: bytes, ids: int) -> InstanceSupport:
     """What an answer to `trial_body` with this many ids says of the engine."""
     if status != 200:
         return InstanceSupport(False, f"it refuses token ids ({status})")

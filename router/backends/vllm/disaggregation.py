@@ -1,12 +1,12 @@
 """vLLM's side of a prefill/decode pair: which requests can be split, and the bodies of both halves.
 
     mooncake   both halves at once, tied by a `transfer_id`; the decode engine finds the other through its bootstrap
-               server and the id of that engine (`read_engine_ids`)
-    nixl       the prefill half's answer names where the KV lies (`read_handed`), and goes into the decode half as it is
+               server and that engine's id (`read_engine_ids`)
+    nixl       the prefill half's answer names where the KV is (`read_kv_params`); the decode half carries it unchanged
 
-The decode body is the client's, byte for byte, with `kv_transfer_params` added behind. The prefill body asks for one
-token and nothing else, and must end by length: an early stop lets a Mooncake producer drop the KV, for which the
-decode engine would then wait minutes. Pure. Facts: vLLM 0.32, protocol 7.1, 7.2, 11.30.
+The decode body is the client's, byte for byte, with `kv_transfer_params` appended. The prefill body asks for one token
+and nothing else, and must end by length: after an early stop a Mooncake producer may drop the KV, for which the decode
+engine would then wait minutes. Pure. Source: vLLM 0.32, protocol 7.1, 7.2, 11.30.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.prompt.prompt import Endpoint
 
 PARAMS = "kv_transfer_params"
 LEASE_S = 30.0
-"""How long a Nixl producer keeps KV that nobody came for (`kv_lease_duration`)."""
+"""How long a Nixl producer keeps KV that no decode engine fetched (`kv_lease_duration`)."""
 
 NIXL_PREFILL = msgspec.json.encode(
     {
@@ -43,10 +43,10 @@ _SET: dict[Endpoint, dict[str, Raw]] = {
     Endpoint.CHAT: {"max_tokens": _ONE, **_ENDLESS},
     Endpoint.COMPLETIONS: {"max_tokens": _ONE, **_ENDLESS},
     Endpoint.RESPONSES: {"max_output_tokens": _ONE, "store": _FALSE, **_ENDLESS},
-    Endpoint.MESSAGES: {"max_tokens": _ONE},  # which has no `ignore_eos`: see `read_cut`
+    Endpoint.MESSAGES: {"max_tokens": _ONE},  # which has no `ignore_eos`: see `ended_by_length`
 }
 _WHOLE_IF = ("use_beam_search", "echo", "background", "previous_response_id", "prompt_embeds", PARAMS)
-_WHOLE_IF_GIVEN = ("prompt_logprobs", "prompt_logprob_token_ids")  # such a request reads no cache, a 0 counts too
+_WHOLE_IF_GIVEN = ("prompt_logprobs", "prompt_logprob_token_ids")  # such a request reads no cache; 0 counts too
 _SEQUENCES = ("n", "best_of")
 
 
@@ -65,25 +65,28 @@ class MooncakeParams(NamedTuple):
 
 
 def can_split(endpoint: Endpoint, body: bytes) -> bool:
-    """Whether one transfer of KV serves the whole request.
+    """Return whether one transfer of KV serves the whole request.
 
-    It is made for one engine request: several prompts or sequences, beams, and the rounds of a server-side tool would
-    ask for it again, and wait for what has been given away.
+    The transfer is for one engine request: several prompts or sequences, beams, and the rounds of a server-side tool
+    would request it again and wait for KV that was already given away. Raises BadRequest for a body that is no JSON
+    object.
     """
     if endpoint not in _SET:
         return False
     members = open_body(body, ()).members
     return (
-        not any(_raw(members, name) not in _NO for name in _WHOLE_IF)
-        and not any(_raw(members, name) != b"null" for name in _WHOLE_IF_GIVEN)
-        and all(_raw(members, name) in (b"null", b"1") for name in _SEQUENCES)
-        and not (endpoint is Endpoint.COMPLETIONS and _many_prompts(_raw(members, "prompt")))
+        not any(_value_start(members, name) not in _NO for name in _WHOLE_IF)
+        and not any(_value_start(members, name) != b"null" for name in _WHOLE_IF_GIVEN)
+        and all(_value_start(members, name) in (b"null", b"1") for name in _SEQUENCES)
+        and not (endpoint is Endpoint.COMPLETIONS and _many_prompts(_value_start(members, "prompt")))
         and not (endpoint is Endpoint.RESPONSES and _server_tools(members.get("tools")))
     )
 
 
 def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> MooncakeParams:
-    """`engine_id`: of the prefill target's rank. `transfer_id` must never be used twice."""
+    """Return the parameters of both halves. `engine_id` is that of the prefill target's rank; a `transfer_id` must
+    never be used twice.
+    """
     prefill = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     decode = {
         "do_remote_decode": False,
@@ -96,7 +99,7 @@ def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> Moo
 
 
 def prefill_body(endpoint: Endpoint, body: bytes, params: bytes) -> bytes:
-    """The client's request as one that only computes the prompt."""
+    """Return the client's request as one that only computes the prompt."""
     members = open_body(body, _DROPPED).members
     members |= {"stream": _FALSE, **_SET[endpoint], PARAMS: Raw(params)}
     if "max_completion_tokens" in members:  # it wins over `max_tokens`
@@ -105,24 +108,28 @@ def prefill_body(endpoint: Endpoint, body: bytes, params: bytes) -> bytes:
 
 
 def decode_body(body: bytes, params: bytes) -> bytes:
-    """The client's request with `params` in front of its closing brace."""
+    """Return the client's request with `params` before its closing brace."""
     view, end = memoryview(body), body.rindex(b"}")
-    return b"".join((view[:end], b',"kv_transfer_params":', params, b"}"))  # one copy: large ones are costly
+    return b"".join((view[:end], b',"kv_transfer_params":', params, b"}"))  # one copy: large bodies are costly
 
 
-def read_handed(answer: bytes) -> bytes | None:
-    """A Nixl prefill half's answer: the decode half's params, verbatim. None: it hands nothing over."""
-    handed = _field(answer, PARAMS)
-    return None if handed is None or bytes(handed) in (b"null", b"{}") else bytes(handed)
+def read_kv_params(answer: bytes) -> bytes | None:
+    """Return the decode half's parameters from a Nixl prefill half's answer, verbatim; `None` if there are none."""
+    params = _field(answer, PARAMS)
+    return None if params is None or bytes(params) in (b"null", b"{}") else bytes(params)
 
 
-def read_cut(endpoint: Endpoint, answer: bytes) -> bool:
-    """Whether the prefill half ended by length. Only `/v1/messages` may not: an end of text as the first token."""
+def ended_by_length(endpoint: Endpoint, answer: bytes) -> bool:
+    """Return whether the prefill half ended by length. Only `/v1/messages` may end otherwise: by an end of text as the
+    first token.
+    """
     return endpoint is not Endpoint.MESSAGES or _field(answer, "stop_reason") == Raw(b'"max_tokens"')
 
 
 def read_engine_ids(answer: bytes) -> dict[int, str] | None:
-    """`GET /query` of a Mooncake bootstrap server: engine ids by data-parallel rank. None: not such an answer."""
+    """Return engine ids by data-parallel rank from a Mooncake bootstrap server's `GET /query`; `None` for any other
+    answer.
+    """
     try:
         ranks = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -133,18 +140,18 @@ def read_engine_ids(answer: bytes) -> dict[int, str] | None:
     return {int(rank): id for rank, id in entries if rank.isdecimal() and len(rank) < 10 and isinstance(id, str) and id}
 
 
-def _raw(members: Mapping[str, Raw], name: str) -> bytes:
-    """How a field's value begins; one that is not there reads like null."""
+def _value_start(members: Mapping[str, Raw], name: str) -> bytes:
+    """Return the first bytes of a field's value; a missing field reads like null."""
     return bytes(memoryview(members[name])[:16]) if name in members else b"null"
 
 
 def _many_prompts(prompt: bytes) -> bool:
-    """A list of texts or of lists of token ids, even with one entry."""
+    """Return whether the prompt is a list of texts or of lists of token ids, even with one entry."""
     return prompt.startswith(b"[") and prompt[1:].lstrip()[:1] in (b'"', b"[", b"")
 
 
 def _server_tools(tools: Raw | None) -> bool:
-    """Tools that the engine itself would call, and then go on generating."""
+    """Return whether the engine itself would call a tool and continue generating."""
     try:
         kinds = [tool.type for tool in _TOOLS.decode(tools) or ()] if tools is not None else []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -29,7 +29,7 @@ NO_LABELS: Labels = {}
 LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
-def scan(page: bytes) -> dict[int, Gauges]:
+def read_gauges(page: bytes) -> dict[int, Gauges]:
     """The page's ranks (label `engine`, 0 where there is none) with what it says of each; {} if it says nothing."""
     page = b"\n" + page
     running = _gauge(page, b"vllm:num_requests_running", float.__add__)

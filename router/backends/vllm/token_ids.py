@@ -36,12 +36,12 @@ class _Counted(msgspec.Struct):
 _COUNTED = msgspec.json.Decoder(_Counted)
 
 
-def with_ids(body: bytes, ids: Spelled) -> bytes:
+def add_ids(body: bytes, ids: Spelled) -> bytes:
     """`body`, an object with at least one member and no `kv_transfer_params`, with these ids behind all the rest."""
     return _joined(body, body.rindex(b"}"), b'"kv_transfer_params":{"prompt_token_ids":[', ids, b"]}}")
 
 
-def half_with_ids(body: bytes, ids: Spelled) -> bytes:
+def add_ids_to_params(body: bytes, ids: Spelled) -> bytes:
     """The same for one half of a pair, as `disagg.py` makes them: its `kv_transfer_params` stand at the very end."""
     return _joined(body, body.rindex(b"}", 0, body.rindex(b"}")), b'"prompt_token_ids":[', ids, b"]}}")
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from router.backends.vllm.info import read_event_sources, read_models
-from router.backends.vllm.metrics import scan
+from router.backends.vllm.metrics import read_gauges
 from router.cli.init.findings import EngineSurvey
 from router.fleet.engine_facts import EventEndpoint
 
@@ -35,7 +35,7 @@ async def survey_engine(url: str, api_key: str | None = None, timeout_s: float =
                 hint = "; is --api-key-env right?" if listing.status_code in (401, 403) else ""
                 return EngineSurvey(url, error=f"GET /v1/models: {listing.status_code} and no list of models{hint}")
             page = (await client.get("/metrics")).content
-            gauges = scan(page)
+            gauges = read_gauges(page)
             caching = PREFIX_CACHING.search(page)
             sources = await _event_sources(client, url)
             survey = EngineSurvey(

@@ -1,10 +1,10 @@
-"""`/v1/messages`: the engine turns the request into a chat of its own, and so do we.
+"""`/v1/messages`: converts the request into a chat as the engine does.
 
-Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls
-with their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message, thinking
-as reasoning. Two things depend on the template and so are left to `prompt/tokenization/chat_template.py`
-(`Chat.anthropic`): templates that take a system message only at the beginning get later ones merged into it, and
-`thinking: disabled` asks for the effort "none" or, where a template does not know that word, "low".
+Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls with
+their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message, thinking as
+reasoning. Two things depend on the template and are done in `prompt/tokenization/chat_template.py` (`Chat.anthropic`):
+templates that accept a system message only at the beginning get later ones merged into it, and `thinking: disabled`
+asks for the effort "none" or, where a template does not know that value, "low".
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import Any
 
 from msgspec import UNSET
 
-from router.prompt.api.fields import BodyFields, Part, given, require, text_of, value
-from router.prompt.api.openai import ChatRequest, PromptFields, chat_reading, shown_tool, template_kwargs, unknown
+from router.prompt.api.fields import BodyFields, Part, is_present, require, text_of, value
+from router.prompt.api.openai import ChatRequest, PromptFields, chat_prompt, template_kwargs, template_tool, unknown_ids
 
 Message = dict[str, Any]
 
-BILLING = "x-anthropic-billing-header"  # begins a line that one client puts before its system prompt, new every time
+BILLING = "x-anthropic-billing-header"  # one client puts this line before its system prompt, new with every request
 
 
 class MessagesFields(BodyFields):
+    """Fields of a `/v1/messages` body."""
+
     messages: Part = UNSET
     system: Part = UNSET
     tools: Part = UNSET
@@ -31,27 +33,27 @@ class MessagesFields(BodyFields):
     chat_template_kwargs: Part = UNSET
 
 
-class _Odd(Exception):
-    """The engine will refuse this request: nothing to convert."""
+class _Refused(Exception):
+    """The engine will refuse this request: there is nothing to convert."""
 
 
 def check_messages(fields: MessagesFields) -> None:
+    """Raise BadRequest for a missing or mistyped prompt field."""
     require(fields.messages, "messages", b"[", "an array")
-    if given(fields.system):
+    if is_present(fields.system):
         require(fields.system, "system", b'"[', "a string or an array")
 
 
 def read_messages(fields: MessagesFields) -> PromptFields:
+    """Return the prompt of the request as a chat."""
     kwargs = template_kwargs(value(fields.chat_template_kwargs, "chat_template_kwargs"), _effort(fields))
     messages = value(fields.messages, "messages")
     try:
-        chat = _system(value(fields.system, "system")) + [
-            m for message in _blocks(messages) for m in _converted(message)
-        ]
+        chat = _system(value(fields.system, "system")) + [m for message in _blocks(messages) for m in _convert(message)]
         tools = _tools(value(fields.tools, "tools"))
-    except _Odd as odd:
-        return unknown(str(odd))
-    return chat_reading(ChatRequest(chat, tools, kwargs), anthropic=True)
+    except _Refused as refused:
+        return unknown_ids(str(refused))
+    return chat_prompt(ChatRequest(chat, tools, kwargs), anthropic=True)
 
 
 def _effort(fields: MessagesFields) -> str | None:
@@ -74,11 +76,11 @@ def _system_texts(blocks: list[Message]) -> list[str]:
     return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING)]
 
 
-def _converted(message: Message) -> list[Message]:
-    """The chat messages that one message becomes: tool results come out as messages of their own, before it."""
+def _convert(message: Message) -> list[Message]:
+    """Return the chat messages that one message becomes: tool results become messages of their own, before it."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system") or not isinstance(content, str | list):
-        raise _Odd("content")
+        raise _Refused("content")
     if role == "system":
         return _inline_system(content)
     if isinstance(content, str):
@@ -92,7 +94,7 @@ def _inline_system(content: str | list[Any]) -> list[Message]:
     if isinstance(content, str):
         return [] if not content or content.startswith(BILLING) else [{"role": "system", "content": content}]
     if any(block.get("type") in ("tool_addition", "tool_removal") for block in _blocks(content)):
-        raise _Odd("tool_changes")
+        raise _Refused("tool_changes")
     return _system(content)
 
 
@@ -126,13 +128,13 @@ def _from_blocks(role: str, blocks: list[Any], before: list[Message]) -> Message
 
 def _call(block: Message) -> Message:
     if not block.get("id"):
-        raise _Odd("content")  # the engine would make an id up from the time of day
+        raise _Refused("content")  # the engine would generate an id from the time of day
     name, arguments = block.get("name") or "", json.dumps(block.get("input") or {})
     return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _result(block: Message) -> list[Message]:
-    """The tool message, then the images and tool references that it carried, each as a message of its own."""
+    """Return the tool message, then the images and tool references in it, each as a message of its own."""
     content = block.get("content")
     answer = {"role": "tool", "tool_call_id": block.get("tool_use_id") or ""}
     if isinstance(content, str) or not content:
@@ -151,25 +153,26 @@ def _result(block: Message) -> list[Message]:
 
 
 def _image(source: Any) -> Message:
-    """Where the picture lies does not matter here: what follows it is unknown anyway."""
+    """Return an image part; its URL is irrelevant, since everything after it is unknown anyway."""
     return {"type": "image_url", "image_url": {"url": source.get("url", "") if isinstance(source, dict) else ""}}
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
-    shown = []
+    converted = []
     for tool in _blocks(tools):
         schema = tool.get("input_schema")
         if not isinstance(schema, dict) or not isinstance(tool.get("name"), str):
-            raise _Odd("tools")
-        shown.append(shown_tool(tool | {"parameters": schema if "type" in schema else schema | {"type": "object"}}))
-    return shown
+            raise _Refused("tools")
+        parameters = schema if "type" in schema else schema | {"type": "object"}
+        converted.append(template_tool(tool | {"parameters": parameters}))
+    return converted
 
 
 def _blocks(blocks: Any) -> list[Message]:
     if blocks is None:
         return []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise _Odd("content")
+        raise _Refused("content")
     return blocks

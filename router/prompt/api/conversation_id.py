@@ -1,14 +1,14 @@
-"""A name for a conversation that its client did not name: a digest of how it opens, which every turn sends again.
+"""Identifies conversations without a session id: a digest of how they begin, which every turn sends again.
 
-    chats, messages, responses   system prompt and all that is said up to the end of the first user message
+    chats, messages, responses   system prompt and all content up to the end of the first user message
     completions                  the first 2,048 characters, or the first 512 token ids
 
-Conversations that open alike share a name, and a completion shorter than that changes it by growing: good enough to
-keep together what belongs together, not to tell people apart. What clients change between turns without meaning
-anything by it does not count: cache breakpoints, one text or a list with one text in it, and a billing line.
+Conversations that begin alike share a digest, and a completion shorter than that changes it by growing: enough to keep
+turns together, not to tell users apart. Differences between turns without meaning are ignored: cache breakpoints, one
+text or a list with one text in it, and a billing line.
 
-Read from the forwarded body, only its beginning and only when asked: the prompt may never have been read otherwise
-(`ReadOptions.want_source`), and what makes no sense is the engine's to refuse.
+Reads the forwarded body, only its first part and only on demand: the prompt may never have been read otherwise
+(`ReadOptions.want_source`). Malformed content is left to the engine to refuse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Parts(msgspec.Struct):
-    """All that the four endpoints may open with."""
+    """Members that a body of the four endpoints may begin with."""
 
     messages: Raw = Raw(b"")
     system: Raw = Raw(b"")
@@ -47,11 +47,11 @@ _ITEMS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 _ID_LIST = re.compile(rb"\[\s*\d")
 
 
-def opening(prompt: Prompt) -> bytes | None:
-    """16 bytes that stay the same on every turn of a conversation; None: nothing to tell it by.
+def conversation_digest(prompt: Prompt) -> bytes | None:
+    """Return 16 bytes that stay the same on every turn of a conversation; `None` if it cannot be identified.
 
-    That is so where nobody has spoken yet, where the beginning lies with the engine (`previous_response_id`), and at
-    endpoints that hold no conversation.
+    That is so before the first user message, where the beginning is stored by the engine (`previous_response_id`), and
+    at endpoints without conversations.
     """
     read = _READERS.get(prompt.endpoint)
     if read is None:
@@ -64,7 +64,7 @@ def opening(prompt: Prompt) -> bytes | None:
         return None
     digest = blake2b(digest_size=DIGEST_BYTES)
     for piece in pieces:
-        digest.update(b"%d:" % len(piece))  # so that no two rows of pieces run into the same bytes
+        digest.update(b"%d:" % len(piece))  # keeps different sequences of pieces from giving the same bytes
         digest.update(piece)
     return digest.digest()
 
@@ -81,12 +81,12 @@ def _responses(parts: _Parts) -> list[bytes] | None:
     if parts.previous_response_id is not None:
         return None
     if bytes(memoryview(parts.input)[:1]) == b'"':
-        return [*_system(parts.instructions), b"user", *_said(msgspec.json.decode(parts.input))]
+        return [*_system(parts.instructions), b"user", *_texts(msgspec.json.decode(parts.input))]
     return _to_first_user(parts.input, parts.instructions)
 
 
 def _completion(parts: _Parts) -> list[bytes] | None:
-    """Of several prompts, the first."""
+    """Return the pieces of a completion; the first one of several prompts."""
     prompt = parts.prompt
     head = bytes(memoryview(prompt)[:64])
     if head.startswith(b"[") and not _ID_LIST.match(head):
@@ -101,8 +101,8 @@ def _completion(parts: _Parts) -> list[bytes] | None:
 
 
 def _first_ids(ids: Raw) -> bytes:
-    """Cut before it is parsed: 80,000 ids take two milliseconds. An id and its comma have at most 12 bytes, as a rule;
-    where there is so much space between them that this does not reach, all are read.
+    """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have at
+    most 12 bytes; if more space between them makes that too short, all ids are read.
     """
     pieces = bytes(memoryview(ids)[1 : 1 + 12 * IDS]).split(b",", IDS)
     if len(pieces) <= IDS:
@@ -111,7 +111,7 @@ def _first_ids(ids: Raw) -> bytes:
 
 
 def _to_first_user(items: Raw, system: Raw | None = None) -> list[bytes] | None:
-    """Who said what, up to the first user; None: there is none."""
+    """Return roles and texts up to the first user message; `None` if there is none."""
     pieces = [] if system is None else list(_system(system))
     for item in _ITEMS.decode(items):
         message = msgspec.json.decode(item)
@@ -119,18 +119,18 @@ def _to_first_user(items: Raw, system: Raw | None = None) -> list[bytes] | None:
             return None
         role = message.get("role")
         pieces.append(str(role).encode())
-        pieces += _said(message.get("content"))
+        pieces += _texts(message.get("content"))
         if role == "user":
             return pieces
     return None
 
 
 def _system(system: Raw) -> Iterable[bytes]:
-    return _said(msgspec.json.decode(system)) if len(memoryview(system)) else ()
+    return _texts(msgspec.json.decode(system)) if len(memoryview(system)) else ()
 
 
-def _said(content: Any) -> Iterator[bytes]:
-    """The texts of a message's content, and what else is in it as JSON."""
+def _texts(content: Any) -> Iterator[bytes]:
+    """Yield the texts of a message's content, and its other parts as JSON."""
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):

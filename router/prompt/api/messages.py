@@ -1,10 +1,10 @@
-"""Chat messages as vLLM 0.32 hands them to the template, except that content stays a list of parts.
+"""Chat messages as vLLM 0.32 passes them to the template, except that content stays a list of parts.
 
-What a template prints depends on which keys a message has and in which order, so this follows the engine to the
-letter: its request models reorder the keys of a tool call, its chat parser keeps only the fields it knows, turns
-arguments into objects (what is no object becomes `{}`), gives `reasoning` a second name, and drops a line that one
-client puts before system prompts. The facts are from vLLM's renderers/chat_utils.py and its chat_completion protocol.
-What the engine would refuse becomes None here: the engine says it better.
+A template's output depends on which keys a message has and in which order, so this follows the engine exactly: its
+request models reorder the keys of a tool call, its chat parser keeps only the fields it knows, turns arguments into
+objects (anything else becomes `{}`), gives `reasoning` a second name, and drops a line that one client puts before
+system prompts. Source: vLLM's renderers/chat_utils.py and its chat_completion protocol. Messages that the engine would
+refuse become `None`; its error message reaches the client.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _KNOWN_PART_KEYS = _MEDIA_KEYS - {"input_image"} | _TEXT_KEYS | {"data", "file",
 
 
 def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] | None:
-    """What the template will see, or None where the engine would refuse (or uses embeddings instead of tokens).
+    """Return the messages as the template sees them, or `None` where the engine would refuse them or use embeddings.
 
-    `validated`: the engine sent these through its chat request model, which reorders the keys of tool calls.
+    `validated`: the engine passes these through its chat request model, which reorders the keys of tool calls.
     """
     normal = []
     for message in messages:
@@ -39,6 +39,7 @@ def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] |
 
 
 def has_media(messages: list[Message]) -> bool:
+    """Return whether a content part of the normalised messages is `MEDIA`."""
     return any(part["type"] == MEDIA for message in messages for part in message["content"])
 
 
@@ -90,7 +91,7 @@ def _content(content: Any, role: str) -> list[Message] | None:
 
 
 def _part(part: Any) -> Message | None:
-    """One content part; `{}` for one that the engine skips, None for one that it refuses."""
+    """Return one normalised content part; `{}` for one that the engine skips, `None` for one that it refuses."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
@@ -114,7 +115,7 @@ def _part(part: Any) -> Message | None:
 
 
 def _keep_after_billing(normal: Message, part: Any) -> bool:
-    """Drops the client's billing line from a system text; False if nothing is left of the part."""
+    """Drop the client's billing line from a system text. Return False if nothing is left of the part."""
     if isinstance(part, dict) and part.get("type") != "text":
         return True
     text = normal.get("text", "")
@@ -134,7 +135,7 @@ def _tool_calls(calls: Any, validated: bool) -> list[Message] | None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or call.get("type", "function") != "function":
             return None
-        function = function | {"arguments": arguments(function.get("arguments"))}
+        function = function | {"arguments": parse_arguments(function.get("arguments"))}
         call = call | {"function": function}
         if validated:
             call["function"] = _in_order(function, ("arguments", "name"))
@@ -143,14 +144,14 @@ def _tool_calls(calls: Any, validated: bool) -> list[Message] | None:
     return normal
 
 
-def arguments(written: Any) -> dict[str, Any]:
-    """A tool call's arguments as an object: from JSON text, as they are, or `{}` for anything else."""
-    if isinstance(written, str) and written:
+def parse_arguments(raw: Any) -> dict[str, Any]:
+    """Return a tool call's arguments as an object: parsed from JSON text, unchanged, or `{}` for anything else."""
+    if isinstance(raw, str) and raw:
         try:
-            written = json.loads(written)
+            raw = json.loads(raw)
         except (ValueError, RecursionError):
             return {}
-    return written if isinstance(written, dict) else {}
+    return raw if isinstance(raw, dict) else {}
 
 
 def _in_order(record: Message, first: tuple[str, ...]) -> Message:

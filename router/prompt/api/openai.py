@@ -1,8 +1,8 @@
-"""`/v1/chat/completions` and `/v1/completions`: from the body's fields to what their token ids come from.
+"""`/v1/chat/completions` and `/v1/completions`: from body fields to the source of the prompt's token ids.
 
 Follows vLLM 0.32 (chat_completion/protocol.py, completion/protocol.py, renderers/online_renderer.py): which request
-fields become template variables, how tools are dumped before a template sees them, and which requests cannot be
-matched by prefix at all. Beside the source each function gives the fields for the engine's own `/tokenize`, so that it
+fields become template variables, how tools are dumped before a template sees them, and which requests cannot be matched
+by prefix at all. Beside the source each function returns the fields for the engine's own `/tokenize`, so that it
 renders the same prompt.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from router.errors import BadRequest
-from router.prompt.api.fields import BodyFields, Part, given, require, starts, value
+from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
 
@@ -29,17 +29,19 @@ _NOT_VARIABLES = _HF_ARGUMENTS | {
     "add_generation_prompt",
     "continue_final_message",
     "messages",
-}  # taken by Hugging Face's function or by the request itself: never template variables from the client
+}  # parameters of Hugging Face's function or of the request itself, never template variables
 
 
 class PromptFields(NamedTuple):
-    """Where the ids come from, here and, asked over `/tokenize`, at the engine."""
+    """The source of a prompt's token ids, and the fields with which an engine's `/tokenize` gives the same ids."""
 
     source: Source
     remote_fields: dict[str, Any]
 
 
 class ChatFields(BodyFields):
+    """Fields of a chat completion's body."""
+
     stream_options: Part = UNSET
     messages: Part = UNSET
     tools: Part = UNSET
@@ -57,6 +59,8 @@ class ChatFields(BodyFields):
 
 
 class CompletionFields(BodyFields):
+    """Fields of a completion's body."""
+
     stream_options: Part = UNSET
     prompt: Part = UNSET
     prompt_embeds: Part = UNSET
@@ -69,57 +73,61 @@ class CompletionFields(BodyFields):
 
 
 def check_chat(fields: ChatFields) -> None:
+    """Raise BadRequest for a missing or mistyped prompt field."""
     require(fields.messages, "messages", b"[", "an array")
 
 
 def check_completion(fields: CompletionFields) -> None:
-    if not given(fields.prompt_embeds):
+    """Raise BadRequest for a missing or mistyped prompt field."""
+    if not is_present(fields.prompt_embeds):
         require(fields.prompt, "prompt", b'"[', "a string or an array")
 
 
 def read_chat(fields: ChatFields) -> PromptFields:
-    if given(fields.chat_template):
-        return unknown("client_template")
+    """Return the prompt of a chat completion."""
+    if is_present(fields.chat_template):
+        return unknown_ids("client_template")
     if fields.truncate_prompt_tokens is not None:
-        return unknown("truncated")
+        return unknown_ids("truncated")
     if fields.prompt_logprobs is not None or fields.echo:  # echo asks for prompt logprobs, which read no cache
-        return unknown("prompt_logprobs")
+        return unknown_ids("prompt_logprobs")
     kwargs = template_kwargs(
         value(fields.chat_template_kwargs, "chat_template_kwargs"),
         fields.reasoning_effort,
         value(fields.documents, "documents"),
     )
-    tools = shown_tools(value(fields.tools, "tools"))
+    tools = template_tools(value(fields.tools, "tools"))
     messages = value(fields.messages, "messages")
-    return chat_reading(
+    return chat_prompt(
         ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message),
         add_special_tokens=fields.add_special_tokens,
     )
 
 
 def read_completion(fields: CompletionFields) -> PromptFields:
-    if given(fields.prompt_embeds):
-        return unknown("prompt_embeds")
+    """Return the prompt of a completion. Raises BadRequest for a malformed `prompt`."""
+    if is_present(fields.prompt_embeds):
+        return unknown_ids("prompt_embeds")
     if fields.suffix is not None:
-        return unknown("suffix")
+        return unknown_ids("suffix")
     if fields.truncate_prompt_tokens is not None:
-        return unknown("truncated")
+        return unknown_ids("truncated")
     if fields.prompt_logprobs is not None or (fields.echo and fields.logprobs is not None):
-        return unknown("prompt_logprobs")
-    if starts(fields.prompt, b'"'):
+        return unknown_ids("prompt_logprobs")
+    if starts_with(fields.prompt, b'"'):
         return _text(value(fields.prompt, "prompt"), fields.add_special_tokens)
     prompts = _prompts(fields.prompt)
     if prompts and isinstance(prompts[0], int):
         return PromptFields(Ids(prompts), {})
     if len(prompts) != 1:
-        return unknown("many_prompts" if prompts else "empty")
+        return unknown_ids("many_prompts" if prompts else "empty")
     if isinstance(prompts[0], str):
         return _text(prompts[0], fields.add_special_tokens)
     return PromptFields(Ids(prompts[0]), {})
 
 
 class ChatRequest(NamedTuple):
-    """A chat as asked for, before normalising. None in `tools` or `kwargs`' place: the engine will refuse it."""
+    """A requested chat before normalising. `UnknownIds` in place of `tools` or `kwargs`: the engine will refuse it."""
 
     messages: list[Any]
     tools: list[dict[str, Any]] | UnknownIds | None
@@ -128,39 +136,42 @@ class ChatRequest(NamedTuple):
     continue_final_message: bool = False
 
 
-def chat_reading(
-    asked: ChatRequest, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
+def chat_prompt(
+    request: ChatRequest, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
 ) -> PromptFields:
-    """The chat that an endpoint's conversion asked for, in both forms: rendered here, or by the engine."""
-    if isinstance(asked.kwargs, UnknownIds):
-        return PromptFields(asked.kwargs, {})
-    if isinstance(asked.tools, UnknownIds):
-        return PromptFields(asked.tools, {})
-    messages = normalise(asked.messages, validated=validated)
+    """Return the chat of `request` in both forms: to be rendered here, or by the engine."""
+    if isinstance(request.kwargs, UnknownIds):
+        return PromptFields(request.kwargs, {})
+    if isinstance(request.tools, UnknownIds):
+        return PromptFields(request.tools, {})
+    messages = normalise(request.messages, validated=validated)
     if messages is None:
-        return unknown("content")
+        return unknown_ids("content")
     source = Chat(
         messages=messages,
-        tools=asked.tools,
-        template_kwargs=asked.kwargs,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
+        tools=request.tools,
+        template_kwargs=request.kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
         add_special_tokens=add_special_tokens,
         has_media=has_media(messages),
         anthropic=anthropic,
     )
     remote = {
-        "messages": asked.messages,
-        "add_generation_prompt": asked.add_generation_prompt,
-        "continue_final_message": asked.continue_final_message,
+        "messages": request.messages,
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
         "add_special_tokens": add_special_tokens,
-        "chat_template_kwargs": asked.kwargs,
+        "chat_template_kwargs": request.kwargs,
     }
-    return PromptFields(source, remote if asked.tools is None else remote | {"tools": asked.tools})
+    return PromptFields(source, remote if request.tools is None else remote | {"tools": request.tools})
 
 
 def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | UnknownIds:
-    """Template variables of one request. None and "auto" mean "not given": the engine then takes its default."""
+    """Return the template variables of one request. Raises BadRequest if `client` is no object.
+
+    `None` and "auto" mean "not given": the engine then takes its default.
+    """
     if client is None:
         client = {}
     if not isinstance(client, dict):
@@ -174,22 +185,25 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
     return {k: v for k, v in (client | extra).items() if v is not None and v != "auto" and k not in _NOT_VARIABLES}
 
 
-def shown_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Tools as the template sees them: known fields in a fixed order; a missing description or schema is None."""
+def template_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
+    """Return tools as the template sees them: known fields in a fixed order; a missing description or schema is
+    `None`.
+    """
     if tools is None:
         return None
     if not isinstance(tools, list) or not tools:
         return UnknownIds("tools")
-    shown = []
+    converted = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return UnknownIds("tools")
-        shown.append(shown_tool(function, tool.get("defer_loading")))
-    return shown
+        converted.append(template_tool(function, tool.get("defer_loading")))
+    return converted
 
 
-def shown_tool(function: dict[str, Any], defer_loading: Any = None) -> dict[str, Any]:
+def template_tool(function: dict[str, Any], defer_loading: Any = None) -> dict[str, Any]:
+    """Return one function tool as the template sees it."""
     dumped = {key: function.get(key) for key in ("name", "description", "parameters")}
     if function.get("strict") is not None:
         dumped["strict"] = function["strict"]
@@ -200,7 +214,8 @@ def shown_tool(function: dict[str, Any], defer_loading: Any = None) -> dict[str,
     return tool if defer_loading is None else tool | {"defer_loading": defer_loading}
 
 
-def unknown(reason: str) -> PromptFields:
+def unknown_ids(reason: str) -> PromptFields:
+    """Return a prompt without token ids, for this reason."""
     return PromptFields(UnknownIds(reason), {})
 
 
@@ -209,7 +224,7 @@ def _text(text: str, add_special_tokens: bool) -> PromptFields:
 
 
 def _prompts(part: Part) -> list[Any]:
-    """`prompt` as an array: of token ids, or of strings or arrays of token ids. Raises BadRequest for anything else."""
+    """Return `prompt` as an array of token ids, strings or arrays of token ids. Raises BadRequest for anything else."""
     if not isinstance(part, msgspec.Raw):
         return []
     for decoder in (_TOKEN_IDS, _TEXTS, _TOKEN_LISTS):

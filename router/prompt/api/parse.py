@@ -1,8 +1,8 @@
-"""The one reading of a request's body: bytes in, `Prompt` out, or a refusal that names the field.
+"""Parses a request's body into a `Prompt`, or refuses it with the name of the field at fault.
 
-The body is parsed once, into its members; the fields that routing needs are then read in the shape of the endpoint;
-messages, tools and schemas stay bytes until the conversion needs them (`want_source`). Only what the router itself
-must understand is refused here; the rest is the engine's to judge, in its own words.
+The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages, tools
+and schemas stay bytes until the conversion needs them (`want_source`). Only what the router itself must understand is
+refused here; the rest is left to the engine, whose error message reaches the client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
-from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, text_of, value, whole
+from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, text_of, value, whole_number
 from router.prompt.api.openai import (
     ChatFields,
     CompletionFields,
@@ -27,11 +27,11 @@ from router.prompt.api.openai import (
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.prompt.request_headers import NO_WISHES, RequestHeaders
+from router.prompt.request_headers import NO_HEADERS, RequestHeaders
 
 
-class _Shape(NamedTuple):
-    """How one endpoint's body is read."""
+class _BodyFormat(NamedTuple):
+    """The fields and functions that read one endpoint's body."""
 
     endpoint: Endpoint
     fields: type[BodyFields]
@@ -39,22 +39,22 @@ class _Shape(NamedTuple):
     read: Callable[[Any], PromptFields]
 
 
-_SHAPES = {
+_FORMATS = {
     shape.endpoint.value: shape
     for shape in (
-        _Shape(Endpoint.CHAT, ChatFields, check_chat, read_chat),
-        _Shape(Endpoint.COMPLETIONS, CompletionFields, check_completion, read_completion),
-        _Shape(Endpoint.RESPONSES, ResponsesFields, check_responses, read_responses),
-        _Shape(Endpoint.MESSAGES, MessagesFields, check_messages, read_messages),
+        _BodyFormat(Endpoint.CHAT, ChatFields, check_chat, read_chat),
+        _BodyFormat(Endpoint.COMPLETIONS, CompletionFields, check_completion, read_completion),
+        _BodyFormat(Endpoint.RESPONSES, ResponsesFields, check_responses, read_responses),
+        _BodyFormat(Endpoint.MESSAGES, MessagesFields, check_messages, read_messages),
     )
 }
 _UNREAD = PromptFields(UnknownIds("not_needed"), {})
 
 
 class ReadOptions:
-    """What the configuration says about bodies, and what the policies in use need of them.
+    """Settings for reading bodies, and what the policies in use need of them.
 
-    `want_source` False: no policy looks at caches, the prompt's content is not read.
+    `want_source` False: no policy uses cache state, so the prompt's content is not read.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ReadOptions:
         self.strip_fields = strip_fields
         self.inject_usage = inject_usage
         self.want_source = want_source
-        self.readers = {path: FieldReader(shape.fields, strip_fields) for path, shape in _SHAPES.items()}
+        self.readers = {path: FieldReader(shape.fields, strip_fields) for path, shape in _FORMATS.items()}
 
 
 def read_prompt(
@@ -74,14 +74,15 @@ def read_prompt(
     content_type: str | None,
     body: bytes,
     options: ReadOptions,
-    said: RequestHeaders = NO_WISHES,
+    headers: RequestHeaders = NO_HEADERS,
 ) -> Prompt:
-    """Understands one request; `said`: in its headers. Raises BadRequest. `content_type` only matters off the four
-    endpoints. Objectives that are no number are none.
+    """Parse one request; `headers` are those of `read_request_headers`. Raises BadRequest.
+
+    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored.
     """
-    shape = _SHAPES.get(path)
-    if shape is None:
-        return _read_other(path, content_type, body, options, said.session)
+    format_ = _FORMATS.get(path)
+    if format_ is None:
+        return _read_other(path, content_type, body, options, headers.session)
     reader = options.readers[path]
     fields = reader.read(body)
     if reader.has_forbidden(fields):
@@ -89,38 +90,38 @@ def read_prompt(
         fields = reader.read(body)
     if not fields.model:
         raise BadRequest("`model` is missing", param="model")
-    shape.check(fields)
+    format_.check(fields)
     stream = bool(fields.stream)
-    asking = UsageRequest(body, hide=False)
+    usage_request = UsageRequest(body, hide=False)
     if stream and options.inject_usage and isinstance(fields, ChatFields | CompletionFields):
-        asking = with_usage(open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {}))
-    reading = shape.read(fields) if options.want_source else _UNREAD
+        usage_request = with_usage(open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {}))
+    prompt_fields = format_.read(fields) if options.want_source else _UNREAD
     return Prompt(
-        endpoint=shape.endpoint,
+        endpoint=format_.endpoint,
         path=path,
         model=fields.model,
-        body=asking.raw,
-        source=reading.source,
+        body=usage_request.raw,
+        source=prompt_fields.source,
         stream=stream,
-        hide_usage=asking.hide,
+        hide_usage=usage_request.hide,
         salt=fields.cache_salt,
-        session=_session(said.session, fields),
+        session=_session(headers.session, fields),
         previous_response_id=getattr(fields, "previous_response_id", None),
-        remote_fields=reading.remote_fields,
-        priority=None if fields.priority is UNSET else whole(fields.priority),
-        output_tokens=_cap(shape.endpoint, fields),
+        remote_fields=prompt_fields.remote_fields,
+        priority=None if fields.priority is UNSET else whole_number(fields.priority),
+        output_tokens=_cap(format_.endpoint, fields),
         returns_prompt_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
-        ttft_ms=None if said.ttft is None else objective_ms(said.ttft),
-        tpot_ms=None if said.tpot is None else objective_ms(said.tpot),
+        ttft_ms=None if headers.ttft is None else objective_ms(headers.ttft),
+        tpot_ms=None if headers.tpot is None else objective_ms(headers.tpot),
     )
 
 
 def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
-    """The client's cap on its answer."""
-    asked = fields.max_completion_tokens
-    if asked is UNSET or asked is None or endpoint is not Endpoint.CHAT:
-        asked = fields.max_tokens
-    return asked if type(asked) is int and 0 < asked < LARGEST else None
+    """Return the client's limit on the answer in tokens."""
+    limit = fields.max_completion_tokens
+    if limit is UNSET or limit is None or endpoint is not Endpoint.CHAT:
+        limit = fields.max_tokens
+    return limit if type(limit) is int and 0 < limit < LARGEST else None
 
 
 def _session(header: str | None, fields: BodyFields) -> str | None:
@@ -132,7 +133,9 @@ def _session(header: str | None, fields: BodyFields) -> str | None:
 
 
 def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:
-    """Endpoints placed by load. What calls itself something else than JSON, and is not, passes untouched."""
+    """Read the body of an endpoint placed by load. A body that is no JSON passes unchanged if its content type
+    says so.
+    """
     fields = BodyFields()
     if body:
         try:
@@ -153,7 +156,7 @@ def _read_other(path: str, content_type: str | None, body: bytes, options: ReadO
 
 
 def _lenient(members: Mapping[str, Raw]) -> BodyFields:
-    """`BodyFields` whatever their types: what these endpoints take is the engine's business."""
+    """Return `BodyFields` with values of any type: these endpoints leave validation to the engine."""
     known = ("model", "session_id", "user", "metadata")
     values = {name: value(members[name], name) for name in known if name in members}
     return BodyFields(**(values | {"model": text_of(values.get("model"))}))

@@ -1,10 +1,10 @@
-"""`/v1/responses`: input items become chat messages, several items sometimes one message.
+"""`/v1/responses`: converts input items into chat messages; several items may form one message.
 
-Follows vLLM 0.32's openai/responses/utils.py: reasoning, text and function calls that follow each other make one
-assistant message as long as its slot is free; of an assistant's content parts only the first counts; a last message
-that is marked unfinished is continued. Prompts that build on an earlier response are unknown here: their beginning
-lies with the engine that made it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do
-not pass through the chat request's model (`validated=False`: a tool call keeps its keys' order).
+Follows vLLM 0.32's openai/responses/utils.py: consecutive reasoning, text and function calls form one assistant message
+as long as its slot is free; of an assistant's content parts only the first counts; a last message marked unfinished is
+continued. Prompts that continue an earlier response are unknown here: their beginning is stored by the engine that made
+it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do not pass through the chat
+request model (`validated=False`: a tool call keeps its keys' order).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from router.prompt.api.fields import BodyFields, Part, given, require, starts, value
-from router.prompt.api.openai import ChatRequest, PromptFields, chat_reading, shown_tool, template_kwargs, unknown
+from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
+from router.prompt.api.openai import ChatRequest, PromptFields, chat_prompt, template_kwargs, template_tool, unknown_ids
 from router.prompt.prompt import UnknownIds
 
 Message = dict[str, Any]
@@ -27,10 +27,12 @@ _CUSTOM_SCHEMA = {
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
     "required": ["input"],
     "additionalProperties": False,
-}  # what the engine shows the model in place of a free-form tool
+}  # the engine describes a free-form tool to the model so
 
 
 class ResponsesFields(BodyFields):
+    """Fields of a `/v1/responses` body."""
+
     max_tokens: Any = msgspec.field(name="max_output_tokens", default=UNSET)
     input: Part = UNSET
     instructions: str | None = None
@@ -42,12 +44,14 @@ class ResponsesFields(BodyFields):
 
 
 def check_responses(fields: ResponsesFields) -> None:
+    """Raise BadRequest for a missing or mistyped prompt field."""
     require(fields.input, "input", b'"[', "a string or an array")
 
 
 def read_responses(fields: ResponsesFields) -> PromptFields:
-    if fields.previous_response_id is not None or given(fields.previous_input_messages):
-        return unknown("previous_response")
+    """Return the prompt of the request as a chat."""
+    if fields.previous_response_id is not None or is_present(fields.previous_input_messages):
+        return unknown_ids("previous_response")
     reasoning = value(fields.reasoning, "reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
     kwargs = template_kwargs(value(fields.chat_template_kwargs, "chat_template_kwargs"), effort)
@@ -55,47 +59,49 @@ def read_responses(fields: ResponsesFields) -> PromptFields:
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
     continued = False
-    if starts(fields.input, b'"'):
+    if starts_with(fields.input, b'"'):
         messages.append({"role": "user", "content": value(fields.input, "input")})
     else:
         items = value(fields.input, "input")
-        spoken: list[Message] = []
+        converted: list[Message] = []
         for item in items:
-            if not isinstance(item, dict) or not _take(item, spoken):
-                return unknown("content")
-        messages += spoken
+            if not isinstance(item, dict) or not _add_item(item, converted):
+                return unknown_ids("content")
+        messages += converted
         continued = bool(items) and _unfinished(items[-1])
     tools = _tools(value(fields.tools, "tools"))
-    asked = ChatRequest(messages, tools, kwargs, not continued, continued)
-    return chat_reading(asked, add_special_tokens=True, validated=False)
+    request = ChatRequest(messages, tools, kwargs, not continued, continued)
+    return chat_prompt(request, add_special_tokens=True, validated=False)
 
 
 def _unfinished(item: Message) -> bool:
     return item.get("type", "message") in ("message", "reasoning") and item.get("status") in _UNFINISHED
 
 
-def _take(item: Message, messages: list[Message]) -> bool:
-    """Adds one input item to the chat, or to its last message. False: the engine refuses such an item."""
+def _add_item(item: Message, messages: list[Message]) -> bool:
+    """Add one input item to the chat, or to its last message. Return False for an item that the engine refuses."""
     kind = item.get("type")
     if kind in ("function_call", "custom_tool_call"):
         return _fill(messages, "tool_calls", _call(item))
     if kind == "reasoning":
-        thought = None if item.get("encrypted_content") else _thought(item)
-        return thought is not None and _fill(messages, "reasoning", thought)
+        reasoning = None if item.get("encrypted_content") else _reasoning_text(item)
+        return reasoning is not None and _fill(messages, "reasoning", reasoning)
     if kind in ("function_call_output", "custom_tool_call_output"):
-        messages.append(_as_chat({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}))
+        messages.append(
+            _with_text_parts({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
+        )
         return True
     if item.get("role") == "assistant":
-        text = _spoken(item.get("content"))
+        text = _first_text(item.get("content"))
         return text is not None and _fill(messages, "content", text)
     if "role" in item:
-        messages.append(_as_chat(item))
+        messages.append(_with_text_parts(item))
         return True
     return False
 
 
-def _as_chat(item: Message) -> Message:
-    """The same text parts under the name that chats, and so the engine's `/tokenize`, know them by."""
+def _with_text_parts(item: Message) -> Message:
+    """Return the item with text parts under the type name that chats and the engine's `/tokenize` use."""
     content = item.get("content")
     if not isinstance(content, list):
         return item
@@ -103,12 +109,12 @@ def _as_chat(item: Message) -> Message:
 
 
 def _text_part(part: Any) -> Any:
-    written = isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
-    return {"type": "text", "text": part.get("text")} if written else part
+    is_text = isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
+    return {"type": "text", "text": part.get("text")} if is_text else part
 
 
 def _fill(messages: list[Message], slot: str, content: Any) -> bool:
-    """Puts `content` into the last assistant message if that slot is free there, else into a new one."""
+    """Put `content` into the last assistant message if that slot is free there, else into a new one."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     if slot == "tool_calls":
         if content is None:
@@ -128,41 +134,41 @@ def _call(item: Message) -> Message | None:
     name, call_id = item.get("name"), item.get("call_id")
     if not isinstance(name, str) or not isinstance(call_id, str):
         return None
-    written = item.get("arguments")
+    arguments = item.get("arguments")
     if item["type"] == "custom_tool_call":
-        written = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
+        arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
     else:
         name = f"{item['namespace']}__{name}" if item.get("namespace") else name
-    return {"id": call_id, "function": {"name": name, "arguments": written}, "type": "function"}
+    return {"id": call_id, "function": {"name": name, "arguments": arguments}, "type": "function"}
 
 
-def _thought(item: Message) -> str | None:
-    """The first text of the content, else of the summary; an empty thought is one, too."""
+def _reasoning_text(item: Message) -> str | None:
+    """Return the first text of the content, else of the summary; an empty string counts as reasoning, too."""
     for parts in (item.get("content"), item.get("summary")):
         if parts:
-            return _spoken(parts)
+            return _first_text(parts)
     return ""
 
 
-def _spoken(content: Any) -> str | None:
+def _first_text(content: Any) -> str | None:
     if isinstance(content, list) and content and isinstance(content[0], dict):
         content = content[0].get("text")
     return content if isinstance(content, str) else None
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Function tools as the template sees them; other kinds are not shown to the model at all."""
+    """Return function tools as the template sees them; other kinds are not shown to the model."""
     if not tools:
         return None
-    shown: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for tool in tools if isinstance(tools, list) else [tools]:
         if not isinstance(tool, dict) or not isinstance(tool.get("tools", []), list):
             return UnknownIds("tools")
         if tool.get("type") == "function":
-            shown.append(shown_tool(tool))
+            converted.append(template_tool(tool))
         elif tool.get("type") == "namespace":
             inner = [t for t in tool.get("tools") or [] if isinstance(t, dict) and t.get("type") == "function"]
-            shown += [shown_tool(t | {"name": f"{tool.get('name')}__{t.get('name')}"}) for t in inner]
+            converted += [template_tool(t | {"name": f"{tool.get('name')}__{t.get('name')}"}) for t in inner]
         elif tool.get("type") == "custom":
-            shown.append(shown_tool(tool | {"parameters": _CUSTOM_SCHEMA}))
-    return shown
+            converted.append(template_tool(tool | {"parameters": _CUSTOM_SCHEMA}))
+    return converted

@@ -1,7 +1,7 @@
-"""What kind of chat it is: the way that it takes through a template. Two of one kind are rendered by the same lines.
+"""The shape of a chat: the path that it takes through a template. Chats of one shape are rendered by the same lines.
 
-A rendering that is wrong is wrong for a kind: with tools, after a tool's result, with thinking turned off. So what was
-seen to be right is remembered by kind, and a kind that was never seen is not taken for right.
+A wrong rendering is wrong for a shape: with tools, after a tool's result, with thinking turned off. So the router
+records which shapes were verified, and does not assume that an unknown shape is rendered correctly.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from typing import Any
 
 from router.prompt.prompt import Chat
 
-Kind = tuple[object, ...]
+Shape = tuple[object, ...]
 
-LONGEST_WORD = 64  # of a template variable's value that counts as a word, and tells kinds apart
+MAX_WORD_CHARS = 64  # longer values of template variables do not distinguish shapes
 
 
-def kind_of(chat: Chat, adapter: str | None) -> Kind:
-    """Hashable, and small whatever the client sent. `adapter`: it could have a template of its own."""
+def shape_of(chat: Chat, adapter: str | None) -> Shape:
+    """Return the chat's shape: hashable, and small whatever the client sent. An `adapter` may have a template of its
+    own.
+    """
     return (
         adapter,
         frozenset([(message["role"], *message) for message in chat.messages]),
@@ -25,12 +27,12 @@ def kind_of(chat: Chat, adapter: str | None) -> Kind:
         chat.continue_final_message,
         chat.add_special_tokens,
         chat.anthropic,
-        tuple([(name, _word(chat.template_kwargs[name])) for name in sorted(chat.template_kwargs)]),
+        tuple([(name, _shape_of_value(chat.template_kwargs[name])) for name in sorted(chat.template_kwargs)]),
     )
 
 
-def _word(value: Any) -> object:
-    """A switch's position as it is; of anything larger only its type."""
+def _shape_of_value(value: Any) -> object:
+    """Return short values unchanged; of larger ones only the type."""
     if isinstance(value, str):
-        return value if len(value) <= LONGEST_WORD else "..."
+        return value if len(value) <= MAX_WORD_CHARS else "..."
     return value if value is None or isinstance(value, bool | int | float) else type(value).__name__

@@ -1,9 +1,9 @@
 """A model's chat template, rendered as Hugging Face's tokenizers and vLLM 0.32 render it.
 
 The environment (sandbox, block trimming, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop
-controls, the `generation` tag) is transformers'; what is decided by looking into the template is vLLM's: whether it
-iterates over content parts or wants one string, whether it knows the role "developer", whether it takes system
-messages in the middle. Templates come from the operator's model folder; a client's own template never gets here.
+controls, the `generation` tag) is that of transformers; decisions made by inspecting the template are vLLM's: whether
+it iterates over content parts or takes one string, whether it knows the role "developer", whether it accepts system
+messages in the middle. Templates come from the operator's model folder; a client's own template is never rendered.
 Knows nothing of tokens.
 """
 
@@ -30,35 +30,42 @@ from router.prompt.tokenization.content_format import iterates_content
 
 Message = dict[str, Any]
 
-_CUT = "\ue0ffwarmroute-cut\ue0ff"  # stands where media follow; private use characters, in nobody's prompt
+_MEDIA_MARK = "\ue0ffwarmroute-cut\ue0ff"  # marks where media follow; private use characters, which no prompt contains
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's mark, trailing space included
-_BREAKS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)  # in a template's code
+_TEMPLATE_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+)  # from a template
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class UnrenderableChat(Exception):
-    """The template refused these messages, or broke on them; the engine will say so to the client."""
+    """The template refused these messages or failed on them; the engine reports the error to the client."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` only marks text for training: the body is printed as it is."""
+    """`{% generation %}` only marks text for training: its body is printed unchanged."""
 
     tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_say"), [], [], body).set_lineno(line)
+        return jinja2.nodes.CallBlock(self.call_method("_generate"), [], [], body).set_lineno(line)
 
-    def _say(self, caller: jinja2.runtime.Macro) -> str:
+    def _generate(self, caller: jinja2.runtime.Macro) -> str:
         return str(caller())
 
 
 class ChatTemplate:
-    """One compiled template. `wall` gives seconds since the epoch, for templates that print the date."""
+    """A compiled template. `wall` returns seconds since the epoch, for templates that print the date."""
 
     def __init__(self, source: str, wall: Callable[[], float]) -> None:
-        """Raises jinja2.TemplateSyntaxError for a source that is no template."""
+        """Compile `source`. Raises jinja2.TemplateSyntaxError."""
         self.source = source
         environment = _environment(wall)
         self._template = environment.from_string(source)
@@ -68,44 +75,46 @@ class ChatTemplate:
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(self, chat: Chat, variables: dict[str, Any]) -> str:
-        """The prompt; for a cut chat, only what stands before the first media part. Raises Unrenderable."""
+        """Return the prompt; for a chat with media, only the text before the first media part. Raises
+        UnrenderableChat.
+        """
         return "".join(self.render_chunks(chat, variables))
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
-        """The prompt as the template prints it, bit by bit. Whoever wants bytes makes them of each: in one long text a
-        single emoji makes every character four bytes wide, which costs 1 ms for 340 KB.
+        """Return the prompt as the template prints it, in chunks, to be encoded one by one: in one long string a single
+        emoji makes every character four bytes wide, which costs 1 ms for 340 KB. Raises UnrenderableChat.
 
-        `variables` are special tokens and the engine's default template kwargs; the request's own win over them.
+        `variables` are special tokens and the engine's default template kwargs; the request's own take precedence.
         """
         values = variables | chat.template_kwargs
         messages = chat.messages
         if chat.anthropic:
-            messages = self._merged_system(messages)
-            values = self._known_effort(values)
-        messages = [_flattened(message, self.content_format) for message in messages]
+            messages = self._merge_system(messages)
+            values = self._supported_effort(values)
+        messages = [_flatten(message, self.content_format) for message in messages]
         if not self._knows_developer:
             messages = _without_developer(messages)
         tools = values.pop("tools", chat.tools)
         if chat.continue_final_message and not chat.has_media:
-            return [self._continued(messages, tools, values, chat.add_generation_prompt)]
-        said = self._say(messages, tools, values, chat.add_generation_prompt)
-        return [_before_cut("".join(said))] if chat.has_media else said
+            return [self._render_continued(messages, tools, values, chat.add_generation_prompt)]
+        chunks = self._generate(messages, tools, values, chat.add_generation_prompt)
+        return [_before_media("".join(chunks))] if chat.has_media else chunks
 
-    def _say(
-        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
+    def _generate(
+        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], add_generation_prompt: bool
     ) -> list[str]:
         values = {"documents": None, **values}
-        given = {**values, "messages": messages, "tools": tools, "add_generation_prompt": prompt_answer}
+        context = {**values, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return list(self._template.generate(given))
-        except (jinja2.TemplateError, *_BREAKS) as refusal:
+            return list(self._template.generate(context))
+        except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as refusal:
             raise UnrenderableChat(str(refusal)) from None
 
-    def _continued(
-        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], prompt_answer: bool
+    def _render_continued(
+        self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], add_generation_prompt: bool
     ) -> str:
-        """The last message left open: a mark is put behind its text and the prompt is cut there."""
-        if prompt_answer or not messages or "content" not in self.source:
+        """Render with the last message left open: a mark is put behind its text and the prompt is cut there."""
+        if add_generation_prompt or not messages or "content" not in self.source:
             raise UnrenderableChat("this chat's final message cannot be continued")
         messages = [*messages[:-1], deepcopy(messages[-1])]
         content = messages[-1]["content"]
@@ -117,14 +126,16 @@ class ChatTemplate:
                 raise UnrenderableChat("no text to continue")
             last = texts[-1]["text"]
             texts[-1]["text"] = last + _CONTINUE
-        text = "".join(self._say(messages, tools, values, False))
+        text = "".join(self._generate(messages, tools, values, False))
         if last.strip() not in text or _CONTINUE.strip() not in text:
             raise UnrenderableChat("the template does not print the message to continue")
         before, _, after = text.rpartition(_CONTINUE.strip())
         return before if after.startswith(" ") else before.rstrip()
 
-    def _merged_system(self, messages: list[Message]) -> list[Message]:
-        """One system message in front, where the template refuses later ones; their texts without a separator."""
+    def _merge_system(self, messages: list[Message]) -> list[Message]:
+        """Merge all system messages into one at the front, without a separator, where the template refuses
+        later ones.
+        """
         system = [message for message in messages if message["role"] == "system"]
         if not system or not self._system_first:
             return messages
@@ -134,25 +145,27 @@ class ChatTemplate:
 
     @cached_property
     def _system_first(self) -> bool:
-        """The engine's own probe, in an environment without helpers: a template that needs one counts as refusing."""
+        """Return whether the engine's own probe fails. It runs without helper functions: a template that needs one
+        counts as refusing.
+        """
         probe = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
         messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
         try:
             probe.from_string(self.source).render(messages=messages, add_generation_prompt=False)
-        except (jinja2.TemplateError, *_BREAKS):
+        except (jinja2.TemplateError, *_TEMPLATE_ERRORS):
             return True
         return False
 
-    def _known_effort(self, values: dict[str, Any]) -> dict[str, Any]:
-        """`thinking: disabled` asks for effort "none"; templates that do not know that word get "low"."""
-        if values.get("reasoning_effort") != "none" or self._knows_no_effort:
+    def _supported_effort(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Replace the effort "none", set by `thinking: disabled`, by "low" for templates that do not know it."""
+        if values.get("reasoning_effort") != "none" or self._supports_effort_none:
             return values
         return values | {"reasoning_effort": "low"} | ({"enable_thinking": True} if "enable_thinking" in values else {})
 
     @cached_property
-    def _knows_no_effort(self) -> bool:
+    def _supports_effort_none(self) -> bool:
         none = self._probe("none")
         return none is not None and all(self._probe(effort) != none for effort in _EFFORTS)
 
@@ -160,7 +173,7 @@ class ChatTemplate:
         content: Any = [{"type": "text", "text": "Hi"}] if self.content_format == "openai" else "Hi"
         values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
-            return "".join(self._say([{"role": "user", "content": content}], None, values, True))
+            return "".join(self._generate([{"role": "user", "content": content}], None, values, True))
         except UnrenderableChat:
             return None
 
@@ -189,22 +202,25 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own, escapes nothing for HTML and keeps the keys' order. Parameter names are the templates'."""
+    """Unlike Jinja's own filter, escape nothing for HTML and keep the keys' order. Parameter names are those of
+    templates.
+    """
     if indent is not None and indent > 0 and separators is None:
-        # Python's own encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3.
-        with suppress(msgspec.DecodeError):  # of NaN and infinities, which are no JSON
+        # Python's encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3 ms.
+        with suppress(msgspec.DecodeError):  # NaN and infinities are no JSON
             return msgspec.json.format(json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys), indent=indent)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _flattened(message: Message, content_format: str) -> Message:
-    """Content in the form the template wants. Tool results are one string in both, unless they hold more than text.
+def _flatten(message: Message, content_format: str) -> Message:
+    """Return content in the form the template takes. Tool results are one string in both, unless they hold more than
+    text.
 
-    vLLM leaves empty parts out only where it makes the string for the template's sake (chat_utils.py).
+    vLLM leaves empty parts out only where it builds the string for the template (chat_utils.py).
     """
     parts = message["content"]
     if any(part["type"] == MEDIA for part in parts):
-        return message | {"content": _with_cut(parts, content_format)}
+        return message | {"content": _cut_at_media(parts, content_format)}
     only_text = all(part["type"] == "text" for part in parts)
     if content_format == "openai" and not (message["role"] == "tool" and only_text):
         return message
@@ -214,17 +230,19 @@ def _flattened(message: Message, content_format: str) -> Message:
     return message | {"content": "\n".join(texts)}
 
 
-def _with_cut(parts: list[Message], content_format: str) -> Any:
-    """In a string the engine may put media in front of all text, so nothing of it is sure; in a list their place is."""
+def _cut_at_media(parts: list[Message], content_format: str) -> Any:
+    """Cut content at the first media part. In a string the engine may put media before all text, so nothing of it is
+    certain.
+    """
     if content_format == "string":
-        return _CUT
+        return _MEDIA_MARK
     known = parts[: next(i for i, part in enumerate(parts) if part["type"] == MEDIA)]
-    return [*known, {"type": "text", "text": _CUT}]
+    return [*known, {"type": "text", "text": _MEDIA_MARK}]
 
 
-def _before_cut(text: str) -> str:
-    """Up to the last word in front of the cut: that word's own tokens may reach into what follows."""
-    known, found, _ = text.partition(_CUT)
+def _before_media(text: str) -> str:
+    """Return the text up to the last word before the mark: that word's own tokens may extend into what follows."""
+    known, found, _ = text.partition(_MEDIA_MARK)
     if not found:
         raise UnrenderableChat("the template does not print the part where media stand")
     for i in range(len(known) - 1, 0, -1):
@@ -234,7 +252,7 @@ def _before_cut(text: str) -> str:
 
 
 def _without_developer(messages: list[Message]) -> list[Message]:
-    """Developer messages as system messages, and then all system messages as one in front."""
+    """Turn developer messages into system messages, and all system messages into one at the front."""
     if not any(message["role"] == "developer" for message in messages):
         return messages
     messages = [_as_system(message) if message["role"] == "developer" else message for message in messages]

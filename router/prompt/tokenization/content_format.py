@@ -1,9 +1,10 @@
-"""Does a chat template iterate over a message's content parts? vLLM decides so whether it gets parts or one string.
+"""Detects whether a chat template iterates over a message's content parts, by which vLLM decides on parts or one
+string.
 
 The detection looks for a loop over `message.content` (or over a variable named `content`, or over a macro's parameter
-that is called with it), where `message` is the variable of a loop over `messages` or over something assigned from
-them. It is a heuristic of vLLM 0.32 (renderers/hf.py), kept in its every turn: what matters is not whether it is right
-about a template but that the engine decides the same.
+called with it), where `message` is the variable of a loop over `messages` or over something assigned from them. It
+reproduces a heuristic of vLLM 0.32 (renderers/hf.py) exactly: it need not be right about a template, but must agree
+with the engine.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from jinja2 import nodes
 
 
 def iterates_content(template: nodes.Template) -> bool:
-    """True: the engine hands the template a list of parts ("openai" format); False: one string."""
+    """Return True if the engine passes the template a list of parts ("openai" format), False for one string."""
     try:
         messages = _names_of_messages(template)
         through_macros = _macro_loops(template, messages)
         return any(_over_content(loop, messages, through_macros) for loop in template.find_all(nodes.For))
-    except _Unusual:
+    except _Unsupported:
         return False  # the engine's own detection fails there and falls back to strings
 
 
-class _Unusual(Exception):
+class _Unsupported(Exception):
     """A loop over several variables or an assignment to a tuple: more than the detection can follow."""
 
 
@@ -41,7 +42,7 @@ def _over_content(loop: nodes.For, messages: list[str], through_macros: dict[int
 
 
 def _names_of_messages(template: nodes.Template) -> list[str]:
-    """The variables that hold one message: targets of loops over `messages` or over what is assigned from it."""
+    """Return the variables that hold one message: targets of loops over `messages` or over what is assigned from it."""
     holders = _assigned_from(template, "messages")
     return [
         _target(loop.target)
@@ -65,21 +66,21 @@ def _assigned_from(template: nodes.Template, name: str) -> list[str]:
 
 
 def _macro_loops(template: nodes.Template, messages: list[str]) -> dict[int, set[str]]:
-    """For each loop inside a macro: the macro's parameters that are somewhere given a message's content."""
+    """Map each loop inside a macro to the macro's parameters that some call sets to a message's content."""
     loops: dict[int, set[str]] = {}
     calls = list(template.find_all(nodes.Call))
     for macro in template.find_all(nodes.Macro):
         parameters = [argument.name for argument in macro.args]
-        given: set[str] = set()
+        parameters_set: set[str] = set()
         for call in calls:
             if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
-                given |= _given_content(call, parameters, messages)
+                parameters_set |= _parameters_with_content(call, parameters, messages)
         for loop in macro.find_all(nodes.For):
-            loops[id(loop)] = given or loops.get(id(loop), set())
+            loops[id(loop)] = parameters_set or loops.get(id(loop), set())
     return loops
 
 
-def _given_content(call: nodes.Call, parameters: list[str], messages: list[str]) -> set[str]:
+def _parameters_with_content(call: nodes.Call, parameters: list[str], messages: list[str]) -> set[str]:
     named = [(keyword.key, keyword.value) for keyword in call.kwargs if isinstance(keyword, nodes.Keyword)]
     pairs = [*zip(parameters, call.args, strict=False), *((key, value) for key, value in named if key in parameters)]
     return {name for name, value in pairs if any(_reads(value, message, "content") for message in messages)}
@@ -87,12 +88,12 @@ def _given_content(call: nodes.Call, parameters: list[str], messages: list[str])
 
 def _target(node: nodes.Node) -> str:
     if not isinstance(node, nodes.Name):
-        raise _Unusual
+        raise _Unsupported
     return node.name
 
 
 def _reads(node: nodes.Node, name: str, key: str | None = None) -> bool:
-    """Whether the expression is the variable (or its member `key`), possibly filtered, tested or sliced."""
+    """Return whether the expression is the variable (or its member `key`), possibly filtered, tested or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return node.node is not None and _reads(node.node, name, key)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):

@@ -1,6 +1,6 @@
-"""Work that would hold the event loop for too long, done beside it: bounded in number and in time.
+"""Worker threads for tokenising that would block the event loop: bounded in number and in time.
 
-Who waits is told in time that it is too late; the work goes on all the same, and what it makes is not lost.
+A caller gets a result or a timeout; after a timeout the work continues, and its result still reaches the cache.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from typing import TypeVar
 
 from router.prompt.prompt import UnknownIds
 
-QUEUED_PER_THREAD = 16  # more would be past its budget before it began
+QUEUED_PER_THREAD = 16  # more would exceed their budget before they start
 
 T = TypeVar("T")
 
 
-def _nothing(made: object) -> None:
-    """Nobody waits for it, and nobody wants it."""
+def _discard(made: object) -> None:
+    """Drop the result."""
 
 
 class TokenizerThreads:
+    """A thread pool with a bounded queue."""
+
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="warmroute-tokens")
-        self._most_queued = QUEUED_PER_THREAD * threads
+        self._max_queued = QUEUED_PER_THREAD * threads
         self._queued = 0
 
-    async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _nothing) -> T | UnknownIds:
-        """What `work` returns. `done` gets it too, on the event loop, even when nobody waits for it any more."""
-        if self._queued >= self._most_queued:
+    async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _discard) -> T | UnknownIds:
+        """Return the result of `work`, or why there is none in time. `done` gets the result on the event loop, even
+        after a timeout.
+        """
+        if self._queued >= self._max_queued:
             return UnknownIds("tokens_busy")
         self._queued += 1
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        future.add_done_callback(partial(self._ended, done))
+        future.add_done_callback(partial(self._on_done, done))
         try:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(future)
@@ -42,9 +46,10 @@ class TokenizerThreads:
             return UnknownIds("tokens_late")
 
     def close(self) -> None:
+        """Stop accepting work; running work is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
+    def _on_done(self, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
         self._queued -= 1
         if not future.cancelled() and future.exception() is None:
             done(future.result())

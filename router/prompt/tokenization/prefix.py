@@ -1,7 +1,7 @@
-"""A prompt as far as it is known: ids, their spelling and block keys, growing by one piece at a time.
+"""A prompt's prefix: ids, their JSON text and block keys, growing by one segment at a time.
 
-Whether a piece is remembered or was tokenised just now, it is added in the same way: keys that it does not have yet
-are chained behind those already here and stay with it, so the next turn only copies.
+Cached and newly tokenised segments are added in the same way: keys that a segment does not have yet are chained behind
+the present ones and stored in it, so the next turn only copies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from router.prompt.tokenization.prefix_cache import CachedSegment
 
 
 class Prefix:
+    """The part of a prompt that is tokenised so far."""
+
     def __init__(self, keyring: Keyring, root: Key, block_sizes: Iterable[int]) -> None:
-        """`root`: what the first block follows."""
+        """`root` is the parent key of the first block."""
         self.ids = array("I")
         self.json_ids: list[bytes] = []
         self._keyring = keyring
@@ -26,19 +28,21 @@ class Prefix:
 
     @property
     def keys(self) -> dict[int, Sequence[Key]]:
+        """Keys of the full blocks by block size."""
         return cast("dict[int, Sequence[Key]]", self._keys)
 
-    def add(self, piece: CachedSegment) -> None:
-        self.ids.extend(piece.ids)
-        if piece.json_ids:
-            self.json_ids.append(piece.json_ids)
+    def add(self, segment: CachedSegment) -> None:
+        """Append a segment, and store its block keys in it."""
+        self.ids.extend(segment.ids)
+        if segment.json_ids:
+            self.json_ids.append(segment.json_ids)
         for size, keys in self._keys.items():
-            if (known := piece.keys.get(size)) is None:
-                known = piece.keys[size] = self._chained(size)
-            keys.extend(known)
+            if (segment_keys := segment.keys.get(size)) is None:
+                segment_keys = segment.keys[size] = self._chain(size)
+            keys.extend(segment_keys)
 
-    def _chained(self, size: int) -> array[int]:
-        """The keys of the full blocks that have none yet."""
+    def _chain(self, size: int) -> array[int]:
+        """Return the keys of the full blocks that have none yet."""
         keys = self._keys[size]
         parent = Key(keys[-1]) if keys else self._root
         return array("Q", self._keyring.chain(parent, self.ids[len(keys) * size :], size))

@@ -1,15 +1,15 @@
-"""What is remembered of prompts: per piece (pieces.py), by all the text up to its end, its ids and its block keys.
+"""Caches segments of prompts: ids and block keys, by all the text up to the segment's end.
 
-    root | piece 1 | piece 2 | piece 3        a prompt's next turn begins with the same bytes: its first pieces are
-         ^name 1   ^name 2   ^name 3          found by name, and only what follows them is tokenised
+    root | segment 1 | segment 2 | segment 3      a prompt's next turn begins with the same bytes: its first segments
+           ^name 1     ^name 2     ^name 3        are found by name, and only what follows them is tokenised
 
-A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, what else changes the ids) and every byte of
-the prompt up to the piece's end. Ids go to engines, and a collision would answer somebody else's prompt: so nobody
-outside may be able to make one, and by accident it takes 2**64 pieces. Different salts never share a name, so time
-does not tell one tenant of another's prompts.
+A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, everything else that changes the ids) and every
+byte of the prompt up to the segment's end. Ids go to engines, and a collision would answer another user's prompt: so
+nobody outside may be able to construct one, and by accident it takes 2**64 segments. Different salts never share a
+name, so timing tells one tenant nothing about another's prompts.
 
-Forgotten is what was not used for longest. A prompt is touched from its end to its beginning, so a piece is always
-forgotten before those in front of it: what is known of a prompt is a leading run, and what many prompts share stays.
+The least recently used segment is evicted. A prompt is touched from its end to its beginning, so a segment is always
+evicted before those in front of it: what is cached of a prompt is a leading run, and shared prefixes stay.
 """
 
 from __future__ import annotations
@@ -26,88 +26,89 @@ from router.kvcache.memory_budget import MemoryBudget
 
 Name = bytes
 
-# What CPython 3.11 takes beside the contents: the slot in the ordered dict with its share of empty ones, the name, the
-# objects and their headers. A test holds the sum to what the interpreter really allocates.
-PIECE_BYTES = 540
-KEYS_BYTES = 112  # one more array of keys, in the piece's dict
+# CPython 3.11's overhead beside the contents: the slot in the ordered dict with its share of empty ones, the name, the
+# objects and their headers. A test compares the sum with what the interpreter really allocates.
+SEGMENT_BYTES = 540
+KEYS_BYTES = 112  # one more array of keys, in the segment's dict
 
 
 @dataclass(slots=True, eq=False)
 class CachedSegment:
-    """A piece of a prompt, known by all that is in front of it."""
+    """A segment of a prompt, identified by itself and all text in front of it."""
 
     ids: array[int] = field(default_factory=lambda: array("I"))  # typecode "I"
-    json_ids: bytes = b""  # the same as JSON numbers with commas between them, where somebody may want them so
-    keys: dict[int, array[int]] = field(default_factory=dict)  # by block size: of the blocks that end in this piece
+    json_ids: bytes = b""  # the same as JSON numbers with commas; empty where they are not needed
+    keys: dict[int, array[int]] = field(default_factory=dict)  # by block size: of the blocks that end in this segment
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate of the memory it takes in the memo."""
+        """Estimate of the memory that it takes in the cache."""
         keys = sum(KEYS_BYTES + 8 * len(keys) for keys in self.keys.values())
-        return PIECE_BYTES + 4 * len(self.ids) + len(self.json_ids) + keys
+        return SEGMENT_BYTES + 4 * len(self.ids) + len(self.json_ids) + keys
 
 
-def piece_of(ids: list[int], *, spell: bool) -> CachedSegment:
+def make_segment(ids: list[int], *, spell: bool) -> CachedSegment:
+    """Return the segment for these ids; `spell`: with their JSON text."""
     return CachedSegment(array("I", ids), msgspec.json.encode(ids)[1:-1] if spell else b"")
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
-    piece: CachedSegment
+class _Entry:
+    segment: CachedSegment
     bytes: int
 
 
 class PrefixCache:
-    """Belongs to the event loop's thread, but for `names`, which any thread may ask."""
+    """The cache. Only the event loop's thread may use it, except for `name_segments`, which any thread may call."""
 
     def __init__(self, budget: MemoryBudget, secret: bytes) -> None:
-        """`secret`: up to 64 bytes that nobody outside knows."""
+        """`secret`: up to 64 secret bytes."""
         self._budget = budget
         self._secret = secret
-        self._kept: OrderedDict[Name, _Kept] = OrderedDict()
-        budget.set_evictor(self._forget_oldest)
+        self._entries: OrderedDict[Name, _Entry] = OrderedDict()
+        budget.set_evictor(self._evict_oldest)
 
     def __len__(self) -> int:
-        """Pieces remembered."""
-        return len(self._kept)
+        """Number of cached segments."""
+        return len(self._entries)
 
-    def name_segments(self, root: bytes, pieces: Sequence[bytes]) -> list[Name]:
-        """The name of each piece behind all before it. No root may be the beginning of another one."""
+    def name_segments(self, root: bytes, segments: Sequence[bytes]) -> list[Name]:
+        """Return the name of each segment behind all before it. No root may be a prefix of another root."""
         text = blake2b(root, digest_size=16, key=self._secret)
         names = []
-        for piece in pieces:
-            text.update(piece)
+        for segment in segments:
+            text.update(segment)
             names.append(text.digest())
         return names
 
     def find(self, names: Sequence[Name]) -> list[CachedSegment]:
-        """The leading pieces that are remembered."""
+        """Return the leading segments that are cached."""
         found = []
         for name in names:
-            if (kept := self._kept.get(name)) is None:
+            if (entry := self._entries.get(name)) is None:
                 break
-            found.append(kept.piece)
+            found.append(entry.segment)
         return found
 
-    def store(self, names: Sequence[Name], pieces: Sequence[CachedSegment]) -> None:
-        """All of a prompt, found and new: it was used now."""
-        for name, piece in zip(reversed(names), reversed(pieces), strict=True):
-            self._put(name, piece)
+    def store(self, names: Sequence[Name], segments: Sequence[CachedSegment]) -> None:
+        """Store all segments of a prompt, cached and new ones, and mark them as used now."""
+        for name, segment in zip(reversed(names), reversed(segments), strict=True):
+            self._put(name, segment)
 
-    def _put(self, name: Name, piece: CachedSegment) -> None:
-        size = piece.memory_bytes
-        if (kept := self._kept.get(name)) is None:
-            self._kept[name] = _Kept(piece, size)
+    def _put(self, name: Name, segment: CachedSegment) -> None:
+        size = segment.memory_bytes
+        if (entry := self._entries.get(name)) is None:
+            self._entries[name] = _Entry(segment, size)
             self._budget.take(size)
             return
-        self._kept.move_to_end(name)
-        if piece is kept.piece and size > kept.bytes:  # keys for another block size were added
-            kept.bytes, more = size, size - kept.bytes
+        self._entries.move_to_end(name)
+        if segment is entry.segment and size > entry.bytes:  # keys for another block size were added
+            entry.bytes, more = size, size - entry.bytes
             self._budget.take(more)
 
-    def _forget_oldest(self) -> bool:
-        if not self._kept:
+    def _evict_oldest(self) -> bool:
+        if not self._entries:
             return False
-        _, kept = self._kept.popitem(last=False)
-        self._budget.give(kept.bytes)
+        _, entry = self._entries.popitem(last=False)
+        self._budget.give(entry.bytes)
         return True

@@ -1,6 +1,6 @@
-"""Prompts that show whether we render and tokenise like the engine: each stresses one thing that routers get wrong.
+"""Probe prompts that compare rendering and tokenising with the engine; each covers one thing that is easily done wrong.
 
-They are request bodies, so that a proof covers the whole way from a body to its ids.
+They are request bodies, so that a check covers the whole path from a body to its ids.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CHATS: dict[str, dict[str, Any]] = {
     },
 }
 _ROUND = [{"role": "assistant", "content": None, "tool_calls": [_CALL]}, CHATS["tool-results"]["messages"][2]]
-AGENT: list[dict[str, Any]] = [  # what agents send, and the same for templates that refuse the roles in it
+AGENT: list[dict[str, Any]] = [  # typical agent chats, the simpler ones for templates that refuse tools or roles
     {
         "model": "any",
         "messages": [_SYSTEM, _ASK, *_ROUND * 4, *CHATS["tool-results"]["messages"][3:]],
@@ -72,8 +72,8 @@ AGENT: list[dict[str, Any]] = [  # what agents send, and the same for templates 
 TEXTS = {"text": "The quick brown fox\n  jumps over 13 lazy dogs — naïve 東京 🎉.  "}
 
 
-def bodies(model: str) -> list[tuple[str, str, bytes]]:
-    """(name, path, body) of each probe, the cheapest first."""
+def probe_bodies(model: str) -> list[tuple[str, str, bytes]]:
+    """Return (name, path, body) of each probe, the cheapest first."""
     texts = [(name, "/v1/completions", {"model": model, "prompt": text}) for name, text in TEXTS.items()]
     chats = [(name, "/v1/chat/completions", {"model": model, **chat}) for name, chat in CHATS.items()]
     return [(name, path, json.dumps(fields).encode()) for name, path, fields in (*texts, *chats)]

@@ -1,9 +1,9 @@
-"""Whether a tokenizer gives a prompt's pieces the ids that they have in the whole: tried out, before it is relied on.
+"""Verifies that a tokenizer gives a prompt's segments the ids that they have in the whole prompt.
 
-The texts are those at which cutting could go wrong: what stands beside a cut, at the beginning and at the end (spaces,
-line ends, combining marks, joiners), what a normaliser changes, what looks like a special token or is one that is not
-cut at, nothing at all between two cuts. After the fixed ones come random rows of the same fragments, the same at every
-start. One difference is enough: then the tokenizer's prompts are never cut.
+The texts are those at which segmenting could go wrong: characters beside a delimiter, at the beginning and at the end
+(spaces, line ends, combining marks, joiners), characters that a normaliser changes, text that looks like a special
+token or is another one, two delimiters in a row. After the fixed texts come random sequences of the same fragments, the
+same at every start. After one difference the tokenizer's prompts are never segmented.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from router.prompt.tokenization.segments import Segmenter
 
-Encode = Callable[[str, bool], list[int]]  # text, whether special tokens are added around it
+Encode = Callable[[str, bool], list[int]]  # text; whether to add special tokens around it
 
 RANDOM_TEXTS = 200
 LONGEST = 14  # fragments
@@ -27,20 +27,22 @@ FRAGMENTS = (
 )
 
 
-def difference(encode: Encode, pieces: Segmenter, added: Sequence[str]) -> str | None:
-    """A text whose pieces do not give the ids of the whole, or None. `added`: all added tokens, for texts with them."""
-    everywhere = pieces._replace(min_bytes=1)
-    for text in _texts(pieces.delimiter.decode(), added):
+def find_difference(encode: Encode, segmenter: Segmenter, added: Sequence[str]) -> str | None:
+    """Return a text whose segments do not give the ids of the whole, or `None`. `added`: all added tokens, to be used
+    in texts.
+    """
+    fine = segmenter._replace(min_bytes=1)
+    for text in _texts(segmenter.delimiter.decode(), added):
         bare: list[int] = []
-        for piece in everywhere.split(text.encode()):
-            bare += encode(piece.decode(), False)
-        if encode(text, False) != bare or encode(text, True) != pieces.head + bare + pieces.tail:
+        for segment in fine.split(text.encode()):
+            bare += encode(segment.decode(), False)
+        if encode(text, False) != bare or encode(text, True) != segmenter.head + bare + segmenter.tail:
             return text
     return None
 
 
-def around(encode: Encode) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts in front of a whole prompt and behind it, by one example."""
+def find_special_ids(encode: Encode) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer puts before and behind a whole prompt, found with one example."""
     bare, whole = encode("a b", False), encode("a b", True)
     places = [i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare]
     start = places[0] if places else 0

@@ -23,7 +23,7 @@ from router.config.sections.admission import AdmissionConfig
 from router.errors import TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.conversation_id import DIGEST_BYTES, opening
+from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.controller import Admission, AdmissionController, Queued, QueueName
 from router.request.admission.model_admission import ModelAdmission
@@ -202,7 +202,7 @@ def derive_session(prompt: Prompt) -> bytes | None:
     either.
     """
     if prompt.session is None:
-        return opening(prompt)
+        return conversation_digest(prompt)
     return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 

@@ -27,11 +27,11 @@ class House:
         self.clock = ManualClock(1000.0, wall=1000.0)
         self.witnessed: list[tuple[str, BlocksStored | BlocksPooled]] = []
         self._parts = BlockIndex(RING), SpeculativeBlocks(TTL_S), ApproximateBlocks(10_000, APPROXIMATE_TTL_S)
-        self.knowledge = KvIndexer(*self._parts, self.clock, witness=self)
+        self.knowledge = KvIndexer(*self._parts, self.clock, observer=self)
 
     def afresh(self) -> OverlapEstimator:
         """What is believed, by somebody who remembers nothing of what was believed before."""
-        return OverlapEstimator(*self._parts, self.knowledge._stories)
+        return OverlapEstimator(*self._parts, self.knowledge._states)
 
     def on_stored(self, model: str, event: BlocksStored) -> None:
         self.witnessed.append((model, event))

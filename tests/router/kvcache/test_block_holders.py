@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.block_holders import BlockHolders, single
+from router.kvcache.block_holders import BlockHolders, single_bits
 from router.kvcache.events import Key, Tier
 
 ONE, TWO, FOUR = 1, 2, 4
@@ -84,7 +84,7 @@ def test_of_nothing_and_for_nobody_there_is_no_run(holders: BlockHolders) -> Non
 
 
 def test_the_single_bits() -> None:
-    assert list(single(0b1011 << 70)) == [1 << 70, 1 << 71, 1 << 73]
+    assert list(single_bits(0b1011 << 70)) == [1 << 70, 1 << 71, 1 << 73]
 
 
 @given(st.lists(st.integers(0, 40), max_size=70), st.integers(0, 40))
@@ -95,6 +95,6 @@ def test_where_all_is_whole_both_ways_agree(depths: list[int], length: int) -> N
     everybody = (1 << len(depths)) - 1
     expected = {1 << n: min(depth, length) for n, depth in enumerate(depths) if min(depth, length)}
     bisected = holders.bisect(prompt[:length], everybody)
-    assert {bit: blocks for bits, blocks in bisected.items() for bit in single(bits)} == expected
+    assert {bit: blocks for bits, blocks in bisected.items() for bit in single_bits(bits)} == expected
     assert len(bisected) == len(set(expected.values())), "who goes equally far goes together"
     assert holders.walk(Tier.GPU, prompt[:length], everybody) == bisected

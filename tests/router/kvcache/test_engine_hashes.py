@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.sections.kv_store import HashAlgo
-from router.kvcache.engine_hashes import DEFAULT_SEED, KEPT_IDS, Adapter, EngineChain
+from router.kvcache.engine_hashes import CACHED_IDS, DEFAULT_SEED, Adapter, EngineChain
 from tests.paths import FRAMES
 
 ADAPTER = ("lora1", "/tmp/stack/models/lora1")  # as the recorded engine was started with it
@@ -133,7 +133,7 @@ def test_cbor_numbers_are_as_short_as_possible() -> None:
     """RFC 8949: up to 23 in the first byte, then 1, 2, 4 more."""
     chain = EngineChain("sha256_cbor")
     numbers = {23: "17", 24: "1818", 255: "18ff", 256: "190100", 65535: "19ffff", 65536: "1a00010000"}
-    numbers |= {2**32 - 1: "1affffffff", KEPT_IDS: "1a00040000"}
+    numbers |= {2**32 - 1: "1affffffff", CACHED_IDS: "1a00040000"}
     for number, encoded in numbers.items():
         expected = chain._hash(b"\x83\x58\x20" + chain.root + b"\x81" + bytes.fromhex(encoded) + b"\xf6")
         assert chain.chain(None, [number], 1) == [expected], number

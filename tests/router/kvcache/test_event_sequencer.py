@@ -418,12 +418,12 @@ def test_without_replays_the_next_batch_decides_for_a_resumed_book(seq: int, kno
 def test_what_waits_for_a_replay_is_bounded() -> None:
     reader = Reader()
     reader.connect()
-    reader.live(*process(event_sequencer.HELD_BATCHES + 5))
+    reader.live(*process(event_sequencer.MAX_HELD_BATCHES + 5))
     reader.replay()
-    assert reader.knows(*process(event_sequencer.HELD_BATCHES))
-    reader.live(batch(event_sequencer.HELD_BATCHES + 5))
-    reader.replay(*process(event_sequencer.HELD_BATCHES + 6))
-    assert reader.knows(*process(event_sequencer.HELD_BATCHES + 6))
+    assert reader.knows(*process(event_sequencer.MAX_HELD_BATCHES))
+    reader.live(batch(event_sequencer.MAX_HELD_BATCHES + 5))
+    reader.replay(*process(event_sequencer.MAX_HELD_BATCHES + 6))
+    assert reader.knows(*process(event_sequencer.MAX_HELD_BATCHES + 6))
 
 
 def test_a_replay_nobody_waits_for_is_ignored() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.kvcache.events import BlocksCleared, TargetId, Tier
-from router.kvcache.overlap_estimate import LATELY_S, OverlapEstimate
+from router.kvcache.overlap_estimate import CACHE_TTL_S, OverlapEstimate
 from scorers.contract import Overlap
 from tests.fakes.caches import Cache, prompt_of
 from tests.router.kvcache.house import APPROXIMATE_TTL_S, IDS, PROMPT, TTL_S, A, B, House, late, tokens
@@ -338,7 +338,7 @@ def test_what_is_kept_of_earlier_beliefs_changes_none(
             right = house.afresh().estimate(prompt, {A: 4, B: 4}, distrusted, house.clock.now())
             for name, belief in told.items():
                 assert ageless(belief) == ageless(right[name])
-                assert age_s(belief) == pytest.approx(age_s(right[name]), abs=LATELY_S)
+                assert age_s(belief) == pytest.approx(age_s(right[name]), abs=CACHE_TTL_S)
 
 
 def ageless(belief: OverlapEstimate) -> OverlapEstimate:

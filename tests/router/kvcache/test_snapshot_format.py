@@ -120,11 +120,11 @@ def test_a_router_that_knows_nothing_saves_nothing() -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"", "no snapshot"),
-        (b"warmroute index 0\nxxxxxxxxxxxxx", "no snapshot of this version"),
-        (MAGIC, "cut off"),
-        (a_snapshot()[:-1], "cut off"),
-        (a_snapshot() + b"x", "cut off"),
+        (b"", "not a snapshot"),
+        (b"warmroute index 0\nxxxxxxxxxxxxx", "not a snapshot of this version"),
+        (MAGIC, "truncated"),
+        (a_snapshot()[:-1], "truncated"),
+        (a_snapshot() + b"x", "truncated"),
         (a_snapshot().replace(b"a/0", b"a/9"), "damaged"),
     ],
 )
@@ -137,7 +137,7 @@ def test_what_is_no_snapshot_is_unusable_and_says_why(raw: bytes, reason: str) -
 def test_one_of_another_byte_order_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = a_snapshot()
     monkeypatch.setattr(sys, "byteorder", "big" if sys.byteorder == "little" else "little")
-    assert from_bytes(raw) == UnusableSnapshot("it is from another kind of machine")
+    assert from_bytes(raw) == UnusableSnapshot("from a machine with another byte order")
 
 
 @given(st.binary(max_size=200))

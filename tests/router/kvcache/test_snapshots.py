@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, caplog: pytest.L
     assert load(tmp_path / "index") is None
     assert load(tmp_path) is None  # a folder
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
-    assert "no snapshot of this version" in caplog.text
+    assert "not a snapshot of this version" in caplog.text
     assert "cannot read" in caplog.text
 
 
@@ -89,4 +89,4 @@ async def test_it_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_what_cannot_be_written_is_said_and_not_fatal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     snapshots = Snapshots(tmp_path / "nowhere" / "index", 60.0, 7, Source(), Tasks("test"))
     await snapshots.save()
-    assert "the index is not saved" in caplog.text
+    assert "index snapshot not written" in caplog.text

@@ -42,7 +42,7 @@ def test_it_lasts_while_the_request_waits_and_a_while_after_its_first_byte() -> 
     assert expected.leading_blocks(A, PROMPT, 0, now=64.9) == 4
     assert expected.leading_blocks(A, PROMPT, 0, now=65.0) == 0
     assert not expected._live
-    assert not expected._bringing
+    assert not expected._expecting
 
 
 def test_a_failed_request_takes_back_only_its_own() -> None:

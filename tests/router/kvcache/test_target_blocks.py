@@ -27,13 +27,13 @@ def removed(*blocks: int) -> BlocksRemoved:
 
 
 class CountedShelf(TargetBlocks):
-    """Counts the events that took the straight path."""
+    """Counts the events that took the store_new path."""
 
-    __slots__ = ("straight",)
+    __slots__ = ("store_new",)
 
-    def _straight(self, *event: object) -> list:  # type: ignore[type-arg, override]
-        self.straight = getattr(self, "straight", 0) + 1
-        return super()._straight(*event)  # type: ignore[arg-type]
+    def _store_new(self, *event: object) -> list:  # type: ignore[type-arg, override]
+        self.store_new = getattr(self, "store_new", 0) + 1
+        return super()._store_new(*event)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -41,20 +41,20 @@ def shelf() -> CountedShelf:
     return CountedShelf("m", 1, BlockHolders(), RING, orphan_blocks=100)
 
 
-def test_what_engines_mostly_send_takes_the_straight_path(shelf: CountedShelf) -> None:
+def test_what_engines_mostly_send_takes_the_store_new_path(shelf: CountedShelf) -> None:
     assert shelf.store(stored(0, 2)) == PROMPT[:3]
     assert shelf.store(stored(3, 5)) == PROMPT[3:6]
     shelf.remove(removed(5, 4))
     assert shelf.store(stored(4, 7)) == PROMPT[4:]
-    assert shelf.straight == 3
+    assert shelf.store_new == 3
     assert shelf.contiguous
 
 
-def test_what_is_held_or_waited_for_takes_the_careful_one(shelf: CountedShelf) -> None:
+def test_what_is_held_or_waited_for_takes_the_store_any_one(shelf: CountedShelf) -> None:
     assert shelf.store(stored(2, 3)) == [], "an orphan"
     assert shelf.store(stored(0, 1)) == PROMPT[:4]
     assert shelf.store(stored(3, 4)) == PROMPT[4:5]
-    assert getattr(shelf, "straight", 0) == 0
+    assert getattr(shelf, "store_new", 0) == 0
     assert shelf.contiguous
     assert shelf.keyed_blocks == 5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, labels_of
+from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, event_hashes
 from router.config.sections.kv_store import HashAlgo
 from router.kvcache.engine_hashes import EngineChain
 
@@ -52,5 +52,5 @@ def test_cleared_is_unknown() -> None:
 @pytest.mark.parametrize("algo", ["sha256_cbor", "xxhash_cbor"])
 def test_labels_are_those_of_events(algo: HashAlgo) -> None:
     digests = EngineChain(algo, "0").chain(None, range(40), 4)
-    assert list(labels_of(digests)) == [EngineChain.event_hash(digest) for digest in digests]
-    assert list(labels_of([])) == []
+    assert list(event_hashes(digests)) == [EngineChain.event_hash(digest) for digest in digests]
+    assert list(event_hashes([])) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.backends.mooncake.key_diagnosis import explain
+from router.backends.mooncake.key_diagnosis import diagnose
 from router.backends.mooncake.keys import KeyForm
 from router.config.sections.kv_store import PoolModelConfig
 
@@ -52,19 +52,19 @@ def test_every_difference_is_named_with_what_to_set(
     engines: dict[str, object], ours: dict[str, object], changes: str
 ) -> None:
     there = keys(**engines)  # type: ignore[arg-type]
-    line = explain("m", form(**ours), (*there, *keys(b"\xcd" * 32)), DIGEST)  # type: ignore[arg-type]
+    line = diagnose("m", form(**ours), (*there, *keys(b"\xcd" * 32)), DIGEST)  # type: ignore[arg-type]
     assert line is not None
     assert line.startswith(f"pool.models.m: the engines' blocks have other keys, as {there[0]}: {changes}")
 
 
 def test_nothing_to_say_of_a_block_that_is_not_there_or_named_alike() -> None:
-    assert explain("m", form(), [*keys(b"\xcd" * 32), "anything", f"x@{DIGEST.hex()}"], DIGEST) is None
-    assert explain("m", form(tensor_parallel=2), keys(tensor_parallel=2), DIGEST) is None
+    assert diagnose("m", form(), [*keys(b"\xcd" * 32), "anything", f"x@{DIGEST.hex()}"], DIGEST) is None
+    assert diagnose("m", form(tensor_parallel=2), keys(tensor_parallel=2), DIGEST) is None
 
 
 def test_other_fleets_of_the_model_do_not_confuse() -> None:
     others = keys(cache_prefix="green") + keys(path="large", tensor_parallel=4)
-    assert explain("m", form(), (*others, *keys()), DIGEST) is None
-    line = explain("m", form(), (*others, *keys(tensor_parallel=2)), DIGEST)
+    assert diagnose("m", form(), (*others, *keys()), DIGEST) is None
+    line = diagnose("m", form(), (*others, *keys(tensor_parallel=2)), DIGEST)
     assert line is not None
     assert line.endswith(": set tensor_parallel to 2 (not 1)")

@@ -11,7 +11,7 @@ import pytest
 
 from router.backends.fetch import HttpAnswer
 from router.backends.token_ids import support
-from router.backends.token_ids.support import TRIAL_PAUSES_S, TokenIdSupport, taker_of
+from router.backends.token_ids.support import TRIAL_PAUSES_S, TokenIdSupport, read_support
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
@@ -153,4 +153,4 @@ async def test_without_a_tokenizer_here_nobody_is_asked(scene: Any) -> None:
     ],
 )
 def test_why_not(status: int, answer: bytes, why: str) -> None:
-    assert taker_of(status, answer, 2) == (False, why)
+    assert read_support(status, answer, 2) == (False, why)

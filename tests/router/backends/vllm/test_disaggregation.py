@@ -13,11 +13,11 @@ from router.backends.vllm.disaggregation import (
     NIXL_PREFILL,
     can_split,
     decode_body,
+    ended_by_length,
     mooncake_params,
     prefill_body,
-    read_cut,
     read_engine_ids,
-    read_handed,
+    read_kv_params,
 )
 from router.prompt.prompt import Endpoint
 
@@ -106,7 +106,7 @@ def test_nixl_params_come_from_one_half_and_go_into_the_other_verbatim() -> None
         "remote_host": None, "remote_port": None,
     }  # fmt: skip
     answer = ('{"id": "cmpl-1", "choices": [], "kv_transfer_params": ' + HANDED + ', "usage": {}}').encode()
-    handed = read_handed(answer)
+    handed = read_kv_params(answer)
     assert handed == HANDED.encode()
     assert HANDED.encode() in decode_body(raw(prompt="x"), handed)
 
@@ -115,7 +115,7 @@ def test_nixl_params_come_from_one_half_and_go_into_the_other_verbatim() -> None
     "answer", [b"{}", b'{"kv_transfer_params":null}', b'{"kv_transfer_params":{}}', b"[]", b"not json", b""]
 )
 def test_an_answer_that_hands_nothing_over(answer: bytes) -> None:
-    assert read_handed(answer) is None
+    assert read_kv_params(answer) is None
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_what_one_transfer_can_serve(endpoint: Endpoint, fields: dict[str, Any],
 
 
 def test_one_token_by_length_is_what_a_producer_keeps_its_kv_for() -> None:
-    assert read_cut(Endpoint.CHAT, b'{"choices":[{"finish_reason":"tool_calls"}]}'), "ignore_eos has seen to it"
-    assert read_cut(Endpoint.MESSAGES, b'{"stop_reason": "max_tokens"}')
-    assert not read_cut(Endpoint.MESSAGES, b'{"stop_reason": "end_turn"}')
-    assert not read_cut(Endpoint.MESSAGES, b"garbage")
+    assert ended_by_length(Endpoint.CHAT, b'{"choices":[{"finish_reason":"tool_calls"}]}'), "ignore_eos has seen to it"
+    assert ended_by_length(Endpoint.MESSAGES, b'{"stop_reason": "max_tokens"}')
+    assert not ended_by_length(Endpoint.MESSAGES, b'{"stop_reason": "end_turn"}')
+    assert not ended_by_length(Endpoint.MESSAGES, b"garbage")
 
 
 def test_a_bootstrap_server_names_the_engine_of_every_rank() -> None:

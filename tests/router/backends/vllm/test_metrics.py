@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.backends.vllm.metrics import scan
+from router.backends.vllm.metrics import read_gauges
 from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from tests.paths import DATA
 
@@ -14,7 +14,7 @@ RECORDED = (DATA / "vllm-0.32-metrics.txt").read_bytes()
 
 
 def only(page: bytes) -> Gauges:
-    ranks = scan(page)
+    ranks = read_gauges(page)
     assert list(ranks) == [0]
     return ranks[0]
 
@@ -62,7 +62,7 @@ vllm:kv_cache_usage_perc{engine="0",model_name="alias"} 0.25
 vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="1000"} 1.0
 vllm:cache_config_info{block_size="32",engine="1",kv_cache_size_tokens="2000"} 1.0
 """
-    assert scan(page) == {
+    assert read_gauges(page) == {
         0: Gauges(3, None, 0.25, 16, 1000, None, None),
         1: Gauges(5, 4, None, 32, 2000, None, None),
     }
@@ -106,12 +106,12 @@ def test_values_that_make_no_sense_are_unknown(value: bytes) -> None:
 @pytest.mark.parametrize("engine", [b"x", b"-1", b"", b"1.5"])
 def test_an_engine_without_a_number_is_skipped(engine: bytes) -> None:
     page = b'vllm:num_requests_running{engine="' + engine + b'"} 1\nvllm:num_requests_running{engine="2"} 3\n'
-    assert scan(page) == {2: Gauges(3, None, None, None, None, None, None)}
+    assert read_gauges(page) == {2: Gauges(3, None, None, None, None, None, None)}
 
 
 def test_labels_may_hold_anything_escaped() -> None:
     page = rb'vllm:num_requests_running{model_name="a \"} 9\n,engine=\\",engine="1"} 4.0 1700000000000' + b"\n"
-    assert scan(page)[1].running == 4
+    assert read_gauges(page)[1].running == 4
 
 
 LORA = b"""vllm:num_requests_running{engine="0"} 1
@@ -132,13 +132,13 @@ def test_no_adapter_in_use_is_an_empty_set_not_unknown() -> None:
 
 
 def test_adapters_of_several_ranks_cannot_be_told_apart() -> None:
-    ranks = scan(LORA + b'vllm:num_requests_waiting{engine="1"} 1\n')
+    ranks = read_gauges(LORA + b'vllm:num_requests_waiting{engine="1"} 1\n')
     assert [(gauges.adapters, gauges.max_adapters) for gauges in ranks.values()] == [(None, None)] * 2
 
 
 @pytest.mark.parametrize("page", [b"", b"\n", b"<html>not found</html>", b"{}", b"vllm:num_requests_running"])
 def test_a_page_that_says_nothing(page: bytes) -> None:
-    assert scan(page) == {}
+    assert read_gauges(page) == {}
 
 
 @settings(max_examples=300)
@@ -148,7 +148,7 @@ def test_no_page_raises(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(whole)))
     junk = data.draw(st.binary(max_size=20) | st.sampled_from([b"\n", b"{", b"}", b'"', b"\\", b"\xff", b'engine="']))
     cut = data.draw(st.integers(0, 40))
-    for gauges in scan(whole[:at] + junk + whole[at + cut :]).values():
+    for gauges in read_gauges(whole[:at] + junk + whole[at + cut :]).values():
         assert gauges.running is None or gauges.running >= 0
         assert gauges.block_tokens is None or gauges.block_tokens > 0
 
@@ -171,7 +171,7 @@ vllm:num_requests_running{engine="1"} 1.0
 
 
 def test_loads_from_the_pool_are_counted_where_they_worked_and_all_is_told() -> None:
-    ranks = scan(STORE)
+    ranks = read_gauges(STORE)
     assert ranks[0].pool_loads == PoolTransferCounts(2, 20, 0.5)
     assert ranks[1].pool_loads is None, "the page does not say how many keys"
 
@@ -188,7 +188,7 @@ vllm:generation_tokens_total{engine="0",model_name="m"} 1.25e+06
 vllm:generation_tokens_total{engine="0",model_name="alias"} 7.0
 vllm:generation_tokens_created{engine="0",model_name="m"} 1.79e+09
 """
-    ranks = scan(page)
+    ranks = read_gauges(page)
     assert (ranks[0].output_tokens, ranks[1].output_tokens) == (1_250_007, None)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.backends.vllm.token_ids import half_with_ids, read_count, refuses_ids, trial_body, with_ids
+from router.backends.vllm.token_ids import add_ids, add_ids_to_params, read_count, refuses_ids, trial_body
 from router.prompt.prompt import Endpoint
 
 PAIR = mooncake_params("xfer-1", "http://p:8998", "engine-1")
@@ -34,7 +34,7 @@ def test_a_request_gets_its_ids_and_nothing_else_changes(body: Any, ids: Any, be
     body.pop("kv_transfer_params", None)
     body["model"] = "}"
     raw = json.dumps(body)[:-1] + before + "}" + after
-    made = json.loads(with_ids(raw.encode(), spelled(ids)))
+    made = json.loads(add_ids(raw.encode(), spelled(ids)))
     assert made.pop("kv_transfer_params") == {"prompt_token_ids": joined(ids)}
     assert made == body
 
@@ -46,16 +46,16 @@ def test_a_half_keeps_its_parameters(body: Any, ids: Any, params: bytes) -> None
     raw = json.dumps(body).encode()
     halves = [decode_body(raw, params), prefill_body(Endpoint.CHAT, raw, params)]
     for half in halves:
-        before, made = json.loads(half), json.loads(half_with_ids(half, spelled(ids)))
+        before, made = json.loads(half), json.loads(add_ids_to_params(half, spelled(ids)))
         assert made["kv_transfer_params"].pop("prompt_token_ids") == joined(ids)
         assert made == before
 
 
 def test_what_is_written() -> None:
-    assert with_ids(b'{"model":"m"}', (b"1,2", b"3")) == (
+    assert add_ids(b'{"model":"m"}', (b"1,2", b"3")) == (
         b'{"model":"m","kv_transfer_params":{"prompt_token_ids":[1,2,3]}}'
     )
-    assert half_with_ids(b'{"model":"m","kv_transfer_params":{"a":1}}', (b"1",)) == (
+    assert add_ids_to_params(b'{"model":"m","kv_transfer_params":{"a":1}}', (b"1",)) == (
         b'{"model":"m","kv_transfer_params":{"a":1,"prompt_token_ids":[1]}}'
     )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.prompt.api.conversation_id import IDS, TEXT_CHARACTERS, opening
+from router.prompt.api.conversation_id import IDS, TEXT_CHARACTERS, conversation_digest
 from router.prompt.api.parse import ReadOptions, read_prompt
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -22,7 +22,7 @@ Message = dict[str, Any]
 
 
 def name(path: str, **fields: Any) -> bytes | None:
-    return opening(read_prompt(path, None, json.dumps({"model": "m"} | fields).encode(), SKIMMING))
+    return conversation_digest(read_prompt(path, None, json.dumps({"model": "m"} | fields).encode(), SKIMMING))
 
 
 def chat(*messages: Message) -> bytes | None:
@@ -117,7 +117,7 @@ def test_completions_begin_with_2048_characters() -> None:
 def test_completions_of_ids_begin_with_512_of_them(separators: tuple[str, str]) -> None:
     def of(prompt: Any) -> bytes | None:
         body = json.dumps({"model": "m", "prompt": prompt}, separators=separators).encode()
-        return opening(read_prompt(COMPLETIONS, None, body, SKIMMING))
+        return conversation_digest(read_prompt(COMPLETIONS, None, body, SKIMMING))
 
     ids = [2**32 - 1 - i for i in range(IDS)]
     begun = name(COMPLETIONS, prompt=ids)

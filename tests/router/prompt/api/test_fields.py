@@ -15,13 +15,13 @@ from router.errors import BadRequest
 from router.prompt.api.fields import (
     LARGEST,
     FieldReader,
-    given,
+    is_present,
     objective_ms,
     require,
-    starts,
+    starts_with,
     text_of,
     value,
-    whole,
+    whole_number,
 )
 from router.prompt.api.openai import ChatFields
 
@@ -56,13 +56,13 @@ def written(thing: Any, ascii_: bool) -> str:
 
 
 def test_given_and_starts() -> None:
-    assert not given(UNSET)
-    assert not given(Raw(b"null"))
-    assert given(Raw(b'"null"'))
-    assert given(Raw(b"7"))
-    assert starts(Raw(b"[1]"), b'"[')
-    assert not starts(Raw(b"{}"), b'"[')
-    assert not starts(UNSET, b'"[')
+    assert not is_present(UNSET)
+    assert not is_present(Raw(b"null"))
+    assert is_present(Raw(b'"null"'))
+    assert is_present(Raw(b"7"))
+    assert starts_with(Raw(b"[1]"), b'"[')
+    assert not starts_with(Raw(b"{}"), b'"[')
+    assert not starts_with(UNSET, b'"[')
 
 
 @given_(VALUES, st.booleans())
@@ -97,8 +97,8 @@ def test_text_of() -> None:
 
 
 def test_whole() -> None:
-    assert [whole(field) for field in (0, -7, LARGEST - 1)] == [0, -7, LARGEST - 1]
-    assert [whole(field) for field in (True, 1.0, "1", None, UNSET, LARGEST, -LARGEST)] == [None] * 7
+    assert [whole_number(field) for field in (0, -7, LARGEST - 1)] == [0, -7, LARGEST - 1]
+    assert [whole_number(field) for field in (True, 1.0, "1", None, UNSET, LARGEST, -LARGEST)] == [None] * 7
 
 
 def test_objectives_are_positive_milliseconds_or_none() -> None:

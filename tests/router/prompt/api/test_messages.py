@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.prompt.api.messages import arguments, has_media, normalise
+from router.prompt.api.messages import has_media, normalise, parse_arguments
 
 HI = [{"type": "text", "text": "hi"}]
 
@@ -72,7 +72,7 @@ def test_the_keys_of_a_tool_call_stand_in_the_engines_order() -> None:
     [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("{bad", {}), ("[1]", {}), ("7", {}), (7, {})],
 )
 def test_arguments_are_always_an_object(written: Any, read: dict[str, Any]) -> None:
-    assert arguments(written) == read
+    assert parse_arguments(written) == read
 
 
 @pytest.mark.parametrize(

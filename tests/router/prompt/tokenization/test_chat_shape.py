@@ -9,7 +9,7 @@ import pytest
 
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
-from router.prompt.tokenization.chat_shape import Kind, kind_of
+from router.prompt.tokenization.chat_shape import Shape, shape_of
 
 USER = {"role": "user", "content": "How is the weather?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -18,11 +18,11 @@ RESULT = {"role": "tool", "tool_call_id": "c", "content": "fine"}
 TOOL = {"type": "function", "function": {"name": "weather"}}
 
 
-def kind(*messages: Any, adapter: str | None = None, **fields: Any) -> Kind:
+def kind(*messages: Any, adapter: str | None = None, **fields: Any) -> Shape:
     body = json.dumps({"model": "m", "messages": messages or [USER], **fields}).encode()
     source = read_prompt("/v1/chat/completions", None, body, ReadOptions()).source
     assert isinstance(source, Chat)
-    return kind_of(source, adapter)
+    return shape_of(source, adapter)
 
 
 def test_length_and_words_make_no_difference() -> None:
@@ -48,7 +48,7 @@ def test_length_and_words_make_no_difference() -> None:
         kind(adapter="lora"),
     ],
 )
-def test_what_a_template_looks_at_does(other: Kind) -> None:
+def test_what_a_template_looks_at_does(other: Shape) -> None:
     assert other != kind()
     assert hash(other) == hash(other)
 

@@ -274,9 +274,9 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def stays_within_its_budget(self) -> None:
         if hasattr(self, "room"):
-            kept = self.room.memo._kept.values()
+            kept = self.room.memo._entries.values()
             assert self.room.budget.held_bytes == sum(one.bytes for one in kept) <= self.room.budget.limit_bytes
-            assert all(one.bytes == one.piece.memory_bytes for one in kept)
+            assert all(one.bytes == one.segment.memory_bytes for one in kept)
 
     def teardown(self) -> None:
         if hasattr(self, "room"):

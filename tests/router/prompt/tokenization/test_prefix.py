@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.kvcache.block_keys import Keyring
 from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, piece_of
+from router.prompt.tokenization.prefix_cache import CachedSegment, make_segment
 
 RING = Keyring(3)
 ROOT = RING.root("m", None, "s")
@@ -25,7 +25,7 @@ def line_of(pieces: list[CachedSegment], sizes: set[int]) -> Prefix:
 
 @given(pieces_of_ids, st.sets(st.integers(1, 6), max_size=3), st.sets(st.integers(1, 6), max_size=3))
 def test_new_remembered_and_with_another_block_size(ids: list[list[int]], first: set[int], then: set[int]) -> None:
-    pieces = [piece_of(one, spell=True) for one in ids]
+    pieces = [make_segment(one, spell=True) for one in ids]
     whole = array("I", [id_ for one in ids for id_ in one])
     for sizes in (first, first, then):
         line = line_of(pieces, sizes)
@@ -42,6 +42,8 @@ def test_a_piece_keeps_the_keys_of_blocks_that_end_in_it() -> None:
 
 
 def test_runs_of_spelled_ids() -> None:
-    line = line_of([piece_of([], spell=True), piece_of([1, 23], spell=True), piece_of([4], spell=True)], set())
+    line = line_of(
+        [make_segment([], spell=True), make_segment([1, 23], spell=True), make_segment([4], spell=True)], set()
+    )
     assert line.json_ids == [b"1,23", b"4"]
-    assert line_of([piece_of([1, 23], spell=False)], set()).json_ids == []
+    assert line_of([make_segment([1, 23], spell=False)], set()).json_ids == []

@@ -10,7 +10,7 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key
 from router.kvcache.memory_budget import MemoryBudget
 from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache, piece_of
+from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache, make_segment
 
 ROOM = MemoryBudget(1 << 30)
 
@@ -92,7 +92,7 @@ def test_the_estimate_is_what_the_interpreter_takes(tokens: int, spell: bool, si
     for prompt in range(50):
         line, pieces = Prefix(Keyring(1), Key(prompt), sizes), []
         for one in ids:
-            pieces.append(piece_of(one, spell=spell))
+            pieces.append(make_segment(one, spell=spell))
             line.add(pieces[-1])
         store.store(store.name_segments(b"%d" % prompt, [b"x"] * len(ids)), pieces)
         del line, pieces

@@ -5,12 +5,12 @@ from __future__ import annotations
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.probes import bodies
+from router.prompt.tokenization.probes import probe_bodies
 
 
 def test_every_probe_can_be_read_rendered_and_asked(local: LocalTokenizer) -> None:
     names = []
-    for name, path, body in bodies("m"):
+    for name, path, body in probe_bodies("m"):
         prompt = read_prompt(path, None, body, ReadOptions())
         assert isinstance(prompt.source, Chat | Text)
         assert len(local.tokenize(prompt.source)) > 5

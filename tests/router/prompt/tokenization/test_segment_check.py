@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from router.prompt.prompt import Text
 from router.prompt.tokenization import segment_check
-from router.prompt.tokenization.segment_check import around, difference
+from router.prompt.tokenization.segment_check import find_difference, find_special_ids
 from router.prompt.tokenization.segments import Segmenter
 from tests.router.prompt.tokenization.families import (
     CHATML,
@@ -34,7 +34,7 @@ def test_every_family_can_be_cut(name: str) -> None:
 @pytest.mark.parametrize("cut", ["e", " ", "the", "<|im_end"])
 def test_cutting_where_no_special_token_is_gets_found_out(cut: str) -> None:
     tokenizer = byte_level()
-    assert difference(encode(tokenizer), Segmenter(cut.encode(), [1], []), []) is not None
+    assert find_difference(encode(tokenizer), Segmenter(cut.encode(), [1], []), []) is not None
 
 
 def test_cutting_behind_the_token_gets_found_out() -> None:
@@ -49,8 +49,8 @@ def test_cutting_behind_the_token_gets_found_out() -> None:
             return self
 
     tokenizer = metaspace("first")
-    assert difference(encode(tokenizer), Segmenter(b"</s>", [], [2]), []) is None
-    assert difference(encode(tokenizer), Behind(b"</s>", [], [2]), []) is not None
+    assert find_difference(encode(tokenizer), Segmenter(b"</s>", [], [2]), []) is None
+    assert find_difference(encode(tokenizer), Behind(b"</s>", [], [2]), []) is not None
 
 
 def test_other_added_tokens_are_among_the_texts() -> None:
@@ -59,17 +59,19 @@ def test_other_added_tokens_are_among_the_texts() -> None:
     tokenizer.add_special_tokens([AddedToken("zz", single_word=True, normalized=False)])
     tokenizer.add_special_tokens([AddedToken("x|", normalized=False)])
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    text = difference(encode(tokenizer), Segmenter(b"x|", [1], []), added)
+    text = find_difference(encode(tokenizer), Segmenter(b"x|", [1], []), added)
     assert text is not None
     assert "zzx|" in text
 
 
 def test_what_is_put_around_a_whole_prompt() -> None:
-    assert around(encode(word_piece())) == ([5], [6])
-    assert around(encode(byte_level())) == ([1], [])
-    assert around(encode(metaspace("first"))) == ([], [2])
+    assert find_special_ids(encode(word_piece())) == ([5], [6])
+    assert find_special_ids(encode(byte_level())) == ([1], [])
+    assert find_special_ids(encode(metaspace("first"))) == ([], [2])
     tokenizer = byte_level()
-    assert difference(encode(tokenizer), Segmenter(b"<|im_start|>", [], []), []) is not None, "the head is forgotten"
+    assert find_difference(encode(tokenizer), Segmenter(b"<|im_start|>", [], []), []) is not None, (
+        "the head is forgotten"
+    )
 
 
 def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +84,7 @@ def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         local = loaded(tokenizer)
     assert local.whole_prompt_reason is not None
-    assert "tokenizers.m: prompts are tokenised as a whole" in caplog.text
+    assert "tokenizers.m: every turn tokenises the whole prompt" in caplog.text
     parts = local.segment(b"<|im_start|>a<|im_start|>b", Text("", False))
     assert parts.segments == [b"<|im_start|>a<|im_start|>b"]
 

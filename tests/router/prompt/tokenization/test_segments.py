@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from router.prompt.tokenization.segments import Segmenter, cut_token
+from router.prompt.tokenization.segments import Segmenter, choose_delimiter
 
 A, B = "<|a|>", "<|b|>"
 PROMPT = "<|a|>x<|b|><|b|>"
@@ -19,16 +19,16 @@ def special(text: str, **traits: bool) -> AddedToken:
 
 
 def test_the_token_that_a_prompt_holds_most_often() -> None:
-    assert cut_token([special(A), special(B)], PROMPT) == B
-    assert cut_token([special(A), special(B)], "<|a|><|b|>") == A, "of two as often, the first"
-    assert cut_token([special("<|c|>")], PROMPT) is None
-    assert cut_token([], PROMPT) is None
-    assert cut_token([special(A)], "") is None
+    assert choose_delimiter([special(A), special(B)], PROMPT) == B
+    assert choose_delimiter([special(A), special(B)], "<|a|><|b|>") == A, "of two as often, the first"
+    assert choose_delimiter([special("<|c|>")], PROMPT) is None
+    assert choose_delimiter([], PROMPT) is None
+    assert choose_delimiter([special(A)], "") is None
 
 
 @pytest.mark.parametrize("trait", ["normalized", "lstrip", "rstrip", "single_word"])
 def test_not_at_tokens_that_look_beside_themselves(trait: str) -> None:
-    assert cut_token([special(A), special(B, **{trait: True})], PROMPT) == A
+    assert choose_delimiter([special(A), special(B, **{trait: True})], PROMPT) == A
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_not_at_tokens_that_look_beside_themselves(trait: str) -> None:
     ],
 )
 def test_not_at_tokens_that_another_one_overlaps(other: str) -> None:
-    assert cut_token([special("[A]"), special(B), special(other)], "[A]<|b|><|b|>") == "[A]"
+    assert choose_delimiter([special("[A]"), special(B), special(other)], "[A]<|b|><|b|>") == "[A]"
 
 
 @pytest.mark.parametrize("text", ["aXa", " <b>", "<b> ", "\n\nHuman:", "user:", "_b_"])
 def test_not_at_tokens_that_hang_on_what_is_beside_them(text: str) -> None:
-    assert cut_token([special(A), special(text)], A + text * 3) == A
+    assert choose_delimiter([special(A), special(text)], A + text * 3) == A
 
 
 @given(texts, st.integers(1, 12))

@@ -146,7 +146,7 @@ async def test_the_page_tells_of_loads_as_the_real_one(master: MooncakeMaster) -
         pages = [(await http.get(fake.url + "/metrics")).content for fake in (a, b)]
     lines = [line for page in pages for line in page.decode().splitlines() if not line.startswith("#")]
     assert {name(line) for line in lines} <= real
-    first, second = (metrics.scan(page)[0].pool_loads for page in pages)
+    first, second = (metrics.read_gauges(page)[0].pool_loads for page in pages)
     assert first is None
     assert second is not None
     assert second == (1, 2, pytest.approx(0.010))  # 2 ms + 32 tokens at 4 per ms

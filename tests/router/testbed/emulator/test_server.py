@@ -66,7 +66,7 @@ async def test_metrics_read_by_the_routers_scanner(http: httpx.AsyncClient) -> N
     await complete(http, list(range(40)), rank=1)
     page = await http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
-    gauges = metrics.scan(page.content)
+    gauges = metrics.read_gauges(page.content)
     assert set(gauges) == {0, 1}
     assert (gauges[1].running, gauges[1].waiting, gauges[1].kv_usage) == (0, 0, 0.0)
     assert (gauges[1].block_tokens, gauges[1].capacity_tokens) == (16, 64 * 16)
