@@ -200,8 +200,12 @@ def _admin() -> Iterator[str]:
             if endpoint.get("parameters"):
                 rows = [_parameter(parameter) for parameter in endpoint["parameters"]]
                 yield from table(("parameter", "in", "kind", "default", "meaning"), rows)
-            ends = [(status, answer["description"].lower()) for status, answer in endpoint["responses"].items()]
+            ends = [(status, _answer(answer)) for status, answer in endpoint["responses"].items()]
             yield "Answers: " + "; ".join(f"{status} {meaning}" for status, meaning in sorted(ends)) + ".\n"
+
+
+def _answer(answer: dict[str, Any]) -> str:
+    return "the result" if answer["description"] == "Successful Response" else answer["description"]
 
 
 def _description(endpoint: dict[str, Any]) -> str:

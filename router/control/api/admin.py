@@ -173,24 +173,31 @@ def _allow_all_methods(app: FastAPI) -> None:
 def _add_status_routes(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read)
     async def instances() -> InstanceList:
+        """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances why
+        its list may be out of date.
+        """
         return InstanceList.model_validate(
             {"instances": operations.describe_instances(), "discovery": operations.describe_discovery()}
         )
 
     @app.get("/admin/records", dependencies=read)
     async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
+        """Return the newest decision records, newest first."""
         return RecordList.model_validate({"records": await operations.list_records(limit)})
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
+        """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force."""
         return WorkerList.model_validate({"workers": operations.describe_workers()})
 
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
+        """Return by model live sessions, their contexts, the capacity, and each waiting request's position and wait."""
         return ModelAdmissionList.model_validate({"models": operations.describe_admission()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
+        """Return which master leads, how queries ended, and by model how blocks are named and if that is proved."""
         description = operations.describe_pool()
         return PoolShape.model_validate({"configured": description is not None, **(description or {})})
 

@@ -143,6 +143,7 @@ def _add_policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, e
 
     @app.get("/admin/policies", dependencies=[read])
     async def policies() -> PoliciesShape:
+        """Return all policies with digest and role, what those in force need, recent errors, and what can be undone."""
         return PoliciesShape.model_validate(control.describe_policies())
 
     @app.put("/admin/policies", responses=errors.text, openapi_extra=TEXT)
