@@ -26,7 +26,7 @@ from router.clock import Clock
 from router.config.lookup import list_shipped_policies
 from router.config.reader import dump_yaml, parse_experiment, parse_policies, parse_policy, read_policy_file
 from router.config.validation_errors import describe_unknown
-from router.control import policy_files, proposals
+from router.control import proposals
 from router.control.proposals import Proposal
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
 from router.control.switch import ADMIN, FILES, PolicySwitch, SwitchRequest
@@ -78,7 +78,7 @@ class Control:
         self._file = None if file is None else Path(file)
         # The baseline for changes that need a restart. Its settings are those of the files and not of the policies in
         # force, which may have been chosen otherwise at the start (`serve --policy`).
-        self._first_read = None if self._file is None else policy_files.read(self._file)
+        self._first_read = None if self._file is None else proposals.read_files(self._file)
         self._folder = None if self._first_read is None else self._first_read.folder
         self._file_settings = (
             proposals.extract_settings(self.policy_set) if self._first_read is None else self._first_read.settings
@@ -178,7 +178,7 @@ class Control:
         if self._file is None:
             return None
         try:
-            found = await asyncio.to_thread(policy_files.read, self._file)
+            found = await asyncio.to_thread(proposals.read_files, self._file)
             self._folder = found.folder
             summary = await self._switch.switch(
                 SwitchRequest(FILES, FILES, "files changed"),
@@ -191,7 +191,7 @@ class Control:
             log.info("configuration files: the error is fixed, changes take effect again")
         self._file_settings = found.settings
         if self._first_read is not None:
-            keys = policy_files.find_restart_keys(self._first_read, found)
+            keys = proposals.find_restart_keys(self._first_read, found)
             if keys and keys != self.needs_restart:
                 log.warning("configuration files: changes of these keys need a restart: %s", ", ".join(keys))
             self.needs_restart = keys

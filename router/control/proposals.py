@@ -8,11 +8,12 @@ the problems it found.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from router.config import schema
-from router.config.reader import check_experiment_policies
+from router.config.reader import check_experiment_policies, read_all
 from router.config.sections.experiment import ExperimentConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
@@ -20,6 +21,9 @@ from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
+
+LIVE_KEYS = frozenset({"active", "experiment", "policies", "policies_dir"})
+"""Keys of the main file whose changes take effect without a restart, as do changes of files in `policies_dir`."""
 
 POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -37,10 +41,38 @@ class FileSettings(NamedTuple):
     policies: Mapping[str, schema.PolicyConfig]
 
 
+class PolicyFiles(NamedTuple):
+    settings: FileSettings
+    folder: Path | None  # of policies
+    rest: dict[str, Any]  # what takes effect only after a restart, as plain data
+
+
 def extract_settings(policy_set: PolicySet) -> FileSettings:
     """Return the settings from which `policy_set` was built."""
     policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
     return FileSettings(policy_set.active, policy_set.experiment, policies)
+
+
+def read_files(file: Path) -> PolicyFiles:
+    """Read all files strictly. Takes milliseconds, so call it in a thread. Raises ConfigError."""
+    config, policies = read_all(file)
+    folder = None if config.policies_dir is None else Path(config.policies_dir)
+    rest = config.model_dump(mode="json", exclude=set(LIVE_KEYS))
+    return PolicyFiles(FileSettings(config.active, config.experiment, policies), folder, rest)
+
+
+def find_restart_keys(first: PolicyFiles, now: PolicyFiles) -> list[str]:
+    """Return the keys, such as `limits.grace_s`, that differ from `first` and need a restart to take effect."""
+    return list(_find_differences(first.rest, now.rest, ""))
+
+
+def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key in dict.fromkeys((*one, *other)):
+        before, after = one.get(key), other.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _find_differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}"
 
 
 def propose_policies(

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from router.backends.discovery.base import Discovery
 from router.backends.feeds.health import HealthProbe
@@ -19,6 +19,7 @@ from router.backends.no_kv_store import NoKvStore
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.control import Control
+from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
 from router.fleet.latency_model import LINKS
 from router.kvcache.events import Tier
@@ -44,19 +45,6 @@ from router.telemetry.metrics.snapshot import (
 from router.telemetry.recent_records import RecentRecords
 
 
-class OtherWorkers(Protocol):
-    """The other worker processes of this router."""
-
-    def describe_workers(self) -> list[dict[str, Any]]:
-        """Describe all workers, this one first."""
-
-    async def fetch_record(self, id: str) -> dict[str, Any] | None:
-        """Return a record that another worker keeps; None when none does."""
-
-    async def fetch_records(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest `limit` records of each other worker, unsorted."""
-
-
 class Status:
     def __init__(
         self,
@@ -71,7 +59,7 @@ class Status:
         decision_log: DecisionLogWriter | None,
         clock: Clock,
         run_id: str,
-        others: OtherWorkers | None = None,
+        leader: LeaderWorker | None = None,
         admission: Iterable[ModelAdmission] = (),
     ) -> None:
         self._scheduler = scheduler
@@ -85,7 +73,7 @@ class Status:
         self._decision_log = decision_log
         self._clock = clock
         self._run_id = run_id
-        self._others = others
+        self._leader = leader
         self._admission = admission
 
     # AdminOperations
@@ -123,18 +111,18 @@ class Status:
         record = self._recent_records.get(record_id)
         if record is not None:
             return describe_record(record)
-        return None if self._others is None else await self._others.fetch_record(record_id)
+        return None if self._leader is None else await self._leader.fetch_record(record_id)
 
     async def list_records(self, limit: int) -> list[dict[str, Any]]:
         own = [describe_record(record) for record in self._recent_records.latest(limit)]
-        if self._others is None:
+        if self._leader is None:
             return own
-        merged = own + await self._others.fetch_records(limit)
+        merged = own + await self._leader.fetch_records(limit)
         return sorted(merged, key=itemgetter("at_wall_s"), reverse=True)[:limit]
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        if self._others is not None:
-            return self._others.describe_workers()
+        if self._leader is not None:
+            return self._leader.describe_workers()
         own = {"number": 0, "pid": os.getpid(), "run": self._run_id, "up": True}
         return [own | {"policies": self._scheduler.selector.policy_set.digests, "trouble": None}]
 

@@ -5,8 +5,8 @@ socket is allowed, so the configuration requires a loopback address; then browse
 site can resolve its name to 127.0.0.1 (DNS rebinding), so the Host header must be a loopback name, and any page can
 send a blind POST, so requests that a browser marks as cross-site are refused.
 
-Status and draining go through `AdminOperations`, policies through `PolicyControl` (`policies.py`); this module knows
-nothing of the parts behind them.
+Status and draining go through `AdminOperations`, policies through `Control` (`policies.py`); this module knows nothing
+of the parts behind them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pydantic import BaseModel
 from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig
-from router.control.api.policies import ErrorDescriptions, OpenShape, PolicyControl, add_policy_routes
+from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
 from router.control.api.records import Explainer, RecordShape, add_record_routes
+from router.control.control import Control
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import encode_error, install_error_handlers
@@ -135,7 +136,7 @@ Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
 def admin_app(
-    operations: AdminOperations, control: PolicyControl, explainer: Explainer, tokens: Sequence[AdminTokenConfig]
+    operations: AdminOperations, control: Control, explainer: Explainer, tokens: Sequence[AdminTokenConfig]
 ) -> FastAPI:
     """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback only."""
     app = FastAPI(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from router.control.control import Control
+from router.control.summaries import SwitchSummary
 from router.errors import ConfigError, TooLarge
 from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
@@ -22,41 +24,6 @@ BODY_BYTES = 1_000_000
 
 Responses = dict[int | str, Any]
 """OpenAPI descriptions of answers, by status."""
-
-
-class SwitchResult(Protocol):
-    """The outcome of a switch or of its dry run."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-
-
-class PolicyControl(Protocol):
-    """The control plane. Changes raise `ConfigError` for a wrong text and `RequestRefused` when not possible now."""
-
-    def describe_policies(self) -> dict[str, Any]:
-        """Describe the policies in force, and recent errors."""
-
-    def dump_policy(self, name: str) -> str:
-        """Return one policy as YAML."""
-
-    def describe_experiment(self) -> dict[str, Any]:
-        """Describe the experiment, `running` or not."""
-
-    def list_audit_entries(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest entries of the audit log, newest first."""
-
-    async def put_policy(self, name: str, text: str, who: str, *, activate: bool, dry_run: bool) -> SwitchResult: ...
-
-    async def put_policies(self, text: str, who: str, *, dry_run: bool) -> SwitchResult: ...
-
-    async def activate(self, name: str, who: str, *, dry_run: bool) -> SwitchResult: ...
-
-    async def start_experiment(self, text: str, who: str, *, dry_run: bool) -> SwitchResult: ...
-
-    async def end_experiment(self, who: str, *, dry_run: bool) -> SwitchResult: ...
-
-    async def undo(self, who: str, *, dry_run: bool) -> SwitchResult: ...
 
 
 class OpenShape(BaseModel):
@@ -122,7 +89,7 @@ TEXT = {
 }
 
 
-def add_policy_routes(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     """Add the endpoints to `app`. `read` and `write` are dependencies that authorise the caller and give its name."""
     _add_policies(app, control, read, write, errors)
     _add_experiment(app, control, read, write, errors)
@@ -138,7 +105,7 @@ def add_policy_routes(app: FastAPI, control: PolicyControl, read: Any, write: An
         return AuditList(entries=control.list_audit_entries(limit))
 
 
-def _add_policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     text = Depends(read_text_body)
 
     @app.get("/admin/policies", dependencies=[read])
@@ -175,7 +142,7 @@ def _add_policies(app: FastAPI, control: PolicyControl, read: Any, write: Any, e
         return _to_shape(await control.activate(body.policy, who, dry_run=body.dry_run))
 
 
-def _add_experiment(app: FastAPI, control: PolicyControl, read: Any, write: Any, errors: ErrorDescriptions) -> None:
+def _add_experiment(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
     text = Depends(read_text_body)
 
     @app.get("/admin/experiment", dependencies=[read])
@@ -205,7 +172,7 @@ async def read_text_body(request: Request) -> str:
         raise InvalidRequest(f"the body is not UTF-8 text (byte {error.start})", code="invalid_text") from None
 
 
-def _to_shape(switch: SwitchResult) -> SwitchShape:
+def _to_shape(switch: SwitchSummary) -> SwitchShape:
     return SwitchShape.model_validate(switch.describe())
 
 

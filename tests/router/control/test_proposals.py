@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
 from router.control import proposals
-from router.control.proposals import FileSettings
+from router.control.proposals import FileSettings, PolicyFiles
 from router.errors import ConfigError
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
@@ -80,3 +82,46 @@ def test_what_is_gone_from_the_files_and_in_use_stays_in_the_way() -> None:
         proposals.merge_file_changes(before, seen, now, REGISTRY)
     after = proposals.merge_file_changes(PolicySet(BUILT, "near"), seen, now, REGISTRY).policy_set
     assert set(after.policies) == {"near"}
+
+
+# what the files say
+
+MAIN = "fleet: {instances: [{url: 'http://127.0.0.1:1'}]}\n"
+POLICY = "scorers: [{name: random}]"
+
+
+def read_main(folder: Path, text: str) -> PolicyFiles:
+    file = folder / "main.yaml"
+    file.write_text(MAIN + text)
+    return proposals.read_files(file)
+
+
+def test_the_live_part_and_the_policies_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.yaml").write_text(POLICY)
+    found = read_main(
+        tmp_path, f"policies_dir: p\npolicies: {{b: {{{POLICY}}}}}\nactive: b\nexperiment: {{arms: {{a: 100}}}}\n"
+    )
+    assert found.settings.active == "b"
+    assert found.settings.experiment is not None
+    assert set(found.settings.policies) == {"a", "b"}
+    assert found.folder == tmp_path / "p"
+
+
+def test_only_what_does_not_take_effect_live_needs_a_restart(tmp_path: Path) -> None:
+    before = read_main(tmp_path, f"policies: {{a: {{{POLICY}}}}}\nactive: a\n")
+    live = read_main(tmp_path, f"policies: {{b: {{{POLICY}}}}}\nactive: b\nexperiment: {{arms: {{b: 100}}}}\n")
+    assert proposals.find_restart_keys(before, live) == []
+    assert live.folder is None
+    other = read_main(
+        tmp_path,
+        f"policies: {{b: {{{POLICY}}}}}\nactive: b\nlisten: {{port: 1}}\nlimits: {{grace_s: 1}}\npool: "
+        "{masters: ['http://127.0.0.1:2']}\nseed: 4\n",
+    )
+    assert proposals.find_restart_keys(before, other) == ["listen.port", "limits.grace_s", "pool", "seed"]
+    assert proposals.find_restart_keys(other, other) == []
+
+
+def test_broken_files_are_refused_as_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"main\.yaml:2: active: unknown policy"):
+        read_main(tmp_path, "active: nobody\n")
