@@ -17,13 +17,7 @@ from typing import NamedTuple
 import httpx
 
 from router.clock import Clock
-from router.testbed.bench.engine_counters import (
-    EngineCounts,
-    add_counts,
-    fetch_counters,
-    poll_until,
-    subtract_counts,
-)
+from router.testbed.bench.engine_counters import EngineCounts, add_counts, count_growth, fetch_counters
 from router.testbed.bench.environment import (
     BenchFailed,
     EngineFacts,
@@ -36,8 +30,6 @@ from router.testbed.bench.environment import (
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.conversations import TokenConversation
 from router.testbed.workloads import Session, Workload
-
-COUNTER_TIMEOUT_S = 5.0
 
 
 class BenchArm(NamedTuple):
@@ -167,11 +159,7 @@ async def _run_arm(
             outcome.complete = True
         finally:
             sent_tokens = sum(answer.prompt_tokens for answer in outcome.answers)
-            expected = (before.prompt_tokens or 0.0) + sent_tokens
-            after = await poll_until(
-                clock, COUNTER_TIMEOUT_S, count, lambda counts: (counts.prompt_tokens or 0.0) >= expected
-            )
-            outcome.engines = subtract_counts(after, before)
+            outcome.engines = await count_growth(clock, count, before, sent_tokens)
 
 
 async def run_session(

@@ -24,6 +24,7 @@ from router.clock import Clock
 from router.testbed.bench.engine_counters import (
     EngineCounts,
     MasterCounts,
+    count_growth,
     fetch_counters,
     poll_until,
     subtract_counts,
@@ -44,7 +45,6 @@ ENGINE_LABELS: dict[Kind, str] = {
     "control": "B, same prompt salted",
 }
 ANSWER_TOKENS = 8
-COUNTER_TIMEOUT_S = 5.0
 SAVE_TIMEOUT_S = 10.0
 
 
@@ -150,14 +150,7 @@ class _MeasuredEngine:
         answer = await self._client.complete(prompt, ANSWER_TOKENS, salt)
         if not isinstance(answer, ClientAnswer):
             raise BenchFailed(f"{self._url}: {answer.status or 'no answer'}: {answer.reason}")
-        expected = (engine.prompt_tokens or 0.0) + len(prompt)
-        after = await poll_until(
-            self._clock,
-            COUNTER_TIMEOUT_S,
-            self._count_engine,
-            lambda counts: (counts.prompt_tokens or 0.0) >= expected,
-        )
-        mine = subtract_counts(after, engine)
+        mine = await count_growth(self._clock, self._count_engine, engine, len(prompt))
         if master is None:
             return answer, mine, None
         new = self._blocks if 2 * (mine.computed_tokens or 0.0) > len(prompt) else 0

@@ -18,6 +18,7 @@ from router.clock import Clock
 from router.errors import WarmrouteError
 
 POLL_INTERVAL_S = 0.02
+COUNTER_TIMEOUT_S = 5.0
 
 
 class CountersUnavailable(WarmrouteError):
@@ -133,6 +134,15 @@ async def fetch_counters(http: httpx.AsyncClient, url: str) -> CounterPage:
         return CounterPage(answer.text)
     except (httpx.HTTPError, ValueError) as error:
         raise CountersUnavailable(f"{url}/metrics: {error or type(error).__name__}") from error
+
+
+async def count_growth(
+    clock: Clock, read: Callable[[], Awaitable[EngineCounts]], before: EngineCounts, tokens: int
+) -> EngineCounts:
+    """Wait until the engines have counted `tokens` more prompt tokens, at most 5 s; return the growth."""
+    expected = (before.prompt_tokens or 0.0) + tokens
+    after = await poll_until(clock, COUNTER_TIMEOUT_S, read, lambda counts: (counts.prompt_tokens or 0.0) >= expected)
+    return subtract_counts(after, before)
 
 
 async def poll_until(

@@ -94,11 +94,7 @@ class EmulatorApp:
             return
 
     async def _handle(self, exchange: HttpExchange) -> None:
-        if (
-            self._key_digest is not None
-            and exchange.path.startswith(AUTHENTICATED_PATHS)
-            and not self._has_key(exchange)
-        ):
+        if exchange.path.startswith(AUTHENTICATED_PATHS) and not self._is_authorized(exchange):
             await exchange.send_json({"error": "Unauthorized"}, 401)
             return
         try:
@@ -119,24 +115,18 @@ class EmulatorApp:
             return handler
         if exchange.path.startswith("/v1/responses/"):
             if exchange.method == "GET":
-                return self._retrieve
+                return _serve_json(lambda: self._generate.responses.get(exchange.path.rpartition("/")[2]))
             if exchange.path.endswith("/cancel"):
-                return self._cancel
+                return _serve_json(lambda: self._generate.cancel(exchange.path.split("/")[3]))
         raise NotFound("Not Found")
 
-    def _has_key(self, exchange: HttpExchange) -> bool:
+    def _is_authorized(self, exchange: HttpExchange) -> bool:
         if self._key_digest is None:
             return True
         scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key), self._key_digest)
 
     # -- endpoints of vLLM
-
-    async def _retrieve(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(self._generate.responses.get(exchange.path.rpartition("/")[2]))
-
-    async def _cancel(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(self._generate.cancel(exchange.path.split("/")[3]))
 
     async def _health(self, exchange: HttpExchange) -> None:
         await exchange.send_body(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)

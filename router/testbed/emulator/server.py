@@ -1,7 +1,8 @@
 """One emulated vLLM server: sockets around simulated engine cores.
 
-`EmulatedServer` is an async context manager, so tests can run several in one event loop; `run_engine` is the whole life
-of a server in a process of its own.
+`EmulatedServer` is an async context manager, so tests can run several in one event loop. The embedded fleet starts each
+engine in a process of its own, with `python -m router.testbed.emulator.server '{"port": 0, ...}'` (`EngineOptions`);
+users call `warmroute engine`, which runs the same server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from router.clock import Clock, SystemClock
 from router.tasks import Tasks
-from router.testbed.child_process import run_service
+from router.testbed.child_process import run_from_argument, run_service
 from router.testbed.emulator.app import EmulatorApp
 from router.testbed.emulator.engine_cores import EngineCores
 from router.testbed.emulator.http_server import EmulatorListener
@@ -108,3 +109,7 @@ def _tls_context(options: EngineOptions) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(options.cert_file, options.key_file)
     return context
+
+
+if __name__ == "__main__":
+    run_from_argument("warmroute engine", EngineOptions, run_engine)

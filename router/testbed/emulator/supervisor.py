@@ -49,7 +49,7 @@ class _Engine:
     async def start(self) -> None:
         """Start it and wait until it accepts requests. Raises EngineNotStarted."""
         options = msgspec.json.encode(self.options).decode()
-        self._process = await ChildProcess.start("router.testbed.emulator", options)
+        self._process = await ChildProcess.start("router.testbed.emulator.server", options)
         announcement = await self._process.read_announcement(START_TIMEOUT_S)
         if announcement is None:
             await self.stop()

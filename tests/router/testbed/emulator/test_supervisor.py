@@ -57,7 +57,7 @@ async def test_one_that_cannot_start_fails_the_fleet_and_leaves_nobody(capfd: py
 
 async def test_sigterm_ends_it_at_once_even_inside_an_answer() -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.testbed.emulator", '{"decode_ms_per_token": 1000}'),
+        *(sys.executable, "-m", "router.testbed.emulator.server", '{"decode_ms_per_token": 1000}'),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -95,7 +95,9 @@ async def test_children_do_not_outlive_a_killed_parent() -> None:
 
 
 async def test_wrong_options_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "router.testbed.emulator", '{"prot": 1}')
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router.testbed.emulator.server", '{"prot": 1}'
+    )
     assert await process.wait() == 1
     told = capfd.readouterr().err
     assert "prot" in told
