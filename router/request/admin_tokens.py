@@ -1,12 +1,22 @@
-"""Admin tokens: finds the holder of a token, in a time that says nothing about any token."""
+"""Admin tokens: finds the holder of a token, and the policy that a holder may choose for one request.
+
+    X-Warmroute-Policy: NAME          X-Warmroute-Token: an admin token with the right `override`
+
+Neither header reaches an engine (`proxy/headers.py`). The time that a check takes says nothing about any token.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from router.config.sections.listeners import AdminTokenConfig
+from router.errors import BadRequest, Forbidden
+from router.scheduling.policy.policy import Policy
+
+POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
 
 
 class AdminTokens:
@@ -22,3 +32,32 @@ class AdminTokens:
         # All are compared, in constant time each: how long it takes says nothing about any of them.
         found = [entry for entry, expected in self._digests if hmac.compare_digest(digest, expected)]
         return found[0] if found else None
+
+
+class PolicyOverride(NamedTuple):
+    """A policy that the client selects by header, whatever is in force."""
+
+    policy: Policy
+    by: str  # name of the admin token
+
+
+def read_override(
+    header: Callable[[bytes], bytes | None], admin_tokens: AdminTokens, policies: Mapping[str, Policy]
+) -> PolicyOverride | None:
+    """Return the policy that a request selects, `None` for none. `header` finds a value by its name in lower case.
+
+    Raises `Forbidden` without a token that has the right, and `BadRequest` for an unknown policy.
+    """
+    if (value := header(POLICY)) is None:
+        return None
+    holder = admin_tokens.holder(header(TOKEN) or b"")
+    if holder is None or "override" not in holder.rights:
+        raise Forbidden(
+            f'choosing a policy by {POLICY.decode()} needs an admin token with the right "override" in '
+            f"{TOKEN.decode()}",
+            code="missing_right",
+        )
+    if (policy := policies.get(name := value.decode("latin-1").strip())) is None:
+        names = ", ".join(sorted(policies))
+        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", code="unknown_policy")
+    return PolicyOverride(policy, holder.name)

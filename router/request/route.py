@@ -29,9 +29,9 @@ from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.request_headers import read_request_headers
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
+from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.experiment_unit import derive_unit
-from router.request.policy_override import PolicyOverride, read_override
 from router.request.retry_budget import RetryBudget
 from router.request.services import PreparedRequest, Services
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages

@@ -17,10 +17,9 @@ from router.prompt.prompt import Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.headers import HeaderRules
 from router.proxy.upstreams import Upstreams
-from router.request.admin_tokens import AdminTokens
+from router.request.admin_tokens import AdminTokens, PolicyOverride
 from router.request.admission.waiting import AdmissionLease, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.policy_override import PolicyOverride
 from router.request.retry_budget import RetryBudget
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
