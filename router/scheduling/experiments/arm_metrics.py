@@ -1,35 +1,109 @@
-"""What one arm has shown by itself so far: counts, and an estimate with its interval of each metric.
+"""Metrics of one arm so far: counts, latency histograms, and an estimate with its interval of each metric.
 
-Units weigh the same, whatever number of requests they made: of times the weighted quantile (`waits.py`), of shares the
-mean of the units' own. The intervals are confidence sequences (`bounds.py`). It is about 40 KB large.
+All units have the same weight, whatever number of requests they made: times are weighted quantiles, shares are the mean
+of the units' own. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last one holds failed and hanging
+requests. A client that left counts with the time that it stayed, which is the least that it would have waited. The
+intervals are confidence sequences (`confidence_sequences.py`). Takes about 40 KB.
 """
 
 from __future__ import annotations
 
-from collections.abc import KeysView
-from math import inf
+from collections import Counter
+from collections.abc import KeysView, Sequence
+from itertools import accumulate
+from math import inf, log
 from typing import NamedTuple
 
 from router.config.sections.experiment import Metric
 from router.scheduling.experiments.confidence_sequences import mean_bounds, share_bounds
-from router.scheduling.experiments.imbalance import Imbalance
-from router.scheduling.experiments.latency_histogram import RATIO, LatencyHistogram
 from router.scheduling.experiments.unit import ExperimentUnit, has_failed
 from router.scheduling.policy.record import Record
 
 QUANTILES: dict[Metric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9}
 TARGETS = 10_000  # whose requests are counted
+FLOOR_MS = 0.1
+RATIO = 1.01
+BUCKETS = 2048
+_PER_LOG = 1 / log(RATIO)
 
 
 class Estimate(NamedTuple):
+    """An estimate with its confidence interval, and the number of units it comes from."""
+
     value: float | None
     low: float | None
     high: float | None
     units: int
 
 
+class LatencyHistogram:
+    """Waiting times, with the same weight for every unit."""
+
+    __slots__ = ("_lowest", "_weights", "units")
+
+    def __init__(self) -> None:
+        self._weights = [0.0] * (BUCKETS + 1)
+        self._lowest = BUCKETS  # first bucket with any weight, where quantiles start
+        self.units = 0
+
+    def add(self, waits_ms: Sequence[float]) -> None:
+        """Add one unit's requests (at least one) in ms: infinite if no answer came; negative if the client left after
+        that time.
+        """
+        weight = 1 / len(waits_ms)
+        for wait_ms in waits_ms:
+            bucket = _bucket(abs(wait_ms))
+            self._weights[bucket] += weight
+            if bucket < self._lowest:
+                self._lowest = bucket
+        self.units += 1
+
+    def quantile(self, share: float) -> float | None:
+        """Return the ms within which at least `share` of the weight was; infinite for failures; None without units."""
+        if not self.units:
+            return None
+        target = share * self.units - 1e-9
+        for bucket, weight in enumerate(accumulate(self._weights[self._lowest :]), self._lowest):
+            if weight >= target:
+                return FLOOR_MS * RATIO**bucket if bucket < BUCKETS else inf
+        return inf  # sums of thirds may miss the total by a rounding
+
+
+def _bucket(wait_ms: float) -> int:
+    """Return the bucket of a wait; bucket i ends at `FLOOR_MS * RATIO**i`."""
+    if wait_ms <= FLOOR_MS:
+        return 0
+    return BUCKETS if wait_ms == inf else min(int(log(wait_ms / FLOOR_MS) * _PER_LOG) + 1, BUCKETS - 1)
+
+
+class Imbalance:
+    """Request counts by target, including how uneven they are among all targets that could have been chosen.
+
+    A policy that sends everything to one of eight is eight times as uneven as possible, though no other target appears
+    in its choices.
+    """
+
+    def __init__(self) -> None:
+        self._requests: Counter[str] = Counter()
+
+    def add(self, target: str) -> None:
+        self._requests[target] += 1
+
+    @property
+    def targets(self) -> KeysView[str]:
+        """Targets that were chosen."""
+        return self._requests.keys()
+
+    def ratio(self, offered: int) -> float | None:
+        """Return the busiest target's requests over the mean of all `offered` targets: 1 is even; None without
+        requests.
+        """
+        total = self._requests.total()
+        return max(self._requests.values()) * offered / total if total else None
+
+
 class UnitMean:
-    """Of units' shares."""
+    """Mean of the units' shares."""
 
     __slots__ = ("total", "units")
 
@@ -44,40 +118,44 @@ class UnitMean:
 
 
 class ArmMetrics:
+    """The metrics of one arm."""
+
     def __init__(self) -> None:
-        self.units = 0  # closed
-        self.requests = 0  # ended
+        self.units = 0
+        self.requests = 0
         self.failed = 0
-        self._spread = Imbalance()
+        self._imbalance = Imbalance()
         self.first_bytes = LatencyHistogram()
         self.last_bytes = LatencyHistogram()
         self.hits = UnitMean()
         self.errors = UnitMean()
 
     def add_request(self, record: Record) -> None:
+        """Add a request that has ended."""
         self.requests += 1
         self.failed += has_failed(record)
         target = record.target
         if target is not None and (target in self.targets or len(self.targets) < TARGETS):
-            self._spread.add(target)
+            self._imbalance.add(target)
 
     def add_unit(self, unit: ExperimentUnit) -> None:
+        """Add a closed unit."""
         self.units += 1
-        if unit.first_bytes:  # and so the other
+        if unit.first_bytes:  # and then `last_bytes` is not empty
             self.first_bytes.add(unit.first_bytes)
             self.last_bytes.add(unit.last_bytes)
         self.hits.add(unit.hit_share)
         self.errors.add(unit.error_rate)
 
     def quantile(self, metric: Metric) -> float | None:
-        """Ms; None: no units yet, or it is not a metric of times."""
+        """Return the quantile in ms; None without units, or if the metric is not a time."""
         share = QUANTILES.get(metric)
-        return None if share is None else self._waits(metric).quantile(share)
+        return None if share is None else self._histogram(metric).quantile(share)
 
     def estimate(self, metric: Metric, alpha: float) -> Estimate:
-        """With an interval that misses the truth, ever, with a chance of at most `alpha`."""
+        """Return the estimate, with an interval that ever misses the truth with a probability of at most `alpha`."""
         if metric in QUANTILES:
-            return _of_quantile(self._waits(metric), QUANTILES[metric], alpha)
+            return _estimate_quantile(self._histogram(metric), QUANTILES[metric], alpha)
         mean = self.hits if metric == "hit_share" else self.errors
         if not mean.units:
             return Estimate(None, None, None, 0)
@@ -85,25 +163,25 @@ class ArmMetrics:
 
     @property
     def targets(self) -> KeysView[str]:
-        """That its requests went to."""
-        return self._spread.targets
+        """Targets that its requests went to."""
+        return self._imbalance.targets
 
     def imbalance(self, targets: int) -> float | None:
-        """Requests of the busiest target over the mean of so many targets; None: no requests."""
-        return self._spread.ratio(targets)
+        """Return the requests of the busiest target over the mean of `targets` targets; None without requests."""
+        return self._imbalance.ratio(targets)
 
-    def _waits(self, metric: Metric) -> LatencyHistogram:
+    def _histogram(self, metric: Metric) -> LatencyHistogram:
         return self.last_bytes if metric == "duration_p90" else self.first_bytes
 
 
-def _of_quantile(waits: LatencyHistogram, share: float, alpha: float) -> Estimate:
-    if not waits.units:
+def _estimate_quantile(histogram: LatencyHistogram, share: float, alpha: float) -> Estimate:
+    if not histogram.units:
         return Estimate(None, None, None, 0)
-    least, most = share_bounds(1 - share, waits.units, alpha)  # of what may lie above the quantile
-    low = waits.quantile(1 - most) if most < 1 else None
+    least, most = share_bounds(1 - share, histogram.units, alpha)  # of the share above the quantile
+    low = histogram.quantile(1 - most) if most < 1 else None
     return Estimate(
-        waits.quantile(share),
+        histogram.quantile(share),
         low / RATIO if low is not None else 0.0,
-        waits.quantile(1 - least) if least > 0 else inf,
-        waits.units,
+        histogram.quantile(1 - least) if least > 0 else inf,
+        histogram.units,
     )

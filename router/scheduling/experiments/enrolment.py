@@ -1,8 +1,8 @@
-"""Who takes part in a trial: the units that are open, in the order in which they came, and the names of closed ones.
+"""Enrolment: the open units of an experiment in order of arrival, and the names of closed ones.
 
-A unit counts once. What returns after it was closed would fall on the same arm again, which is no new evidence, so
-names are remembered, the longest unseen one forgotten first. Bounded: `OPEN_UNITS` units of about 700 bytes and 16 per
-request, `CLOSED_UNITS` names of about 250. What does not fit does not count, and is counted as that.
+A unit counts once. If it returned after it was closed, it would fall on the same arm again, which is no new evidence,
+so names are remembered; the one not seen for longest is forgotten first. Bounded: `OPEN_UNITS` units of about 700 bytes
+and 16 per request, `CLOSED_UNITS` names of about 250. Units beyond that are not enrolled, but counted as rejected.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from router.scheduling.policy.record import Record
 
 OPEN_UNITS = 100_000
 CLOSED_UNITS = 100_000
-UNIT_REQUESTS = 20_000  # that count, per unit
+UNIT_REQUESTS = 20_000  # counted per unit
 
 
 class Enrolment:
-    """Units count with their requests of `observe_s` seconds. `returns`: may one come back after that?"""
+    """Units count with their requests of `observe_s` seconds. `returns`: whether one may come back after that."""
 
     def __init__(self, observe_s: float, returns: bool) -> None:
-        self.open: Counter[int] = Counter()  # units by arm
+        self.open: Counter[int] = Counter()  # number of units by arm
         self.enrolled = 0
-        self.rejected = 0  # units that did not count
-        self.forgotten = 0  # names of closed ones
+        self.rejected = 0  # units beyond `OPEN_UNITS`
+        self.forgotten = 0  # names of closed units
         self._observe_s = observe_s
         self._returns = returns
         self._units: dict[bytes, ExperimentUnit] = {}
         self._queue: deque[bytes] = deque()
-        self._closed: OrderedDict[bytes, None] = OrderedDict()  # a plain dict takes long to find its first
+        self._closed: OrderedDict[bytes, None] = OrderedDict()  # a plain dict finds its first key slowly
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def enrol(self, arm: int, name: bytes, record: Record) -> ExperimentUnit | None:
-        """The unit that the request counts for; None: for none."""
+        """Return the unit that the request counts for, enrolled if it is new; None if it counts for none."""
         unit = self._units.get(name)
         if unit is not None:
             fits = unit.arm == arm and record.arrived_s <= unit.began_s + self._observe_s
@@ -55,14 +55,15 @@ class Enrolment:
 
     @property
     def first(self) -> ExperimentUnit | None:
+        """The oldest open unit; None if there is none."""
         return self._units[self._queue[0]] if self._queue else None
 
     def has_elapsed(self, unit: ExperimentUnit, now_s: float) -> bool:
-        """Is its time over?"""
+        """Return whether the unit's observation time is over."""
         return now_s >= unit.began_s + self._observe_s
 
     def leave(self) -> None:
-        """The first unit is closed."""
+        """Close the first unit."""
         name = self._queue.popleft()
         self.open[self._units.pop(name).arm] -= 1
         self._remember(name)

@@ -1,16 +1,16 @@
-"""A running experiment's books: who fell on which arm, what became of it, and what follows from that.
+"""A running experiment: which units fell on which arm, their outcomes, and the conclusions.
 
-    began, ended      per request, at the choice and after its end: a few microseconds
-    look              about once a second: closes the units that are over, bets on each (`comparison.py`), asks limits
-    report            what people see
+    begin_request, end_request    per request, at the choice and after its end: a few microseconds
+    poll                          about once a second: closes finished units, bets on each, checks limits
+    report                        for people
 
-A unit counts with its requests of the first `observe_s` seconds (of unit `time`: of its whole window), and once: what
-returns later would fall on the same arm, which is no new evidence. Units are taken in the order in which they arrived,
-so that all that a bet rests on was known before its unit's arm was drawn. The first of them is over when its time is
-over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so none that hangs
-holds up the rest for long.
+A unit counts with its requests of the first `observe_s` seconds (a unit of kind `time`: of its whole window), and once:
+what returns later would fall on the same arm, which is no new evidence. Units are taken in order of arrival, so that
+everything a bet depends on was known before its unit's arm was drawn. The first of them is finished when its time is
+over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a hanging one does
+not delay the rest for long.
 
-Memory is bounded: by `roll.py` for units, by what runs, and 40 KB per arm.
+Memory is bounded: by `enrolment.py` for units, by the requests in flight, and 40 KB per arm.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from router.scheduling.experiments.results import ArmReport, ExperimentReport, F
 from router.scheduling.experiments.unit import ExperimentUnit, has_failed, slow_share
 from router.scheduling.policy.record import Record
 
-CLOSES_AT_ONCE = 200  # units per look: about 10 ms
-FIRST_UNITS = 10  # of the first arm, before its quantiles are worth being held against
-REFRESH = 1.05  # they are taken anew when it has so many times the units that it had
+CLOSES_AT_ONCE = 200  # units per poll: about 10 ms
+FIRST_UNITS = 10  # of the first arm, before its quantiles are used
+REFRESH = 1.05  # its quantiles are updated when its units have grown by this factor
 LATE = 10.0
 LATEST_S = 3600.0
-SLOW_SHARE = 0.1  # that may be slower than a limit on the P90
+SLOW_SHARE = 0.1  # of requests may be slower than a limit on the P90
 
 
 class ArmState:
-    """`comparison` is None for the first one, which the others are compared with."""
+    """State of one arm. `comparison` is None for the first one, which the others are compared with."""
 
     def __init__(self, name: str, share: float, comparison: ArmComparison | None, limits: dict[str, ArmLimit]) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class ArmState:
 
 
 class RunningExperiment:
-    """The arms of `spec`, the first one first. Shares are fixed: other shares are another trial."""
+    """The arms of `spec`, the first one first. Shares are fixed: other shares make another experiment."""
 
     def __init__(self, spec: ExperimentConfig) -> None:
         self._spec = spec
@@ -66,120 +66,122 @@ class RunningExperiment:
             for i, (name, share) in enumerate(spec.arms.items())
         ]
         self._numbers = {arm.name: i for i, arm in enumerate(self._arms)}
-        self._running: dict[int, LimitedRequest] = {}  # by the records' numbers
-        self._roll = Enrolment(_observed_s(spec), returns=spec.unit != "request")
+        self._running: dict[int, LimitedRequest] = {}  # by record number
+        self._enrolment = Enrolment(_observed_s(spec), returns=spec.unit != "request")
         self._quantiles: dict[Metric, float] = {}  # of the first arm, ms
         self._refresh_at = float(FIRST_UNITS)
 
     @property
     def is_over(self) -> bool:
-        """The first arm is out: there is nothing left to compare with."""
+        """The first arm is excluded: there is nothing left to compare with."""
         return self._arms[0].exclusion is not None
 
     @property
     def units(self) -> dict[str, int]:
-        """That are over and count, by arm."""
+        """Number of closed units by arm."""
         return {arm.name: arm.metrics.units for arm in self._arms}
 
     @property
     def open_units(self) -> int:
-        """Units that are open: many more than arrive in `observe_s` mean that `look` is called too seldom."""
-        return len(self._roll)
+        """Number of open units: many more than arrive in `observe_s` mean that `poll` is called too seldom."""
+        return len(self._enrolment)
 
     def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
-        """A request was placed by `arm` because its unit (a short digest) was *drawn* for it.
+        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it.
 
-        Not for requests that are on an arm for another reason (an override, a rollback): chance did not put them there.
+        Not for requests that are on an arm for another reason (an override, a rollback), which chance did not put
+        there. Raises ValueError when `arm` is not in this experiment.
         """
         number = self._numbers.get(arm)
         if number is None:
-            raise ValueError(f"no arm `{arm}` in this trial; its arms: {', '.join(self._numbers)}")
-        books = self._arms[number]
-        if books.exclusion is not None or self.is_over or record.number in self._running:
+            raise ValueError(f"no arm `{arm}` in this experiment; its arms: {', '.join(self._numbers)}")
+        state = self._arms[number]
+        if state.exclusion is not None or self.is_over or record.number in self._running:
             return
-        watched = LimitedRequest(number, self._roll.enrol(number, unit, record), record)
-        self._running[record.number] = watched
-        if watched.unit is not None:
-            watched.unit.running[record.number] = record
-        for limit in books.limits.values():
-            limit.add(watched)
+        limited = LimitedRequest(number, self._enrolment.enrol(number, unit, record), record)
+        self._running[record.number] = limited
+        if limited.unit is not None:
+            limited.unit.running[record.number] = record
+        for limit in state.limits.values():
+            limit.add(limited)
 
     def end_request(self, record: Record) -> None:
-        """The request is over and its record closed. Others than those that `began` are ignored."""
-        watched = self._running.pop(record.number, None)
-        if watched is None:
+        """Add the outcome of a request whose record is closed; ignored unless `begin_request` added it."""
+        limited = self._running.pop(record.number, None)
+        if limited is None:
             return
-        watched.ended = True
-        books = self._arms[watched.arm]
-        books.metrics.add_request(record)
-        if watched.unit is not None and record.number in watched.unit.running:
-            watched.unit.end_request(record)
-        if watched.counted_good and has_failed(record):
-            books.limits["error_rate_max"].add_late_failure()
+        limited.ended = True
+        state = self._arms[limited.arm]
+        state.metrics.add_request(record)
+        if limited.unit is not None and record.number in limited.unit.running:
+            limited.unit.end_request(record)
+        if limited.counted_good and has_failed(record):
+            state.limits["error_rate_max"].add_late_failure()
 
     def exclude_arm(self, arm: str, why: str) -> None:
-        """The operator has rolled it back: its units do not count any more."""
-        books = self._arms[self._numbers[arm]]
-        books.exclusion = books.exclusion or why
+        """Exclude an arm that the operator has rolled back: its units do not count any more."""
+        state = self._arms[self._numbers[arm]]
+        state.exclusion = state.exclusion or why
 
     def poll(self, now_s: float) -> list[Finding]:
-        """Closes what is over, at most `CLOSES_AT_ONCE` units, and says which arms must go. `now_s`: monotonic."""
+        """Close up to `CLOSES_AT_ONCE` finished units and return the arms that must go. `now_s` is monotonic."""
         findings: list[Finding] = []
         for _ in range(CLOSES_AT_ONCE):
-            unit = self._roll.first
-            if unit is None or not self._is_over(unit, now_s):
+            unit = self._enrolment.first
+            if unit is None or not self._is_finished(unit, now_s):
                 break
             self._close(unit, findings)
         for arm in self._arms:
             if arm.exclusion is None and not self.is_over:
-                self._ask_limits(arm, now_s, findings)
+                self._check_limits(arm, now_s, findings)
         return findings
 
     def report(self) -> ExperimentReport:
+        """Return the present results."""
         targets = set[str]().union(*(arm.metrics.targets for arm in self._arms))
         requests = sum(arm.metrics.requests for arm in self._arms)
-        per_unit = requests / max(1, self._roll.enrolled)
+        per_unit = requests / max(1, self._enrolment.enrolled)
         return ExperimentReport(
             alpha=self._spec.guard.alpha,
             bar=self._bars.verdict,
             guard_bar=self._bars.guard,
-            arms=tuple(self._report_of(arm, len(targets), per_unit) for arm in self._arms),
+            arms=tuple(self._report_arm(arm, len(targets), per_unit) for arm in self._arms),
             warnings=tuple(self._warnings()),
         )
 
-    def _is_over(self, unit: ExperimentUnit, now_s: float) -> bool:
+    def _is_finished(self, unit: ExperimentUnit, now_s: float) -> bool:
         if self._arms[unit.arm].exclusion is not None:
             return True
-        if not self._roll.has_elapsed(unit, now_s):
+        if not self._enrolment.has_elapsed(unit, now_s):
             return False
         return unit.is_hanging(now_s, self._late_s("ttft_p90"), self._late_s("duration_p90"))
 
     def _late_s(self, metric: Metric) -> float:
-        """A request that is so old hangs."""
+        """Return the age in seconds from which a request counts as hanging."""
         return min(LATE * self._quantiles[metric] / 1e3, LATEST_S) if self._quantiles else LATEST_S
 
     def _close(self, unit: ExperimentUnit, findings: list[Finding]) -> None:
-        """The first unit of the queue is over: bets are made on it, then it becomes part of what is known."""
-        self._roll.leave()
+        """Close the first unit: bet on it, then add it to the arm's metrics."""
+        self._enrolment.leave()
         arm = self._arms[unit.arm]
         unit.close()
         if arm.exclusion is not None or self.is_over:
             return
         values = self._values(unit)
-        guarded = self._guarded(unit, values)
+        guarded = self._guarded_value(unit, values)
         for other in [arm] if arm.comparison is not None else self._arms[1:]:
             if other.comparison is not None and other.exclusion is None:
                 other.comparison.observe(other is arm, values, guarded)
         arm.metrics.add_unit(unit)
         self._refresh()
         if arm.comparison is not None and arm.comparison.guard_tripped and not arm.reported:
-            findings.append(self._guards(arm, arm.comparison))
+            findings.append(self._trip_guard(arm, arm.comparison))
 
     def _values(self, unit: ExperimentUnit) -> Values:
         return tuple(self._value(metric, unit) for metric in METRICS)
 
     def _value(self, metric: Metric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
-        """Of times: the share of requests slower than `stretch` times the first arm's quantile."""
+        """Return a unit's value; for times the share of requests slower than `stretch` times the first arm's quantile."""
         if metric == "hit_share":
             return unit.hit_share
         if metric == "error_rate":
@@ -189,14 +191,14 @@ class RunningExperiment:
         waits_ms = unit.last_bytes if metric == "duration_p90" else unit.first_bytes
         return slow_share(waits_ms, stretch * self._quantiles[metric])
 
-    def _guarded(self, unit: ExperimentUnit, values: Values) -> float | None:
+    def _guarded_value(self, unit: ExperimentUnit, values: Values) -> float | None:
         metric = self._spec.guard.metric
         if unit.arm and metric in QUANTILES:
             return self._value(metric, unit, 1 + self._spec.guard.worse_by)
         return values[METRICS.index(metric)]
 
     def _refresh(self) -> None:
-        """The first arm's quantiles change only between units, so no unit is held against itself."""
+        """Update the first arm's quantiles. Only between units, so that no unit is compared with itself."""
         first = self._arms[0].metrics
         if first.first_bytes.units < self._refresh_at:
             return
@@ -206,7 +208,7 @@ class RunningExperiment:
             if quantile is not None:
                 self._quantiles[metric] = quantile
 
-    def _guards(self, arm: ArmState, comparison: ArmComparison) -> Finding:
+    def _trip_guard(self, arm: ArmState, comparison: ArmComparison) -> Finding:
         guard = self._spec.guard
         of_arm, of_first = (each.metrics.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
         why = (
@@ -220,7 +222,7 @@ class RunningExperiment:
             arm.name, "guard", guard.metric, why, comparison.units, comparison.guard_evidence.value, of_arm, of_first
         )
 
-    def _ask_limits(self, arm: ArmState, now_s: float, findings: list[Finding]) -> None:
+    def _check_limits(self, arm: ArmState, now_s: float, findings: list[Finding]) -> None:
         for key, limit in arm.limits.items():
             if limit.poll(now_s) and arm.exclusion is None:
                 most = (
@@ -232,28 +234,28 @@ class RunningExperiment:
                     Finding(arm.name, "limit", key, arm.exclusion, arm.metrics.units, limit.evidence, share, None)
                 )
 
-    def _report_of(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
+    def _report_arm(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
         return ArmReport(
             arm=arm.name,
             share=arm.share,
             out=arm.exclusion,
-            units_open=self._roll.open[self._numbers[arm.name]],
+            units_open=self._enrolment.open[self._numbers[arm.name]],
             units_closed=arm.metrics.units,
             requests=arm.metrics.requests,
             failed=arm.metrics.failed,
             spread=arm.metrics.imbalance(targets),
             guard_evidence=arm.comparison.guard_evidence.peak if arm.comparison is not None else None,
-            standings=tuple(self._standing(arm, metric, per_unit) for metric in METRICS),
+            standings=tuple(self._judge(arm, metric, per_unit) for metric in METRICS),
         )
 
-    def _standing(self, arm: ArmState, metric: Metric, per_unit: float) -> MetricResult:
+    def _judge(self, arm: ArmState, metric: Metric, per_unit: float) -> MetricResult:
         estimate = arm.metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
         if arm.comparison is None:
             return MetricResult(metric, *estimate, None, None, None, None)
-        race = arm.comparison.metrics[METRICS.index(metric)]
-        units = race.units_needed(self._bars.verdict) if race.verdict == "not yet known" else 0
+        comparison = arm.comparison.metrics[METRICS.index(metric)]
+        units = comparison.units_needed(self._bars.verdict) if comparison.verdict == "not yet known" else 0
         requests = None if units is None else round(units * per_unit)
-        return MetricResult(metric, *estimate, race.verdict, race.peak, units, requests)
+        return MetricResult(metric, *estimate, comparison.verdict, comparison.peak, units, requests)
 
     def _warnings(self) -> Iterator[str]:
         if self._spec.isolate == "none" and len(self._arms) > 1:
@@ -261,14 +263,14 @@ class RunningExperiment:
         for arm in self._arms[1:]:
             if arm.comparison is not None and arm.comparison.is_lopsided:
                 yield f"{arm.name} gets another share of the units than it should: the comparison is not to be trusted"
-        if self._roll.rejected:
-            yield f"{self._roll.rejected} units do not count: {OPEN_UNITS} were open already"
-        if self._roll.forgotten:
-            yield f"{self._roll.forgotten} closed units are forgotten: if they come back, they count twice"
+        if self._enrolment.rejected:
+            yield f"{self._enrolment.rejected} units do not count: {OPEN_UNITS} were open already"
+        if self._enrolment.forgotten:
+            yield f"{self._enrolment.forgotten} closed units are forgotten: if they come back, they count twice"
 
 
 def _observed_s(spec: ExperimentConfig) -> float:
-    """How long a unit's requests count. A window has its own end; a request is all that there is of it."""
+    """Return how long a unit's requests count. A window has its own end; a request is all of its unit."""
     if spec.unit == "time":
         return spec.window_s
     return 0.0 if spec.unit == "request" else spec.observe_s

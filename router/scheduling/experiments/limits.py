@@ -1,17 +1,17 @@
-"""Limits: absolute bounds on what an arm may do to the requests on it, acted on at once.
+"""Limits: absolute bounds on an arm's requests, acted on at once.
 
-Unlike the comparison with the first arm, this looks at every request and does not wait for units to be over: a bad arm
-harms the others too, through the queues that they share. Requests are judged in the order in which they arrived, else
-quick failures would be counted before the good answers beside them that take their time; so nobody is waited for longer
-than the limit itself, or `GRACE_S`. Those that arrived in one second are one value y, the share of bad ones among them:
-what fails together (an engine that dies with forty requests) is one piece of news. Against the bound q,
+Unlike the comparison with the first arm, limits judge every request and do not wait for units to end: a bad arm harms
+the others too, through shared queues. Requests are judged in order of arrival, else quick failures would be counted
+before the good answers beside them that take their time; no request is waited for longer than the limit itself, or
+`GRACE_S`. The requests that arrived in one second are one value y, the share of bad ones among them: requests that fail
+together (an engine that dies with forty of them) are one piece of evidence. Against the bound q,
 
     R <- (R + 1) (1 + b D),   D = (y - q) / q,   averaged over several b
 
-is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected
-to be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than
-`ALARM` seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8 s
-at a bound of 10 %, 6 s at 5 %, 4 s at 1 %.
+is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected to
+be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than `ALARM`
+seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8 s at a
+bound of 10 %, 6 s at 5 %, 4 s at 1 %.
 """
 
 from __future__ import annotations
@@ -25,51 +25,52 @@ from router.scheduling.experiments.unit import ExperimentUnit, first_byte_ms, ha
 from router.scheduling.policy.record import Record
 
 ALARM = 1e6  # s
-GRACE_S = 10.0  # a request that runs on counts as good until it fails
+GRACE_S = 10.0  # a request that runs longer counts as good until it fails
 
 Judgement = Literal["bad", "good", "skip", "wait"]
 
 
 class LimitedRequest:
-    """A request on an arm, until everybody who must know has heard how it went."""
+    """A request on an arm, until it has been judged by all limits."""
 
     __slots__ = ("arm", "counted_good", "ended", "record", "unit")
 
     def __init__(self, arm: int, unit: ExperimentUnit | None, record: Record) -> None:
         self.arm = arm
-        self.unit = unit  # None: its unit does not count (any more)
+        self.unit = unit  # None if its unit does not count (any more)
         self.record = record
         self.ended = False
         self.counted_good = False  # counted as good while it ran
 
 
-def judge_ttft(watched: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
-    """Did, or does, it wait longer for its first byte?"""
-    record = watched.record
+def judge_ttft(limited: LimitedRequest, now_s: float, most_ms: float) -> Judgement:
+    """Judge whether the request waited, or waits, longer than `most_ms` for its first byte."""
+    record = limited.record
     if not is_counted(record):
         return "skip"
-    if watched.ended:
+    if limited.ended:
         wait_ms = first_byte_ms(record)
         if -most_ms <= wait_ms < 0:
-            return "skip"  # the client left before that
+            return "skip"  # the client left earlier
         return "bad" if abs(wait_ms) > most_ms else "good"
     if record.ttft_ms is not None:
         return "bad" if record.ttft_ms > most_ms else "good"
     return "bad" if (now_s - record.arrived_s) * 1e3 > most_ms else "wait"
 
 
-def judge_failure(watched: LimitedRequest, now_s: float) -> Judgement:
-    record = watched.record
-    if not watched.ended:
-        watched.counted_good = now_s - record.arrived_s > GRACE_S
-        return "good" if watched.counted_good else "wait"
+def judge_failure(limited: LimitedRequest, now_s: float) -> Judgement:
+    """Judge whether the request failed; one that runs for `GRACE_S` counts as good until it fails."""
+    record = limited.record
+    if not limited.ended:
+        limited.counted_good = now_s - record.arrived_s > GRACE_S
+        return "good" if limited.counted_good else "wait"
     if has_failed(record):
         return "bad"
     return "good" if is_counted(record) and record.status is not None else "skip"
 
 
 class ArmLimit:
-    """Of one arm's requests, at most the share `most` (in (0, 1)) may be bad, as `judge` finds them at a time."""
+    """Limit on one arm: at most the share `most` (in (0, 1)) of its requests may be bad by `judge`."""
 
     __slots__ = (
         "_arrived",
@@ -97,15 +98,15 @@ class ArmLimit:
         self.evidence = 0.0
         self.alarmed = False
 
-    def add(self, watched: LimitedRequest) -> None:
-        self._queue.append(watched)
+    def add(self, limited: LimitedRequest) -> None:
+        self._queue.append(limited)
 
     def add_late_failure(self) -> None:
-        """One that had passed as good has failed after all."""
+        """Add a request that was counted as good and failed after all."""
         self._bad += 1
 
     def poll(self, now_s: float) -> bool:
-        """Must the arm go?"""
+        """Judge what can be judged by now. Returns True if the arm must go."""
         while self._queue and (judgement := self._judge(self._queue[0], now_s)) != "wait":
             second = int(self._queue.popleft().record.arrived_s)
             if second != self._arrived:
@@ -118,7 +119,7 @@ class ArmLimit:
         return self.alarmed
 
     def _count(self) -> None:
-        """A second's requests are all known."""
+        """Add a second whose requests are all judged."""
         if not (requests := self._bad + self._good):
             return
         gain = (self._bad / requests - self._most) / self._most

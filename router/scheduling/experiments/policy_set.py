@@ -1,16 +1,16 @@
-"""What decides: one policy, or an experiment's arms, each with its share of the units; and who looks on.
+"""The active policies: one policy, or the arms of an experiment with their shares of the units, and shadows.
 
-A unit (a session, say) belongs to an arm by a hash, so it stays there across restarts and on every replica, and nobody
-has to remember it. Each arm draws a number that looks exponentially distributed with its share as the rate, and the
+A unit (a session, say) belongs to an arm by a hash, so it stays there across restarts and on every replica, and nothing
+needs to be stored. Each arm draws a number that looks exponentially distributed with its share as the rate, and the
 least one wins:
 
     arm(unit) = argmin over arms of  -ln(u(seed, arm, unit)) / share
 
 (weighted rendezvous hashing; P(arm) is its share.) When one arm's share grows at the cost of another's, units move from
 that one to this one only. With more than two arms some pass between the others too, at most 2 d / (1 + d) of all in
-total, d being the share that changes hands, which is the least that any rule without memory can promise.
+total, d being the share that changes hands, which is the least that any stateless rule can guarantee.
 
-An arm that was rolled back keeps its place in the draw, but its units are the first arm's: nobody else moves.
+An arm that was rolled back stays in the draw, but its units go to the first arm: no other unit moves.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Assignment(NamedTuple):
     """A unit's place in an experiment."""
 
     arm: str  # by the draw
-    policy: Policy  # what decides for it: another one's where its arm was rolled back
+    policy: Policy  # the first arm's if the arm was rolled back
 
 
 @dataclass(frozen=True)
 class PolicySet:
-    """All policies by name, which of them are in force, and how. Replaced as a whole, never changed."""
+    """All policies by name, which of them are active, and how. Replaced as a whole, never changed."""
 
     policies: Mapping[str, Policy]
-    active: str  # decides without an experiment, and whatever stands outside of one
+    active: str  # decides for requests outside of an experiment
     experiment: ExperimentConfig | None = None
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
     needs: Needs = field(init=False)
     needs_cache: bool = field(init=False)
-    orders: Orders | None = field(init=False)  # of all in use together, see `Policy.orders`
+    orders: Orders | None = field(init=False)  # of all in use, see `Policy.orders`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", reduce(Needs.__or__, (p.needs for p in self.in_use), Needs.NONE))
@@ -53,11 +53,12 @@ class PolicySet:
 
     @property
     def policy(self) -> Policy:
-        """Of requests outside of an experiment."""
+        """The policy for requests outside of an experiment."""
         return self.policies[self.active]
 
     @property
     def in_use(self) -> list[Policy]:
+        """The active policy, and those of arms and shadows."""
         names = [self.active]
         if self.experiment is not None:
             names += [*self.experiment.arms, *self.experiment.shadows]
@@ -65,32 +66,34 @@ class PolicySet:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of what is in force, by name: equal in two processes that decide alike."""
+        """Digests of `in_use` by name: equal in two processes that decide alike."""
         return {policy.name: policy.digest for policy in self.in_use}
 
     @property
     def first(self) -> str | None:
-        """The arm that others are held against."""
+        """The arm that others are compared with; None without an experiment."""
         return None if self.experiment is None else next(iter(self.experiment.arms))
 
     @property
     def arm_digests(self) -> tuple[str, ...]:
-        """What the arms are made of: the same experiment over other policies is another one."""
+        """Digests of the arms' policies: the same experiment over other policies is another one."""
         return () if self.experiment is None else tuple(self.policies[arm].digest for arm in self.experiment.arms)
 
     @property
     def live_arms(self) -> list[str]:
+        """Arms that are not rolled back."""
         return [] if self.experiment is None else [arm for arm in self.experiment.arms if arm not in self.rolled_back]
 
     def assign(self, unit: bytes) -> Assignment:
-        """Where a unit belongs; only while there is an experiment."""
+        """Return a unit's arm and policy; only during an experiment."""
         assert self.experiment is not None
         arm = draw_arm(self.experiment.seed, self.experiment.arms, unit)
         return Assignment(arm, self.policies[self._heir(arm)])
 
     def instances_for(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
-        """The slice of the fleet that an isolated arm has; empty where there are fewer instances than arms. What was
-        rolled back leaves its slice to the first arm.
+        """Return the instances of an isolated arm; empty where there are fewer instances than arms.
+
+        An arm that was rolled back leaves its instances to the first arm.
         """
         assert self.experiment is not None
         owners = slice_instances(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
@@ -98,37 +101,37 @@ class PolicySet:
         return frozenset(instance for instance, owner in owners.items() if self._heir(owner) == heir)
 
     def _heir(self, arm: str) -> str:
-        """Who has its units and its slice: the first arm, where it was rolled back."""
+        """Return the arm that has this arm's units and instances: the first arm, if this one was rolled back."""
         assert self.experiment is not None
         return next(iter(self.experiment.arms)) if arm in self.rolled_back else arm
 
     def with_rollback(self, arm: str) -> PolicySet:
-        """The same with an arm rolled back."""
+        """Return a copy with the arm rolled back."""
         return replace(self, rolled_back=self.rolled_back | {arm})
 
 
 def draw_arm(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
-    """The arm of a unit: the same for equal arguments, in every process."""
+    """Return the arm of a unit: the same for equal arguments, in every process."""
     if len(shares) == 1:
         return next(iter(shares))
-    return min(shares, key=lambda arm: _waiting(seed, arm, unit) / shares[arm])
+    return min(shares, key=lambda arm: _draw(seed, arm, unit) / shares[arm])
 
 
 @lru_cache(maxsize=16)
 def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances: tuple[str, ...]) -> dict[str, str]:
-    """For isolated arms: which arm each instance serves.
+    """Return which isolated arm each instance serves.
 
-    In an order by hash, runs of the length that the shares say, at least one instance each. Fewer instances than arms:
-    the last arms get none. When an instance comes or goes, at most one per arm changes hands.
+    In an order by hash, runs of the length that the shares say, at least one instance each. With fewer instances than
+    arms, the last arms get none. When an instance joins or leaves, at most one per arm changes hands.
     """
-    order = sorted(instances, key=lambda name: _waiting(seed, "", name.encode()))
+    order = sorted(instances, key=lambda name: _draw(seed, "", name.encode()))
     runs = _runs([share for _, share in shares], len(order))
     owners = [arm for (arm, _), run in zip(shares, runs, strict=True) for _ in range(run)]
     return dict(zip(order, owners, strict=True))
 
 
 def _runs(shares: Sequence[float], places: int) -> list[int]:
-    """Whole numbers that add up to `places`, at least 1 while there are enough, as close to the shares as can be."""
+    """Return whole numbers that add up to `places`, at least 1 if there are enough, as close to the shares as possible."""
     runs = [1 if i < places else 0 for i in range(len(shares))]
     while sum(runs) < places:
         short = max(range(len(shares)), key=lambda i: shares[i] / (runs[i] + 1))
@@ -136,8 +139,8 @@ def _runs(shares: Sequence[float], places: int) -> list[int]:
     return runs
 
 
-def _waiting(seed: int, arm: str, unit: bytes) -> float:
-    """A draw from the exponential distribution with rate 1."""
+def _draw(seed: int, arm: str, unit: bytes) -> float:
+    """Draw from the exponential distribution with rate 1."""
     text = b"%d\0%b\0%b" % (seed, arm.encode(), unit)
     word = int.from_bytes(blake2b(text, digest_size=8, person=b"warmroute-arm").digest(), "big")
     return -log(((word >> 12) + 0.5) / 2**52)

@@ -1,7 +1,7 @@
-"""A policy that only says what it would have done: it sees the views of others, books nothing and learns nothing.
+"""Shadows: policies that decide on the views of live requests, without booking or learning anything.
 
-It remembers where it would have sent a session, so that a policy that keeps sessions together is judged by its own
-history. A shadow that breaks is out from then on: a broken one breaks at every request, and nobody is waiting for it.
+A shadow remembers where it would have sent a session, so that a policy that keeps sessions together is judged by its
+own history. A shadow that fails is disabled: it would fail at every request, and no request needs it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ SESSIONS = 20_000
 
 
 class ShadowPolicy:
-    """Decides on views that others decided on, with a session memory of its own. Used by shadows, plans and replays.
+    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays.
 
-    It remembers only sessions that it would have sent elsewhere than they went. Where both agree, what happened next
-    (retries, say) happened to both.
+    It remembers only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say)
+    happened to both.
     """
 
     def __init__(self, sessions: int = SESSIONS) -> None:
         self._sessions = SessionMemory(sessions)
 
-    def decide(self, policy: Policy, view: View, part: Part, made: str) -> Decision:
-        """`made`: the target that was chosen. Raises PolicyFault."""
+    def decide(self, policy: Policy, view: View, part: Part, actual: str) -> Decision:
+        """Return its choice; `actual` is the target that was chosen. Raises PolicyFault when a plug-in breaks the
+        contract.
+        """
         if (own := self._sessions.last_target(view, part)) is not None and own != view.last_target:
             view = view._replace(last_target=own)
         decision = policy.decide(view, part)
-        if decision.target == made:
+        if decision.target == actual:
             self._sessions.forget(view, part)
         else:
             self._sessions.record(view, part, decision.target)
@@ -42,21 +44,23 @@ class ShadowPolicy:
 
 
 class Shadow:
+    """One shadow and its regret so far."""
+
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.regret = RegretSummary()
-        self.fault: str | None = None  # why it is out; None: it is not
-        self._follower = ShadowPolicy()
+        self.fault: str | None = None  # why it is disabled, if it is
+        self._policy_with_memory = ShadowPolicy()
 
-    def evaluate(self, made: Decision) -> ShadowChoice | None:
-        """What it would have done instead; None: it is out."""
+    def evaluate(self, actual: Decision) -> ShadowChoice | None:
+        """Return what it would have chosen instead; None if it is disabled."""
         if self.fault is not None:
             return None
         try:
-            own = self._follower.decide(self.policy, made.view, made.part, made.target)
+            own = self._policy_with_memory.decide(self.policy, actual.view, actual.part, actual.target)
         except PolicyFault as fault:
             self.fault = str(fault)
             self.regret.failed += 1
-            log.error("shadow %s is out: %s", self.policy.name, fault, exc_info=fault.__cause__)
+            log.error("shadow %s is disabled: %s", self.policy.name, fault, exc_info=fault.__cause__)
             return None
-        return ShadowChoice(self.policy.name, own.target, self.regret.add(made.view, made.row, own.row))
+        return ShadowChoice(self.policy.name, own.target, self.regret.add(actual.view, actual.row, own.row))

@@ -1,16 +1,15 @@
-"""A unit of an experiment: what falls on an arm as a whole, and counts once, with all its requests together.
+"""Experiment units: the requests that fall on an arm together, and count as one observation.
 
-That is a session, a user, a key, a request or a window of time. Its requests depend on each other; the assignment,
-which is all that inference rests on, was drawn once for all of them.
+A unit is a session, a user, a key, a request or a window of time. Its requests depend on each other; the assignment, on
+which all inference rests, was drawn once for all of them. Outcomes of a request:
 
-What becomes of a request:
     failed      infinitely slow: no answer, a broken one, status >= 500, or 429. Else a failing arm would look fast
     4xx         does not count: the client's own fault, on any arm alike
-    client left at least so slow as it waited: slower than x if it waited more than x, else it does not count
-    hangs       runs on when its unit is closed: infinitely slow, in time to the first byte or in duration
-    else        what it was
+    client left at least as slow as it waited: slower than x if it waited more than x, else it does not count
+    hanging     still running when its unit is closed: infinitely slow, in time to the first byte or in duration
+    other       its measured times
 
-Times are kept as bare numbers: a unit costs about 700 bytes and 16 more per request, and keeps no finished record.
+Times are stored as bare numbers: a unit takes about 700 bytes and 16 more per request, and keeps no finished record.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from math import inf
 
 from router.scheduling.policy.record import Record
 
-AT_ONCE = 1e-9  # ms: of a client that left as it came; negative zero would not be negative
+AT_ONCE = 1e-9  # ms, for a client that left at once: negative zero is not negative
 
 
 def has_failed(record: Record) -> bool:
-    """Of a request that is over."""
+    """Return whether a request that has ended failed."""
     if _end(record) == "broken":
         return True
     if record.status is None:
@@ -34,16 +33,17 @@ def has_failed(record: Record) -> bool:
 
 
 def client_left(record: Record) -> bool:
+    """Return whether the client left."""
     return _end(record) == "client_gone"
 
 
 def is_counted(record: Record) -> bool:
-    """False: the client made a mistake, which says nothing of the arm."""
+    """Return whether the request counts: not if the client made a mistake, which says nothing about the arm."""
     return record.status is None or record.status < 400 or has_failed(record)
 
 
 def first_byte_ms(record: Record) -> float:
-    """Of a request that is over and counts: infinite where it failed; negative: the client left after so many ms."""
+    """Return the wait of a counted request: infinite if it failed; negative if the client left after that time."""
     if has_failed(record):
         return inf
     if record.ttft_ms is not None:
@@ -52,22 +52,23 @@ def first_byte_ms(record: Record) -> float:
 
 
 def last_byte_ms(record: Record) -> float:
-    """The same of its duration."""
+    """Return the duration of a counted request in the form of `first_byte_ms`."""
     if has_failed(record):
         return inf
     return -max(duration_ms(record), AT_ONCE) if client_left(record) else duration_ms(record)
 
 
 def duration_ms(record: Record) -> float:
+    """Return the duration of a closed record. Raises ValueError when the record is still open."""
     if record.duration_ms is None:
         raise ValueError(
-            f"record {record.id} has no duration: tell the trial of a request's end after closing its record"
+            f"record {record.id} has no duration: close the record before ending its request in the experiment"
         )
     return record.duration_ms
 
 
 def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
-    """Share of requests that waited longer; None: of none is it known. Nothing is slower than what failed."""
+    """Return the share of requests that waited longer than `limit_ms`; None if it is known of none of them."""
     slow = fast = 0
     for wait_ms in waits_ms:
         if wait_ms > limit_ms or -wait_ms > limit_ms or wait_ms == inf:
@@ -85,7 +86,7 @@ class ExperimentUnit:
     def __init__(self, arm: int, began_s: float) -> None:
         self.arm = arm
         self.began_s = began_s
-        self.running: dict[int, Record] = {}  # by their numbers
+        self.running: dict[int, Record] = {}  # by record number
         self.first_bytes = array("d")  # ms, see `first_byte_ms`
         self.last_bytes = array("d")
         self._answered = 0
@@ -94,7 +95,7 @@ class ExperimentUnit:
         self._cached = 0
 
     def end_request(self, record: Record) -> None:
-        """One of those running is over."""
+        """Add the outcome of a running request."""
         del self.running[record.number]
         if not is_counted(record):
             return
@@ -108,14 +109,14 @@ class ExperimentUnit:
             self._cached += min(record.cached_tokens, record.prompt_tokens)
 
     def is_hanging(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
-        """Has everything that still runs waited longer than that, for its first byte or, with that, for its last?"""
+        """Return whether all running requests have waited longer than these times for the first byte, or else the last."""
         return all(
             now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)
             for record in self.running.values()
         )
 
     def close(self) -> None:
-        """What still runs is not waited for."""
+        """Count the running requests as infinitely slow."""
         for record in self.running.values():
             self.first_bytes.append(inf if record.ttft_ms is None else record.ttft_ms)
             self.last_bytes.append(inf)
@@ -123,11 +124,12 @@ class ExperimentUnit:
 
     @property
     def hit_share(self) -> float | None:
-        """Cached tokens delivered per prompt token; None: no answer told both."""
+        """Cached tokens delivered per prompt token; None if no answer reported both."""
         return self._cached / self._prompt if self._prompt else None
 
     @property
     def error_rate(self) -> float | None:
+        """Share of failed requests among those that ended; None if none did."""
         return self._failed / self._answered if self._answered else None
 
 

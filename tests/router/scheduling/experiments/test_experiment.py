@@ -22,7 +22,7 @@ def tell(trial: RunningExperiment, arm: str, unit: int, at_s: float, **outcome: 
 
 
 def test_an_unknown_arm_is_refused() -> None:
-    with pytest.raises(ValueError, match="no arm `c` in this trial; its arms: a, b"):
+    with pytest.raises(ValueError, match="no arm `c` in this experiment; its arms: a, b"):
         a_trial().begin_request("c", b"u", a_record(1, 0.0))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scheduling.experiments.regret import SAME, RegretSummary, difference
+from router.scheduling.experiments.regret import SAME, RegretSummary, compute_regret
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -20,26 +20,26 @@ VIEW = a_view(WARM, COLD, SILENT, prompt_tokens=1000)
 def test_the_other_choice_minus_the_one_that_was_made() -> None:
     # warm: 100 queued + 5 + 125 * 200 / 1000 + 200 * (800 + 100) * 1e-6 = 100 + 5 + 25 + 0.18 = 130.18
     # cold:   0 queued + 5 + 125 * 800 / 1000 + 800 * (200 + 400) * 1e-6 =       5 + 100 + 0.48 = 105.48
-    found = difference(VIEW, WARM, COLD)
+    found = compute_regret(VIEW, WARM, COLD)
     assert found.ttft_ms == pytest.approx(105.48 - 130.18)
     assert found.overlap_tokens == 200 - 800
 
 
 def test_an_unknown_overlap_has_no_difference() -> None:
     # c is taken to hold what a does, 800: 5 + 25 + 0.18 = 30.18 ms
-    found = difference(VIEW, WARM, SILENT)
+    found = compute_regret(VIEW, WARM, SILENT)
     assert found.ttft_ms == pytest.approx(30.18 - 130.18)
     assert found.overlap_tokens is None
 
 
 def test_the_same_target_is_no_difference() -> None:
-    assert difference(VIEW, SILENT, SILENT) == SAME
+    assert compute_regret(VIEW, SILENT, SILENT) == SAME
 
 
 @given(views(), st.data())
 def test_the_way_back_is_the_opposite(view: View, data: st.DataObject) -> None:
     one, other = (data.draw(st.sampled_from(view.rows)) for _ in range(2))
-    there, back = difference(view, one, other), difference(view, other, one)
+    there, back = compute_regret(view, one, other), compute_regret(view, other, one)
     assert there.ttft_ms == -back.ttft_ms
     assert (there.overlap_tokens is None) == (back.overlap_tokens is None)
     if there.overlap_tokens is not None and back.overlap_tokens is not None:

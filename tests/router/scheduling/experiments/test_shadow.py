@@ -127,7 +127,7 @@ def test_a_shadow_that_breaks_is_out_said_once_and_never_raises(caplog: pytest.L
         assert [shadow.evaluate(made) for _ in range(5)] == [None] * 5
     assert shadow.fault == "policy mine: it: RuntimeError: boom"
     assert [record.getMessage() for record in caplog.records] == [
-        "shadow mine is out: policy mine: it: RuntimeError: boom"
+        "shadow mine is disabled: policy mine: it: RuntimeError: boom"
     ]
     assert breaking.calls == 2  # once well, once not, then nobody asked it again
     found = shadow.regret.summary()

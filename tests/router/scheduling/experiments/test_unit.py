@@ -54,7 +54,7 @@ def test_one_that_was_never_placed_has_failed() -> None:
 def test_a_record_that_is_still_open_is_refused() -> None:
     record = ended(status=None, ttft_ms=None, end="client_gone")
     record.duration_ms = None
-    with pytest.raises(ValueError, match="record r-1 has no duration: tell the trial of a request's end after"):
+    with pytest.raises(ValueError, match="record r-1 has no duration: close the record before"):
         first_byte_ms(record)
 
 
