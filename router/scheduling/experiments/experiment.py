@@ -181,7 +181,7 @@ class RunningExperiment:
         return tuple(self._value(metric, unit) for metric in METRICS)
 
     def _value(self, metric: Metric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
-        """Return a unit's value; for times the share of requests slower than `stretch` times the first arm's quantile."""
+        """Return a unit's value; for times the share of requests over `stretch` times the first arm's quantile."""
         if metric == "hit_share":
             return unit.hit_share
         if metric == "error_rate":

@@ -131,7 +131,7 @@ def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances:
 
 
 def _runs(shares: Sequence[float], places: int) -> list[int]:
-    """Return whole numbers that add up to `places`, at least 1 if there are enough, as close to the shares as possible."""
+    """Return whole numbers that sum to `places`, at least 1 if there are enough, as close to the shares as possible."""
     runs = [1 if i < places else 0 for i in range(len(shares))]
     while sum(runs) < places:
         short = max(range(len(shares)), key=lambda i: shares[i] / (runs[i] + 1))

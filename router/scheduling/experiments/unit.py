@@ -109,7 +109,7 @@ class ExperimentUnit:
             self._cached += min(record.cached_tokens, record.prompt_tokens)
 
     def is_hanging(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
-        """Return whether all running requests have waited longer than these times for the first byte, or else the last."""
+        """Return whether all running requests waited longer than these times for the first byte, or else the last."""
         return all(
             now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)
             for record in self.running.values()
