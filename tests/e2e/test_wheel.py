@@ -170,7 +170,7 @@ async def _fleet(installed: Install) -> AsyncIterator[tuple[int, int, str]]:
         env=installed.env,
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             engine = (await _seen(process, rb"engine-0  (\S+)"))[1].decode()
             ports = await _seen(process, rb"listening on \S+:(\d+), admin on \S+:(\d+)")
             for _ in range(4):

@@ -50,9 +50,9 @@ async def survey_engine(url: str, api_key: str | None = None, timeout_s: float =
             if survey.model is None or survey.prefix_caching is False:
                 return survey
             blocks = [each.block_tokens for each in gauges.values() if each.block_tokens]
-            told = await _reports_cached_tokens(client, survey.model, max(blocks, default=DEFAULT_BLOCK_TOKENS))
-            return survey._replace(cached_tokens=told)
-        except (httpx.HTTPError, httpx.InvalidURL) as failure:
+            reported = await _reports_cached_tokens(client, survey.model, max(blocks, default=DEFAULT_BLOCK_TOKENS))
+            return survey._replace(cached_tokens=reported)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as failure:
             return EngineSurvey(url, error=f"no answer: {str(failure) or type(failure).__name__}")
 
 

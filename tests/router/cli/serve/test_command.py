@@ -27,7 +27,7 @@ async def test_serve_starts_from_urls_alone(tmp_path: Path) -> None:
         )
         try:
             port, admin = await _ports(process)
-            async with httpx.AsyncClient(timeout=10) as client, asyncio.timeout(20):
+            async with httpx.AsyncClient(timeout=10) as client, asyncio.timeout(60):
                 while (await client.get(f"http://127.0.0.1:{port}/ready")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 while len((await client.get(f"http://127.0.0.1:{port}/v1/models")).json()["data"]) < 1:  # noqa: ASYNC110
@@ -46,7 +46,7 @@ async def test_serve_starts_from_urls_alone(tmp_path: Path) -> None:
 
 async def _ports(process: asyncio.subprocess.Process) -> tuple[int, int]:
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for line in process.stderr:
             if found := re.search(rb"listening on \S+:(\d+), admin on \S+:(\d+)", line):
                 return int(found[1]), int(found[2])
