@@ -1,1 +1,1 @@
-"""What makes and checks the documentation: reference pages from the code, diagrams, examples in pages."""
+"""Tools of the documentation: reference pages made from the code, diagrams, checks of the examples."""

@@ -51,13 +51,13 @@ class Drawing(NamedTuple):
     arrows: Sequence[Arrow] = ()
 
 
-def drawings() -> dict[str, str]:
-    """The SVG text of each diagram, by the name of its file."""
-    return {name: svg(drawing) for name, drawing in DRAWINGS.items()}
+def render_all() -> dict[str, str]:
+    """Return the SVG text of each diagram, by the name of its file."""
+    return {name: render(drawing) for name, drawing in DRAWINGS.items()}
 
 
-def svg(drawing: Drawing) -> str:
-    """One diagram as SVG, on a background of its own so that it can be read on light and dark pages."""
+def render(drawing: Drawing) -> str:
+    """Return one diagram as SVG, on a background of its own so that it is legible on light and dark pages."""
     width, height = drawing.width * UNIT, drawing.height * UNIT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
@@ -96,7 +96,7 @@ def _box(box: Box) -> Iterator[str]:
 def _arrow(boxes: dict[str, Box], arrow: Arrow) -> Iterator[str]:
     x1, y1 = _end(boxes[arrow.start], arrow.leaves, arrow.shift)
     x2, y2 = _end(boxes[arrow.end], arrow.enters, arrow.shift)
-    x2, y2 = _straightened(boxes[arrow.end], arrow, (x1, y1), (x2, y2))
+    x2, y2 = _straighten(boxes[arrow.end], arrow, (x1, y1), (x2, y2))
     bend_x, bend_y = (x1 + x2) / 2, (y1 + y2) / 2
     if arrow.leaves == arrow.enters:
         bend_y = y1 + (LOOP if arrow.leaves == "bottom" else -LOOP)
@@ -121,8 +121,8 @@ def _arrow(boxes: dict[str, Box], arrow: Arrow) -> Iterator[str]:
             )
 
 
-def _straightened(box: Box, arrow: Arrow, start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """The end of an arrow moved along its side to face the start, where the side is long enough for that."""
+def _straighten(box: Box, arrow: Arrow, start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
+    """Move the end of an arrow along its side to face the start, where the side is long enough for that."""
     x, y, width, height = (value * UNIT for value in box[:4])
     sides = {arrow.leaves, arrow.enters}
     if sides == {"left", "right"} and y < start[1] < y + height:
@@ -257,8 +257,8 @@ MEANINGS = {
 }
 
 
-def _layers() -> Drawing:
-    """The import layers of `pyproject.toml`, the highest first."""
+def _draw_layers() -> Drawing:
+    """Draw the import layers of `pyproject.toml`, the highest first."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     short = [layer.replace("router.", "").replace("__main__ : ", "").replace(" : ", ", ") for layer in layers]
@@ -295,4 +295,4 @@ PAIRS = Drawing(
     ],
 )
 
-DRAWINGS = {"architecture": ARCHITECTURE, "request": REQUEST, "event": EVENT, "layers": _layers(), "pairs": PAIRS}
+DRAWINGS = {"architecture": ARCHITECTURE, "request": REQUEST, "event": EVENT, "layers": _draw_layers(), "pairs": PAIRS}

@@ -41,12 +41,12 @@ TOKENIZER = ROOT / "router/testbed/emulator/data"
 
 
 def problems(found: list[Block]) -> list[str]:
-    """One line per block that is wrong, with the place where it stands."""
+    """Return one line per problem, with the block's page and line."""
     return [f"{block.at}: {why}" for block in found for why in check(block)]
 
 
 def check(block: Block) -> Iterator[str]:
-    """What is wrong with one block; nothing where it is right."""
+    """Yield what is wrong with one block."""
     if block.note is not None and block.note not in NOTES:
         yield f'unknown comment "{block.note}": one of {", ".join(sorted(NOTES))}'
     if block.language not in KNOWN:
@@ -87,7 +87,7 @@ def check_yaml(text: str, kind: str = "") -> None:
 
 
 def _made(folder: Path, found: re.Match[str]) -> str:
-    """The path's stand-in inside `folder`: there, and of the kind that its key wants."""
+    """Create a file or folder of the kind that the key wants inside `folder`, and return the text that names it."""
     path = folder / found["path"].lstrip("/")
     if found["key"] == "path":
         shutil.copytree(TOKENIZER, path, dirs_exist_ok=True)
@@ -117,7 +117,7 @@ def _read(folder: Path, text: str, kind: str) -> None:
 
 
 def _read_whole(file: Path, data: dict[str, Any]) -> None:
-    """A part of a main file is completed by what every main file must have: engines."""
+    """Read a policy, experiment, profile or fault file, or a main file; engines are added where it names none."""
     if not isinstance(data, dict):
         raise ConfigError("no mapping: a comment above the block may say what it is, `<!-- kind: ... -->`")
     sections = Config.model_fields.keys()

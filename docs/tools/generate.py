@@ -1,4 +1,4 @@
-"""`make reference`: writes every page, schema and diagram that is made from the code."""
+"""Write every page, schema and diagram that is made from the code: `make reference`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from docs.tools.pages import DOCS, ROOT
 from router.config.generated_docs import render_files as render_schemas
 
 
-def generated() -> dict[Path, str]:
-    """What each generated file must hold."""
-    pages = {DOCS / "reference" / f"{name}.md": text for name, text in reference.pages().items()}
-    drawn = {DOCS / "img" / f"{name}.svg": text for name, text in diagrams.drawings().items()}
+def generate() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    pages = {DOCS / "reference" / f"{name}.md": text for name, text in reference.render_pages().items()}
+    drawn = {DOCS / "img" / f"{name}.svg": text for name, text in diagrams.render_all().items()}
     return pages | drawn | render_schemas(ROOT / "configs")
 
 
-def stale() -> list[Path]:
-    """Generated files that are missing or not what the code says, relative to the repository."""
+def list_stale() -> list[Path]:
+    """Return the generated files that are missing or out of date, relative to the repository."""
     return [
         file.relative_to(ROOT)
-        for file, text in generated().items()
+        for file, text in generate().items()
         if not file.is_file() or file.read_text(encoding="utf-8") != text
     ]
 
 
 def main() -> None:
-    for file, text in generated().items():
+    for file, text in generate().items():
         file.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What MkDocs calls before it builds the site: a page that the code has left behind stops the build."""
+"""MkDocs hook: stop the build when a generated file is out of date or an example in a page is wrong."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from mkdocs.exceptions import PluginError
 
 from docs.tools import examples, generate
-from docs.tools.pages import all_blocks
+from docs.tools.pages import read_all_blocks
 
 
 def on_pre_build(config: Any) -> None:
-    """Fail on stale generated files and on examples that do not check."""
-    found = [f"{file}: not current, run `make reference`" for file in generate.stale()]
-    found += examples.problems(all_blocks())
+    """Check generated files and examples. Raises `PluginError` with one line per problem."""
+    found = [f"{file}: not current, run `make reference`" for file in generate.list_stale()]
+    found += examples.problems(read_all_blocks())
     if found:
         raise PluginError("\n".join(["the documentation is wrong:", *found]))

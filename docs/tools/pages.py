@@ -1,4 +1,4 @@
-"""The pages as text: where they are, the code blocks in them, and what a comment above a block says about it."""
+"""The pages as text: their files, the code blocks in them, and the comment above a block."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Block(NamedTuple):
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def pages() -> list[Path]:
-    """Every Markdown file that people read: the site's pages, then those beside it that exist."""
+def list_pages() -> list[Path]:
+    """Return every Markdown file that people read: the site's pages, then those beside it."""
     return sorted(DOCS.rglob("*.md")) + [ROOT / name for name in OUTSIDE if (ROOT / name).is_file()]
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """The code blocks of one page, in its order."""
+def read_blocks(page: Path) -> Iterator[Block]:
+    """Yield the code blocks of one page, in order."""
     text = page.read_text(encoding="utf-8")
     for match in FENCE.finditer(text):
         indent = match["indent"]
@@ -50,11 +50,11 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, line, match["language"], body, match["note"], match["value"] or "")
 
 
-def all_blocks() -> list[Block]:
-    """The code blocks of all pages."""
-    return [block for page in pages() for block in blocks(page)]
+def read_all_blocks() -> list[Block]:
+    """Return the code blocks of all pages."""
+    return [block for page in list_pages() for block in read_blocks(page)]
 
 
-def without_code(text: str) -> str:
-    """A page's text with its code blocks blanked out, so that what looks like a link in them is not one."""
+def strip_code(text: str) -> str:
+    """Return a page's text with its code blocks blanked out, so that nothing in them looks like a link or heading."""
     return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)

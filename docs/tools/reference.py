@@ -25,8 +25,8 @@ NOTICE = "<!-- Made by `make reference` from the code. Edit the code, not this p
 POLICIES = ROOT / "configs" / "policies"
 
 
-def pages() -> dict[str, str]:
-    """The text of each page under `docs/reference/`, by its name."""
+def render_pages() -> dict[str, str]:
+    """Return the text of each page under `docs/reference/`, by its name."""
     made: dict[str, Callable[[], Iterable[str]]] = {
         "configuration": configuration,
         "metrics": metrics,
@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a Markdown table."""
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     for row in rows:
@@ -162,8 +162,8 @@ RESPONSE_HEADERS = (
 )
 
 
-class _NoOperations:
-    """Operations of the admin application that only has to describe itself."""
+class _Unused:
+    """Stands for the operations of the admin application, which here only describes itself."""
 
 
 def http() -> Iterator[str]:
@@ -189,8 +189,8 @@ def _admin() -> Iterator[str]:
     yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
     yield "section is made.\n"
-    nobody: Any = _NoOperations()
-    described = admin_app(nobody, nobody, nobody, []).openapi()
+    unused: Any = _Unused()
+    described = admin_app(unused, unused, unused, []).openapi()
     for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
             yield f"### `{method.upper()} {path}`\n"

@@ -1,4 +1,4 @@
-"""What a user can set, call or see is documented: each name is in some page, and names in pages exist."""
+"""Every configuration key, metric, endpoint, plug-in and command is named in some page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typer import Typer
 
-from docs.tools.pages import pages
+from docs.tools.pages import list_pages
 from router.cli.main import app
 from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
@@ -18,13 +18,13 @@ from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.registry import BUILTINS
 
 
-class Nobody:
-    """Operations that are never asked."""
+class Unused:
+    """Stands for operations that are never called."""
 
 
 @pytest.fixture(scope="module")
 def documents() -> str:
-    return "\n".join(page.read_text(encoding="utf-8") for page in pages())
+    return "\n".join(page.read_text(encoding="utf-8") for page in list_pages())
 
 
 def undocumented(names: list[str], documents: str) -> list[str]:
@@ -51,7 +51,7 @@ def test_every_endpoint(documents: str) -> None:
 
 
 def test_every_admin_endpoint(documents: str) -> None:
-    paths = admin_app(Nobody(), Nobody(), Nobody(), []).openapi()["paths"]  # type: ignore[arg-type]
+    paths = admin_app(Unused(), Unused(), Unused(), []).openapi()["paths"]  # type: ignore[arg-type]
     names = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     assert len(names) == 19
     assert undocumented(names, documents) == []

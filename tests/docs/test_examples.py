@@ -21,12 +21,12 @@ import pytest
 import yaml
 
 from docs.tools import examples
-from docs.tools.pages import ROOT, SHELL, Block, all_blocks, blocks
+from docs.tools.pages import ROOT, SHELL, Block, read_all_blocks, read_blocks
 from router.cli.serve.command import FIRST_STEPS
 from router.errors import ConfigError
 
-CHECKED = [block for block in all_blocks() if block.language not in SHELL]
-RUN = [block for block in all_blocks() if block.language in SHELL and block.note != "not run"]
+CHECKED = [block for block in read_all_blocks() if block.language not in SHELL]
+RUN = [block for block in read_all_blocks() if block.language in SHELL and block.note != "not run"]
 START_S = 60.0
 
 SHIM = """\
@@ -140,7 +140,7 @@ def test_the_checks_notice() -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.at)
 def test_it_runs(block: Block, fleet: RunningFleet) -> None:
-    """And prints what its page shows: nine tenths of the words at least, for figures and targets differ."""
+    """The output has at least nine tenths of the words that the page shows; figures and targets differ."""
     commands, shown = commands_and_output(block)
     done = fleet.run(commands)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,8 +150,8 @@ def test_it_runs(block: Block, fleet: RunningFleet) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/get-started/embedded-fleet.md"])
 def test_the_second_turn_is_a_hit(page: str, fleet: RunningFleet) -> None:
-    """The first success of a newcomer: what the page says to run, and lines of the form that it shows."""
-    (code,) = [block.text for block in blocks(ROOT / page) if block.language == "python"]
+    """The two turns of a chat run as printed, and the second finds most of the first in the cache."""
+    (code,) = [block.text for block in read_blocks(ROOT / page) if block.language == "python"]
     (fleet.folder / "turns.py").write_text(code.replace(":8000", f":{fleet.port}"), encoding="utf-8")
     done = fleet.run(f"{sys.executable} turns.py")
     assert done.returncode == 0, done.stderr
@@ -161,13 +161,13 @@ def test_the_second_turn_is_a_hit(page: str, fleet: RunningFleet) -> None:
 
 
 def test_the_page_shows_what_the_fleet_prints() -> None:
-    shown = [block.text for block in blocks(ROOT / "docs/get-started/embedded-fleet.md") if "Ready." in block.text]
+    shown = [block.text for block in read_blocks(ROOT / "docs/get-started/embedded-fleet.md") if "Ready." in block.text]
     assert shown == [FIRST_STEPS.format(port=8000, admin=8001, model="warm-tiny").lstrip("\n")]
 
 
 def test_what_is_not_run_says_why() -> None:
-    """Of each page how many blocks do not run: a new one has to be put here, with its reason beside it in the page."""
-    shell = [block for block in all_blocks() if block.language in SHELL]
+    """A new block that does not run has to be counted here, with its reason beside it in the page."""
+    shell = [block for block in read_all_blocks() if block.language in SHELL]
     assert all(len(block.value) >= 10 for block in shell if block.note == "not run")
     skipped: dict[str, int] = {}
     for block in shell:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.tools.pages import DOCS, OUTSIDE, ROOT, pages, without_code
+from docs.tools.pages import DOCS, OUTSIDE, ROOT, list_pages, strip_code
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.paths import CONFIGS
@@ -23,22 +23,22 @@ REPOSITORY_PATH = re.compile(r"`((?:router|scorers|tests|configs|docs)/[\w./-]+)
 
 def anchors(page: Path) -> set[str]:
     """The ids of a page's headings, as MkDocs makes them."""
-    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", strip_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings]
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
 @pytest.mark.parametrize("page", [ROOT / name for name in OUTSIDE], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_files_beside_the_site(page: Path) -> None:
-    for target, anchor in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+    for target, anchor in LINK.findall(strip_code(page.read_text(encoding="utf-8"))):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_of_the_repository_that_pages_name(page: Path) -> None:
-    for path in REPOSITORY_PATH.findall(without_code(page.read_text(encoding="utf-8"))):
+    for path in REPOSITORY_PATH.findall(strip_code(page.read_text(encoding="utf-8"))):
         assert list(ROOT.glob(path.rstrip("/").replace("NAME", "*"))), f"{page.name}: {path}"
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from docs.tools.generate import generated, stale
+from docs.tools.generate import generate, list_stale
 from docs.tools.pages import DOCS, ROOT
 from scorers.contract import Plugin
 from scorers.registry import BUILTINS
@@ -16,15 +16,15 @@ PLUGINS = [entry for kind in BUILTINS.values() for entry in kind.items()]
 
 def test_generated_files_are_current() -> None:
     """If not: run `make reference`."""
-    assert [str(file) for file in stale()] == []
+    assert [str(file) for file in list_stale()] == []
 
 
 def test_generating_twice_gives_the_same() -> None:
-    assert generated() == generated()
+    assert generate() == generate()
 
 
 def test_tables_have_as_many_cells_in_every_row() -> None:
-    for file, text in generated().items():
+    for file, text in generate().items():
         if file.suffix == ".md":
             for table in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
                 widths = {re.sub(r"\\\|", "", line).count("|") for line in table.splitlines()}

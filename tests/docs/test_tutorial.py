@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.tools.pages import DOCS, blocks
+from docs.tools.pages import DOCS, read_blocks
 from scorers.contract import Scorer
 from scorers.registry import GROUPS
 from tests.suites.scorers import check_scorer
@@ -19,7 +19,7 @@ def test_the_entry_point_groups_are_named() -> None:
 
 
 def test_the_example_works_and_is_short() -> None:
-    (code,) = [block.text for block in blocks(PAGE) if block.language == "python"]
+    (code,) = [block.text for block in read_blocks(PAGE) if block.language == "python"]
     assert code.count("\n") <= 30
     module: dict[str, Any] = {"__name__": "example"}
     exec(compile(code, "tutorial", "exec", dont_inherit=True), module)

@@ -16,7 +16,7 @@ from zipfile import ZipFile
 import pytest
 
 import scorers
-from docs.tools.pages import blocks
+from docs.tools.pages import read_blocks
 
 ROOT = Path(scorers.__file__).parents[1]
 PAGE = ROOT / "docs/policies/write-a-scorer.md"
@@ -43,7 +43,7 @@ print(decision.terms[0].name, decision.costs, decision.target)
 
 def code(language: str) -> str:
     """The last block of that language in the tutorial."""
-    return [block.text for block in blocks(PAGE) if block.language == language][-1]
+    return [block.text for block in read_blocks(PAGE) if block.language == language][-1]
 
 
 def wheel(folder: Path) -> Path:
