@@ -130,14 +130,14 @@ async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: Upstream
         return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
     with answer:
         if answer.status >= 400:
-            return await _refused(answer, prefill)
+            return await _read_failure(answer, prefill)
         body = await answer.read_all(ANSWER_BYTES)
         if answer.failure is not None:
             return PrefillResult("died", answer.status, detail=answer.failure.value)
         return PrefillResult("ok", answer.status, body or b"")
 
 
-async def _refused(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:
+async def _read_failure(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:
     refusal = await read_refusal(answer, prefill.target, prefill.record)
     detail = f"the prefill engine answered {answer.status}"
     if answer.status == BUSY:

@@ -101,7 +101,7 @@ class Upstreams:
         request may still go to another engine. Close the exchange when done with it.
         """
         engine = self._engines.get(instance)
-        return _instance_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
+        return _report_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
 
     async def fetch(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
@@ -129,7 +129,7 @@ class Upstreams:
         return self._tls[ca_file]
 
 
-async def _instance_removed() -> UpstreamUnanswered:
+async def _report_removed() -> UpstreamUnanswered:
     return UpstreamUnanswered("connect", "the instance was removed")
 
 

@@ -56,17 +56,17 @@ def encode_error(refused: RequestRefused, path: str = "") -> ErrorBody:
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error response of `app` this shape."""
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def on_refusal(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)
         return _response(error)
 
-    async def invalid(request: Request, error: Exception) -> Response:
+    async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         name = str(first["loc"][-1])
         return _response(InvalidRequest(f"{name}: {first['msg']}", param=name, code="invalid_value"))
 
-    async def unserved(request: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         refusal = RequestRefused(f"{request.method} {request.url.path}: {error.detail.lower()}")
         refusal.status = error.status_code
@@ -75,9 +75,9 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    app.add_exception_handler(RequestRefused, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, unserved)
+    app.add_exception_handler(RequestRefused, on_refusal)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
 
 
 def _openai(refused: RequestRefused) -> dict[str, Any]:

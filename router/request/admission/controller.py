@@ -112,12 +112,12 @@ class AdmissionController:
         live = self._live.find(session)
         if self._pooled or live is None or live.prompt_tokens is None or live.running:
             return False
-        return bool(self._queues["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected())
+        return bool(self._queues["parked"]) or not self._fits(prompt_tokens or 0, self._live.expected_load())
 
     def arrive(self, arrival: Arrival, now: float) -> Admitted | Queued:
         """Admit or queue a request. Call `on_answer` or `on_leave` afterwards, whatever the verdict."""
         self._live.advance(now)
-        session = self._live.session(arrival.session)
+        session = self._live.get_or_create(arrival.session)
         self._live.on_arrival(session)
         admission = Admission(session, arrival.prompt_tokens or 0, self._choose_queue(session, now), now)
         if not self._must_wait(admission, arrival.local_tokens):
@@ -183,7 +183,7 @@ class AdmissionController:
     def state(self, now: float) -> AdmissionState:
         self._live.advance(now)
         waiting = (self._describe(a, place, now) for queue in self._queues.values() for place, a in enumerate(queue, 1))
-        return AdmissionState(len(self._live), self._live.expected(), self._capacity_tokens, tuple(waiting))
+        return AdmissionState(len(self._live), self._live.expected_load(), self._capacity_tokens, tuple(waiting))
 
     # which requests must wait
 
@@ -202,7 +202,7 @@ class AdmissionController:
         return any(self._queues[queue] for queue in _up_to(admission.queue)) or not self._may_start(admission)
 
     def _may_start(self, admission: Admission) -> bool:
-        if admission.session.running or self._fits(admission.prompt_tokens, self._live.expected()):
+        if admission.session.running or self._fits(admission.prompt_tokens, self._live.expected_load()):
             fits = True
         else:
             fits = self._pooled and not self._is_overloaded()

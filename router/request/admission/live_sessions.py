@@ -81,7 +81,7 @@ class LiveSessions:
         """Count all sessions, however long they have been silent."""
         return len(self._by_name)
 
-    def session(self, name: bytes | None) -> LiveSession:
+    def get_or_create(self, name: bytes | None) -> LiveSession:
         """Return the session called `name`, or a new one."""
         if name is None:
             return LiveSession(None)
@@ -90,7 +90,7 @@ class LiveSessions:
     def find(self, name: bytes | None) -> LiveSession | None:
         return None if name is None else self._by_name.get(name)
 
-    def expected(self) -> ExpectedLoad:
+    def expected_load(self) -> ExpectedLoad:
         running = self._running
         sessions, context = float(running.sessions), float(running.context_tokens)
         for probability, stages in self._kinds:

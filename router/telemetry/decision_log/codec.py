@@ -73,7 +73,7 @@ class RecordEncoder:
 
         Raises TypeError, ValueError or OverflowError for a record that has no JSON form, and then nothing has changed.
         """
-        line = self._line(LogLine(record=self._logged(record)))
+        line = self._line(LogLine(record=self._log_record(record)))
         policy = record.policy
         if policy is None or (policy.name, policy.digest) in self._policies:
             return line
@@ -84,7 +84,7 @@ class RecordEncoder:
     def _line(self, line: LogLine) -> bytes:
         return self._encode(line) + b"\n"
 
-    def _logged(self, record: Record) -> LoggedRecord:
+    def _log_record(self, record: Record) -> LoggedRecord:
         policy, attempts = record.policy, record.attempts
         return LoggedRecord(
             id=record.id,

@@ -12,7 +12,7 @@ from router.request.admission.live_sessions import LiveSessions
 
 
 def a_turn(live: LiveSessions, name: bytes, tokens: int, now: float) -> None:
-    session = live.session(name)
+    session = live.get_or_create(name)
     live.on_arrival(session)
     live.on_start(session, tokens)
     live.on_answer(session, tokens, tokens + 10, now)
@@ -20,36 +20,36 @@ def a_turn(live: LiveSessions, name: bytes, tokens: int, now: float) -> None:
 
 def test_a_session_counts_with_its_prompt_while_it_runs_and_with_its_answer_after_that() -> None:
     live = LiveSessions(300.0)
-    session = live.session(b"a")
+    session = live.get_or_create(b"a")
     live.on_arrival(session)
     live.on_start(session, 100)
-    assert live.expected() == (1, 100)
+    assert live.expected_load() == (1, 100)
     live.on_answer(session, 100, 130, 0.0)
-    assert live.expected() == (1, 130)
-    assert live.expected().mean_tokens == 130
+    assert live.expected_load() == (1, 130)
+    assert live.expected_load().mean_tokens == 130
 
 
 def test_a_turn_that_failed_leaves_what_was_before_it() -> None:
     live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
-    session = live.session(b"a")
+    session = live.get_or_create(b"a")
     live.on_arrival(session)
     live.on_start(session, 500)
     live.on_failure(session, 110, 1.0)
-    assert live.expected() == (1, 110)
-    other = live.session(b"b")
+    assert live.expected_load() == (1, 110)
+    other = live.get_or_create(b"b")
     live.on_start(other, 500)
     live.on_failure(other, 0, 1.0)
-    assert (live.expected(), len(live)) == ((1, 110), 1), "it never had an answer: nobody knows it"
+    assert (live.expected_load(), len(live)) == ((1, 110), 1), "it never had an answer: nobody knows it"
 
 
 def test_a_prompt_of_unknown_length_counts_with_what_was_known() -> None:
     live = LiveSessions(300.0)
     a_turn(live, b"a", 100, 0.0)
-    session = live.session(b"a")
+    session = live.get_or_create(b"a")
     live.on_arrival(session)
     live.on_start(session, 0)
-    assert live.expected() == (1, 110)
+    assert live.expected_load() == (1, 110)
 
 
 def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
@@ -58,8 +58,8 @@ def test_one_that_is_silent_for_long_enough_is_forgotten() -> None:
     live.advance(299.9)
     assert len(live) == 1
     live.advance(300.0)
-    assert (len(live), live.expected()) == (0, (0, 0))
-    assert live.expected().mean_tokens == 0
+    assert (len(live), live.expected_load()) == (0, (0, 0))
+    assert live.expected_load().mean_tokens == 0
 
 
 @pytest.mark.parametrize(("pause_s", "turns"), [(10.0, 33), (60.0, 10), (2.0, 100)])
@@ -76,7 +76,7 @@ def test_sessions_that_end_unannounced_cost_little_capacity(pause_s: float, turn
     while now < 4000.0:
         now, number, ends = heappop(coming)
         live.advance(now)
-        session = live.session(b"%d" % number)
+        session = live.get_or_create(b"%d" % number)
         if not ends:
             live.on_arrival(session)
             live.on_start(session, 100)
@@ -89,5 +89,5 @@ def test_sessions_that_end_unannounced_cost_little_capacity(pause_s: float, turn
             else:
                 heappush(coming, (now + dice.expovariate(1 / pause_s), number, False))
             if now > 1000.0:
-                counted.append(live.expected().sessions)
+                counted.append(live.expected_load().sessions)
     assert 0.95 * 60 < mean(counted) < 1.15 * 60
