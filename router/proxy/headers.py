@@ -72,9 +72,7 @@ class HeaderRules:
             elif name == REQUEST_ID:
                 own_id = header[1] or own_id
         lines.append(b"x-request-id: %b\r\n" % own_id)
-        return ForwardedHeaders(
-            _join_checked(lines), b"" if self._own_keys or not credentials else _join_checked(credentials)
-        )
+        return ForwardedHeaders(_join(lines), b"" if self._own_keys or not credentials else _join(credentials))
 
 
 NO_HEADERS = ForwardedHeaders(b"", b"")
@@ -116,7 +114,7 @@ def find_hop_headers(headers: Headers) -> frozenset[bytes]:
     return NO_NAMES
 
 
-def _join_checked(lines: list[bytes]) -> bytes:
+def _join(lines: list[bytes]) -> bytes:
     block = b"".join(lines)
     if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
         raise BadRequest("a header contains a line break")
