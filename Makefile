@@ -49,7 +49,7 @@ reference: $(VENV)/.installed  ## write what is generated from the code: referen
 	$(BIN)/python -m docs.tools.generate
 
 docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-serve: $(VENV)/.installed-test  ## serve the pages on http://127.0.0.1:8080 and rebuild them when one changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8080
