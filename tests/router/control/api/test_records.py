@@ -220,7 +220,7 @@ def test_what_came_of_it() -> None:
     text = re.sub(r"<[^>]+>", " ", render_page(describe_record(record)))
     flat = " ".join(text.split())
     for fact in (
-        "at 2023-11-14 22:13:20.250+00:00", f"its digest {WARM.digest}", "arm warm", "status 200",
+        "at 2023-11-14 22:13:20.250+00:00", f"policy digest {WARM.digest}", "arm warm", "status 200",
         "first byte, ms 12.35", "duration, ms 250", "cached, predicted 4,096", "cached, delivered 3,200",
         "finished yes", "token ids local",
     ):  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_record_without_an_attempt_has_a_page() -> None:
     record.attempts = []
     assert "no engine can serve this model now; try again" in render_page(describe_record(record))
     record.error = None
-    assert "Nobody was chosen." in render_page(describe_record(record))
+    assert "No target was chosen." in render_page(describe_record(record))
 
 
 EVIL = "</td><script>alert(1)</script>\"'&"

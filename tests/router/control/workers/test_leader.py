@@ -53,7 +53,7 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
     return {"uvloop": uvloop.new_event_loop}
 
 
-class Crewman:
+class FollowerEnd:
     """A follower's end of its line."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Crewman:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
-class Ship:
+class LeaderSetup:
     def __init__(self) -> None:
         self.tasks = Tasks("test")
         clock = ManualClock(100.0)
@@ -77,15 +77,15 @@ class Ship:
         self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics))
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
         self.core.add_instance("a", [ModelCard("m", None, None, None)], [])
-        self.crew: list[Crewman] = []
+        self.followers: list[FollowerEnd] = []
 
-    async def hire(self) -> Crewman:
-        man = Crewman()
+    async def add_follower(self) -> FollowerEnd:
+        follower = FollowerEnd()
         ours, theirs = socket.socketpair()
-        man.channel = await Channel.open(theirs, man.heard.append, lambda: None, lambda target: NO_SHARE)
-        self.crew.append(man)
-        await self.leader._on_start(len(self.crew), ours)
-        return man
+        follower.channel = await Channel.open(theirs, follower.heard.append, lambda: None, lambda target: NO_SHARE)
+        self.followers.append(follower)
+        await self.leader._on_start(len(self.followers), ours)
+        return follower
 
     @property
     def requests(self) -> int:
@@ -95,37 +95,37 @@ class Ship:
 
 
 @asynccontextmanager
-async def ship() -> AsyncIterator[Ship]:
-    sailing = Ship()
+async def leader_setup() -> AsyncIterator[LeaderSetup]:
+    setup = LeaderSetup()
     try:
-        yield sailing
+        yield setup
     finally:
-        for man in sailing.crew:
-            man.channel.close()
-        await eventually(lambda: not sailing.leader._members)
-        await sailing.tasks.close()
+        for follower in setup.followers:
+            follower.channel.close()
+        await eventually(lambda: not setup.leader._members)
+        await setup.tasks.close()
 
 
 async def test_the_first_words_are_all_that_a_follower_needs() -> None:
-    async with ship() as s:
+    async with leader_setup() as s:
         s.core.drain("a", True)
         s.core.selector.sessions.put((False, "m", "agent"), "a/0")
         s.core.remember_response("resp_1", A)
-        man = await s.hire()
-        await eventually(lambda: man.of(ResponseStored))
-        (start,), (rule,) = man.of(StartMessage), man.of(PolicyRule)
+        follower = await s.add_follower()
+        await eventually(lambda: follower.of(ResponseStored))
+        (start,), (rule,) = follower.of(StartMessage), follower.of(PolicyRule)
         settings = schema.Config.model_validate_json(start.config)
         assert (start.number, start.secret, settings.seed, settings.watch) == (1, 5, 7, False)
         assert settings.tokens.memory_bytes == schema.TokensConfig().memory_bytes // 3
         assert (rule.active, sorted(rule.policies), rule.version) == ("warm", ["other", "warm"], s.core.version)
-        assert man.of(DrainMessage) == [DrainMessage("a", True)]
-        assert man.of(SessionMoved) == [SessionMoved(False, "m", "agent", "a/0")]
-        assert man.of(ResponseStored) == [ResponseStored("resp_1", "a/0")]
+        assert follower.of(DrainMessage) == [DrainMessage("a", True)]
+        assert follower.of(SessionMoved) == [SessionMoved(False, "m", "agent", "a/0")]
+        assert follower.of(ResponseStored) == [ResponseStored("resp_1", "a/0")]
 
 
 async def test_everybody_hears_of_the_load_of_all_others() -> None:
-    async with ship() as s:
-        one, other = await s.hire(), await s.hire()
+    async with leader_setup() as s:
+        one, other = await s.add_follower(), await s.add_follower()
         one.channel.send(LoadMessage(A, WorkerShare(requests=2)))
         await eventually(lambda: LoadMessage(A, WorkerShare(requests=2)) in other.heard)
         assert s.requests == 2
@@ -140,40 +140,40 @@ async def test_everybody_hears_of_the_load_of_all_others() -> None:
 
 async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
     """The leader says a, the follower b before it hears that: b came later, and the follower hears so."""
-    async with ship() as s:
-        one, other = await s.hire(), await s.hire()
+    async with leader_setup() as s:
+        one, other = await s.add_follower(), await s.add_follower()
         mine, theirs = SessionMoved(False, "m", "agent", "a/0"), SessionMoved(False, "m", "agent", "b/0")
         one.channel.send(theirs)
         s.leader.send(mine)
         s.core.apply_session(mine)
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
-        for man in (one, other):
-            assert man.of(SessionMoved)[-1] == theirs
+        for follower in (one, other):
+            assert follower.of(SessionMoved)[-1] == theirs
         assert s.core.selector.sessions.items() == [((False, "m", "agent"), "b/0")]
 
 
 async def test_a_switch_waits_for_those_that_take_connections() -> None:
-    async with ship() as s:
-        man = await s.hire()
+    async with leader_setup() as s:
+        follower = await s.add_follower()
         await s.leader.wait_until_applied()  # one that is not up does not hold anybody up
-        man.channel.send(WorkerUp("run1", 1))
+        follower.channel.send(WorkerUp("run1", 1))
         await eventually(lambda: s.leader.describe_workers()[1]["up"])
         s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "other"))
         waiting = s.tasks.spawn("wait", s.leader.wait_until_applied())
-        await eventually(lambda: [rule.active for rule in man.of(PolicyRule)][-1:] == ["other"])
+        await eventually(lambda: [rule.active for rule in follower.of(PolicyRule)][-1:] == ["other"])
         assert not waiting.done()
-        man.channel.send(PolicyApplied(man.of(PolicyRule)[-1].version, {"other": OTHER.digest}))
+        follower.channel.send(PolicyApplied(follower.of(PolicyRule)[-1].version, {"other": OTHER.digest}))
         await waiting
         assert s.leader.describe_workers()[1]["policies"] == {"other": OTHER.digest}
 
 
 async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() -> None:
-    async with ship() as s:
-        man = await s.hire()
+    async with leader_setup() as s:
+        follower = await s.add_follower()
         before = s.core.version
         s.core.swap(PolicySet({"warm": WARM, "other": OTHER}, "warm", ARMS))
-        man.channel.send(RequestBegan(before, 1, "warm", b"early", 99.0))
-        man.channel.send(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
+        follower.channel.send(RequestBegan(before, 1, "warm", b"early", 99.0))
+        follower.channel.send(RequestBegan(s.core.version, 2, "warm", b"now", 99.5))
         trial = s.core.experiment
         assert trial is not None
         await eventually(lambda: trial.open_units)

@@ -33,7 +33,7 @@ REGIME = PolicySet({"least": LEAST, "sticky": STICKY}, "least")
 EXPERIMENT = ExperimentConfig.model_validate({"arms": {"least": 50, "sticky": 50}})
 
 
-class Told:
+class RecordingBroadcast:
     """What a worker tells, kept for whoever listens."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Told:
 
 class Worker:
     def __init__(self, number: int, instances: str = "ab") -> None:
-        self.sent = Told()
+        self.sent = RecordingBroadcast()
         role = WorkerRole(number, 1, self.sent)  # type: ignore[arg-type]
         core = build_scheduler(schema.Config(seed=1), REGIME, RING, ManualClock(100.0), secret=1, role=role)
         self.core = cast(SyncedScheduler, core)
