@@ -154,7 +154,7 @@ async def test_an_endpoint_that_is_down_is_one_line_and_1() -> None:
         (("--agents", "3", "--rate", "2"), "one of --agents"),
         (("--preset", "codecs"), "codex"),
         (("--preset", "groups", "--think", "2"), "think does not apply"),
-        (("--scale", "-1"), "wanted more than 0"),
+        (("--scale", "-1"), "must be above 0"),
     ],
 )
 async def test_what_cannot_be_meant_is_2(words: tuple[str, ...], wanted: str) -> None:
