@@ -1,8 +1,8 @@
-"""Asking an engine something small: the shape of that call, not its doing.
+"""The small HTTP call to an engine or store that other parts of `backends` depend on.
 
-`proxy/upstreams.py` does it (one place for credentials, TLS and connection reuse); `app.py` hands it to the rooms that
-ask. A probe through an ordinary HTTP client costs a millisecond of CPU, which 200 idle engines turn into a fifth of a
-core; this costs what a routed request costs.
+`proxy/upstreams.py` implements it (one place for credentials, TLS and connection reuse) and `app.py` passes it in. A
+probe through an ordinary HTTP client costs a millisecond of CPU, a fifth of a core for 200 idle engines; this one costs
+as much as a routed request.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import NamedTuple, Protocol
 
 
 class HttpAnswer(NamedTuple):
+    """Status and body of an answer."""
+
     status: int
     body: bytes
 
 
 class Fetch(Protocol):
+    """Sends one request and reads the whole answer."""
+
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
     ) -> HttpAnswer | None:
-        """The whole answer of `instance`, or None when it did not give one in time. Never raises for trouble there."""
+        """Return the whole answer of `instance`, or `None` when there was none in time. Never raises for failures
+        there.
+        """

@@ -1,4 +1,4 @@
-"""What the shared pool's room offers, whatever store lies behind it. Asked once per request, never from a scorer."""
+"""The interface of a shared KV store. Called once per request, never from a scorer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from scorers.contract import PoolHit
 
 
 class KvStore(Protocol):
-    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
-        """Leading tokens of the prompt that the pool holds and an engine could load. None: unknown.
+    """A pool of KV blocks that all instances share."""
 
-        Never raises for trouble over there, and never waits for it longer than the configured deadline. Naming the
-        blocks comes before that, and costs what hashing a prompt costs that was never seen.
+    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+        """Return the leading tokens of the prompt that the pool holds and an engine could load; `None`: unknown.
+
+        Never raises for failures of the store, and never waits for it longer than the configured deadline. Hashing the
+        blocks comes before that, and takes its time for a prompt that was never seen.
         """

@@ -1,4 +1,4 @@
-"""No shared pool under this fleet: nothing to ask, nothing known."""
+"""The KV store of a fleet without a shared pool."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from scorers.contract import PoolHit
 
 
 class NoKvStore:
+    """Returns unknown for every prompt."""
+
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+        """Return `None`."""
         return None
 
     def on_stored(self, model: str, event: BlocksStored) -> None:
-        """`Witness.stored`."""
+        """Ignore the event."""
 
     def on_pooled(self, model: str, event: BlocksPooled) -> None:
-        """`Witness.pooled`."""
+        """Ignore the event."""
 
     def start(self) -> None:
-        """Nothing runs."""
+        """Start nothing."""
 
     async def close(self) -> None:
-        """Nothing ran."""
+        """Close nothing."""
 
     def report(self) -> None:
-        """Nothing to tell."""
+        """Return nothing to report."""

@@ -1,8 +1,8 @@
-"""Token ids from an engine: `POST /tokenize`, for models without a tokenizer here, and to check the one that is here.
+"""Token ids from an engine's `POST /tokenize`, for models without a local tokenizer and to check local ones.
 
-The engine renders and tokenises the prompt once for us and once more for itself, so this costs it a little and the
-request a round trip. Questions in flight are bounded, and each has a deadline: an engine that does not answer makes a
-prompt unknown, never late.
+The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a little
+and the request a round trip. Requests in flight are bounded, and each has a deadline: an engine that does not answer
+makes a prompt's ids unknown, never late.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ IN_FLIGHT = 16
 
 
 class EngineTokenizer:
-    """Asks engines for ids, at most `IN_FLIGHT` questions at once."""
+    """Requests ids from engines, at most `IN_FLIGHT` at once."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._asked = 0
+        self._requests = 0
         self._in_flight = asyncio.Semaphore(IN_FLIGHT)
 
     async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
     ) -> array[int] | RemoteFailure:
-        """The ids of `fields` (a `Prompt.remote_fields`) at one of `instances`, taken in turn."""
+        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, in rotation."""
         if not instances:
             return "tokenizer_silent"
-        self._asked += 1
+        self._requests += 1
         trouble: RemoteFailure = "tokenizer_busy"
         try:
             async with asyncio.timeout(timeout_s), self._in_flight:
                 trouble = "tokenizer_silent"
-                return await self.tokenize_at(instances[self._asked % len(instances)], fields, model, timeout_s)
+                return await self.tokenize_at(instances[self._requests % len(instances)], fields, model, timeout_s)
         except TimeoutError:
             return trouble
 
     async def tokenize_at(
         self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
     ) -> array[int] | RemoteFailure:
-        """The same, of one instance, past the bound: for proofs."""
+        """Return the ids from `instance`, without the limit on requests in flight: for checks."""
         body = msgspec.json.encode({"model": model, **fields})
         answer = await self._fetch(instance, "POST", "/tokenize", body, timeout_s=timeout_s)
         if answer is None or answer.status >= 500:

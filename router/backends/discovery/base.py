@@ -1,8 +1,8 @@
-"""Where the list of instances comes from: what every discovery offers.
+"""The interface of instance discovery: a source of the list of instances.
 
-A discovery says *the whole list*, first at once and then whenever it changes; what that means (who joins, who leaves)
-is for whoever listens to work out. One that cannot read its source keeps quiet: the last list stands, and `trouble`
-says what is wrong, because an unreadable file is no reason to send a fleet away.
+A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined and
+who left. One that cannot read its source yields nothing: the last list stays in force, and `trouble` says what is
+wrong, because an unreadable file is no reason to drop a fleet.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from router.config import schema
 
 
 class Discovery(Protocol):
+    """A source of the list of instances."""
+
     @property
     def trouble(self) -> str | None:
-        """For people: why the list may be out of date; None when all is well."""
+        """Return why the list may be out of date, for operators; `None` when there is no problem."""
 
     def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
-        """The whole list, now and after every change. Ids are unique in it. Ends only if it can never change."""
+        """Yield the whole list, now and after every change. Ids are unique in it. Ends only if the list can never
+        change.
+        """

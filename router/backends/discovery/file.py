@@ -1,11 +1,11 @@
-"""Instances from a YAML file that may change at any time: hand-edited, written by a deployer, or a mounted ConfigMap.
+"""Instances from a YAML file that may change at any time: edited, written by a deployment, or a mounted ConfigMap.
 
-The file is read, not just stat-ed, every `file_poll_s`, and taken for changed when its bytes differ: 20 KB for 200
-instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Only changed bytes are parsed, and
-broken ones again and again, because what is missing may be something that the list refers to.
+The file is read, not only stat-ed, every `file_poll_s`, and counts as changed when its bytes differ: 20 KB for 200
+instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not parsed again,
+except those of a broken file, since the error may lie in something that the list refers to.
 
-A broken file (unreadable, not YAML, an unknown key, two instances of one name, empty because somebody is just
-writing it) is logged once and shown as `trouble`; the list it had before stands. An empty *list*, `[]`, is a list.
+A broken file (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is
+logged once and reported as `trouble`; the previous list stays in force. An empty *list*, `[]`, is a valid list.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ log = logging.getLogger("warmroute.discovery")
 
 
 class FileDiscovery:
+    """Polls the file."""
+
     def __init__(self, path: Path | str, poll_s: float) -> None:
         self._path = Path(path)
         self._poll_s = poll_s
-        self._seen: bytes | str | None = None  # the bytes last looked at, or why there were none
-        self.instances: list[schema.InstanceConfig] | None = None  # as last read without fault; None: not yet
+        self._seen: bytes | str | None = None  # the last bytes read, or the error
+        self.instances: list[schema.InstanceConfig] | None = None  # the last valid list; None: none yet
         self.trouble: str | None = None
 
     async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
-        told: list[schema.InstanceConfig] | None = None
+        """Yield the list after every change."""
+        last: list[schema.InstanceConfig] | None = None
         while True:
-            # In a thread: parsing a long list takes long enough to be felt in somebody's first token.
+            # In a thread: parsing a long list would delay the first tokens of requests.
             await asyncio.to_thread(self.poll)
-            if self.instances is not None and self.instances != told:
-                told = self.instances
-                yield list(told)
+            if self.instances is not None and self.instances != last:
+                last = self.instances
+                yield list(last)
             await asyncio.sleep(self._poll_s)
 
     def poll(self) -> None:
-        """Bring `instances` and `trouble` up to date."""
+        """Read the file and update `instances` and `trouble`."""
         content = self._content()
         if content == self._seen and self.trouble is None:
             return
@@ -52,7 +55,7 @@ class FileDiscovery:
         except ConfigError as error:
             if self.trouble != str(error):
                 self.trouble = str(error)
-                log.error("instance list not taken over, the old one stands: %s", error)
+                log.error("discovery.file: instance list not loaded, the previous list stays in force: %s", error)
 
     def _content(self) -> bytes | str:
         try:

@@ -1,4 +1,4 @@
-"""The instances that the main configuration lists: they never change while the router runs."""
+"""Instances listed in the main configuration: they never change while the router runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from router.config import schema
 
 
 class StaticDiscovery:
+    """Yields the configured list once."""
+
     trouble: str | None = None
 
     def __init__(self, instances: Sequence[schema.InstanceConfig]) -> None:
         self._instances = list(instances)
 
     async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
+        """Yield the list."""
         yield list(self._instances)

@@ -1,13 +1,13 @@
-"""Follows the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1, 2.9).
+"""Subscribes to the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1, 2.9).
 
-    SUB  --- message ----> decode ---> hearing.heard ----------+
-    its monitor: connected ----------> hearing.stream_connected +--> "replay from n, please" or None
-    DEALER, one per replay -> decode -> hearing.replayed        |
-            end marker or time out ---> hearing.replay_ended ---+
+    SUB  --- message ----> decode ---> handler.on_batch ---------+
+    its monitor: connected ----------> handler.on_connected -----+--> sequence number to replay from, or None
+    DEALER, one per replay -> decode -> handler.on_replayed      |
+            end marker or timeout ----> handler.on_replay_end ---+
 
-What batches mean, what is missing and when to replay is the hearing's to say; here are only sockets. A replay has its
-own socket, closed with it: the engine's ROUTER drops silently what a slow reader does not take, so nothing here limits
-what may pile up, and whatever is missing all the same is asked for again.
+The handler decides what batches mean, what is missing and when to replay; this module only handles sockets. A replay
+has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, so the receive
+queue is unlimited, and whatever is missing nevertheless is requested again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Context = zmq.Context[Socket]
 
 SOCKETS = 16_384  # two per rank, one per running replay
 SUB_OPTIONS = {
-    zmq.RCVHWM: 100_000,  # as the engine's own; what is dropped shows as a gap
+    zmq.RCVHWM: 100_000,  # as the engine's own; dropped messages show as a gap
     zmq.MAXMSGSIZE: 64 * 1024 * 1024,
     zmq.RECONNECT_IVL: 100,  # ms, growing up to:
     zmq.RECONNECT_IVL_MAX: 2_000,
@@ -46,66 +46,72 @@ REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT
 
 
 class EventHandler(Protocol):
-    """Who listens. An int answer asks for a replay from that sequence number; replays of one target never overlap."""
+    """Receives the events. A returned int requests a replay from that sequence number; replays of one target never
+    overlap.
+    """
 
     def on_connected(self, target: TargetId) -> int | None:
-        """The first time, or again: the process behind may be another."""
+        """Handle a connect or reconnect: the process behind may be another."""
 
-    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None: ...
+    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
+        """Handle a live batch."""
 
-    def on_replayed(self, target: TargetId, batch: EventBatch) -> None: ...
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
+        """Handle a batch of the running replay."""
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
-        """`complete`: with the engine's end marker, and in time."""
+        """Handle the end of a replay; `complete`: with the engine's end marker, and in time."""
 
-    def on_malformed(self, target: TargetId, reason: str) -> None: ...
+    def on_malformed(self, target: TargetId, reason: str) -> None:
+        """Count a message that could not be decoded."""
 
 
 class KvEventSubscriber:
-    """All streams of all targets, on the event loop that runs at the first `follow`."""
+    """The event streams of all targets, on the event loop that runs at the first `subscribe`."""
 
-    def __init__(self, hearing: EventHandler, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
-        self._hearing = hearing
+    def __init__(self, handler: EventHandler, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
+        self._handler = handler
         self._replay_timeout_s = replay_timeout_s
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._tasks = tasks
-        self._pump = ZmqReader(clock)
-        self._pumping: asyncio.Task[None] | None = None
+        self._reader = ZmqReader(clock)
+        self._reader_task: asyncio.Task[None] | None = None
         self._streams: dict[TargetId, _Stream] = {}
 
     def subscribe(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
-        """Starts to listen to `target` at `source`, in place of where it was listened to (`host_cpu`: see `decode`)."""
+        """Subscribe to `target` at `source`, replacing an earlier subscription (`host_cpu`: see `decode`)."""
         self.unsubscribe(target)
-        if self._pumping is None:
-            self._pumping = self._tasks.supervise("pump", self._pump.run)
+        if self._reader_task is None:
+            self._reader_task = self._tasks.supervise("pump", self._reader.run)
         try:
             stream = self._streams[target] = _Stream(
-                target, source, host_cpu, self._context, self._pump, self._hearing, self._replay_timeout_s
+                target, source, host_cpu, self._context, self._reader, self._handler, self._replay_timeout_s
             )
             stream.connect()
-        except zmq.ZMQError as trouble:
-            log.error("%s: cannot listen at %s: %s", target, source.endpoint, trouble)
-            self._hearing.on_malformed(target, "endpoint")
+        except zmq.ZMQError as error:
+            log.error("%s: cannot subscribe to KV events at %s: %s", target, source.endpoint, error)
+            self._handler.on_malformed(target, "endpoint")
             self.unsubscribe(target)
 
     def unsubscribe(self, target: TargetId) -> None:
-        """Listens to `target` no more; no harm if it did not."""
+        """Stop receiving events of `target`; a no-op without a subscription."""
         if (stream := self._streams.pop(target, None)) is not None:
             stream.close()
 
     async def close(self) -> None:
+        """Close all subscriptions and sockets."""
         for target in list(self._streams):
             self.unsubscribe(target)
-        if self._pumping is not None:
-            self._pumping.cancel()
-            await asyncio.gather(self._pumping, return_exceptions=True)
-            self._pumping = None
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+            await asyncio.gather(self._reader_task, return_exceptions=True)
+            self._reader_task = None
         self._context.destroy(linger=0)
 
 
 class _Stream:
-    """One rank's."""
+    """The subscription of one rank."""
 
     def __init__(
         self,
@@ -113,24 +119,24 @@ class _Stream:
         source: EventEndpoint,
         host_cpu: bool,
         context: Context,
-        pump: ZmqReader,
-        hearing: EventHandler,
+        reader: ZmqReader,
+        handler: EventHandler,
         timeout_s: float,
     ) -> None:
         self._target = target
         self._source = source
         self._host_cpu = host_cpu
         self._context = context
-        self._pump = pump
-        self._hearing = hearing
+        self._reader = reader
+        self._handler = handler
         self._replay_timeout_s = timeout_s
         self._replay: _Replay | None = None
         sub = _socket(context, zmq.SUB, SUB_OPTIONS)
-        self._monitor = ZmqSocket(pump, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
-        self._sub = ZmqSocket(pump, sub, self._take)
+        self._monitor = ZmqSocket(reader, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
+        self._sub = ZmqSocket(reader, sub, self._take)
 
     def connect(self) -> None:
-        """Only now, with the monitor in place: else the first connection could be missed."""
+        """Connect, with the monitor in place: otherwise the first connection could be missed."""
         self._sub.socket.subscribe(self._source.topic)
         self._sub.socket.connect(self._source.endpoint)
 
@@ -143,40 +149,42 @@ class _Stream:
 
     def _take_monitored(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._start_replay(self._hearing.on_connected(self._target))
+            self._start_replay(self._handler.on_connected(self._target))
 
     def _take(self, frames: list[bytes]) -> None:
         batch = decode(frames, host_cpu=self._host_cpu)
         if isinstance(batch, MalformedMessage):
-            self._hearing.on_malformed(self._target, batch.reason)
+            self._handler.on_malformed(self._target, batch.reason)
         else:
-            self._start_replay(self._hearing.on_batch(self._target, batch))
+            self._start_replay(self._handler.on_batch(self._target, batch))
 
     def _take_replayed(self, frames: list[bytes]) -> None:
         batch = decode_replay(frames, host_cpu=self._host_cpu)
         if isinstance(batch, ReplayEnd):
             self._end_replay(True)
         elif isinstance(batch, MalformedMessage):
-            self._hearing.on_malformed(self._target, batch.reason)
+            self._handler.on_malformed(self._target, batch.reason)
         else:
-            self._hearing.on_replayed(self._target, batch)
+            self._handler.on_replayed(self._target, batch)
 
     def _start_replay(self, start_seq: int | None) -> None:
-        if start_seq is None or self._sub.closed:  # in answering, the hearing may have dropped us
+        if start_seq is None or self._sub.closed:  # the handler may have unsubscribed during its call
             return
         if self._replay is not None:
             self._replay.close()
         self._replay = _Replay(self._replay_timeout_s, self._take_replayed, self._end_replay)
         try:
-            self._replay.start(self._context, self._pump, self._source.replay_endpoint, start_seq)
-        except zmq.ZMQError as trouble:  # the time-out ends it
-            log.error("%s: cannot ask %s for a replay: %s", self._target, self._source.replay_endpoint, trouble)
+            self._replay.start(self._context, self._reader, self._source.replay_endpoint, start_seq)
+        except zmq.ZMQError as error:  # the timeout ends the replay
+            log.error(
+                "%s: cannot request a KV event replay at %s: %s", self._target, self._source.replay_endpoint, error
+            )
 
     def _end_replay(self, complete: bool) -> None:
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        self._start_replay(self._hearing.on_replay_end(self._target, complete))
+        self._start_replay(self._handler.on_replay_end(self._target, complete))
 
 
 class _Replay:
@@ -187,10 +195,10 @@ class _Replay:
         self._timer = asyncio.get_running_loop().call_later(timeout_s, end, False)
         self._reader: ZmqSocket | None = None
 
-    def start(self, context: Context, pump: ZmqReader, endpoint: str | None, start_seq: int) -> None:
-        """Without an endpoint nothing will answer."""
+    def start(self, context: Context, reader: ZmqReader, endpoint: str | None, start_seq: int) -> None:
+        """Send the request; without an endpoint nothing is sent and the timeout ends the replay."""
         if endpoint is not None:
-            self._reader = ZmqSocket(pump, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
+            self._reader = ZmqSocket(reader, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
             self._reader.socket.connect(endpoint)
             self._reader.socket.send_multipart([b"", start_seq.to_bytes(8, "big")], zmq.NOBLOCK)
             self._reader.wake()
@@ -202,7 +210,7 @@ class _Replay:
 
 
 def _socket(context: Context, kind: int, options: dict[zmq.SocketOption, int]) -> Socket:
-    """ZMQError: out of file descriptors."""
+    """Return a socket with `options`. Raises zmq.ZMQError when out of file descriptors."""
     socket = context.socket(kind)
     for option, value in options.items():
         socket.setsockopt(option, value)

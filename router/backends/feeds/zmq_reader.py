@@ -1,11 +1,11 @@
-"""ZeroMQ sockets on the event loop, without a task per socket and in slices that nobody feels.
+"""Reads ZeroMQ sockets on the event loop, without a task per socket and in short slices.
 
-A ZeroMQ socket offers one file descriptor that signals *changes*, edge-triggered: after a signal one must read until
-nothing is left, or hear nothing more. But a replay of 10,000 batches read to its end would stop every stream of
-tokens for a second. So a signal only puts the socket on a list, and one pump takes a message from each in turn, for
-0.2 ms (`SLICE_S`), lets the loop do its other work, and goes on. 200 silent sockets cost nothing.
+A ZeroMQ socket has one file descriptor that signals *changes*, edge-triggered: after a signal one must read until
+nothing is left, or get no further signal. But a replay of 10,000 batches read to its end would stall every token stream
+for a second. So a signal only puts the socket on a list, and one task takes a message from each in turn, for 0.2 ms
+(`SLICE_S`), yields to the event loop, and continues. 200 idle sockets cost nothing.
 
-Knows nothing of what the messages mean.
+Knows nothing of the content of messages.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ import zmq
 from router.clock import Clock
 
 SLICE_MESSAGES = 64
-SLICE_S = 0.0002  # a message more may come on top: 512 blocks are 0.6 ms
+SLICE_S = 0.0002  # may be exceeded by one message: 512 blocks are 0.6 ms
 
 
 class ZmqSocket:
-    """One socket that the pump reads. Owns it: `close` closes it, and `take` is never called after."""
+    """A socket read by a `ZmqReader`. Owns it: `close` closes it, and `take` is never called after."""
 
-    def __init__(self, pump: ZmqReader, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, reader: ZmqReader, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self.socket = socket
         self.take = take
         self.closed = False
         self.listed = False
-        self._pump = pump
+        self._reader = reader
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self.wake)
         self.wake()  # a signal may have come, and gone, while the socket was being set up
 
     def wake(self) -> None:
-        """There may be something to read. Also to be called after sending: that swallows signals."""
+        """Mark the socket as readable. Also to be called after sending, which swallows signals."""
         if not self.listed and not self.closed:
             self.listed = True
-            self._pump.add(self)
+            self._reader.add(self)
 
     def close(self) -> None:
+        """Close the socket."""
         if not self.closed:
             self.closed = True
             self._loop.remove_reader(self._descriptor)
@@ -50,18 +51,20 @@ class ZmqSocket:
 
 
 class ZmqReader:
-    """Reads all listed readers, a message each, round and round. `run` never ends and may be started again."""
+    """Reads one message from each readable socket in turn. `run` never returns and may be started again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._listed: deque[ZmqSocket] = deque()
         self._some = asyncio.Event()
 
-    def add(self, reader: ZmqSocket) -> None:
-        self._listed.append(reader)
+    def add(self, socket: ZmqSocket) -> None:
+        """Add a readable socket."""
+        self._listed.append(socket)
         self._some.set()
 
     async def run(self) -> None:
+        """Read messages in slices for ever."""
         while True:
             await self._some.wait()
             self._slice()
@@ -74,13 +77,13 @@ class ZmqReader:
         for _ in range(SLICE_MESSAGES):
             if not self._listed or self._clock.now() >= until:
                 return
-            reader = self._listed.popleft()
-            if reader.closed:
+            socket = self._listed.popleft()
+            if socket.closed:
                 continue
             try:
-                frames = reader.socket.recv_multipart(zmq.NOBLOCK)
+                frames = socket.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                reader.listed = False
+                socket.listed = False
                 continue
-            self._listed.append(reader)  # before it takes: should that fail, the next slice goes on here
-            reader.take(frames)
+            self._listed.append(socket)  # before `take`: if that raises, the next slice continues with this socket
+            socket.take(frames)

@@ -107,7 +107,7 @@ def sources(*ranks: int) -> Sequence[EventEndpoint]:
 async def test_who_is_new_joins_every_room(house: House) -> None:
     house.members.update_source("config", [instance("a"), instance("b")])
     assert house.ids == ["a", "b"]
-    assert sorted(house.health._wards) == sorted(house.polls._watched) == ["a", "b"]
+    assert sorted(house.health._states) == sorted(house.polls._schedules) == ["a", "b"]
     assert await house.why_unanswered("a") != "the instance was removed"
 
 
@@ -117,7 +117,7 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
     assert house.followed() == ["a/0", "a/1"]
     house.members.update_source("config", [instance("b")])
     assert house.ids == ["b"]
-    assert sorted(house.health._wards) == sorted(house.polls._watched) == ["b"]
+    assert sorted(house.health._states) == sorted(house.polls._schedules) == ["b"]
     assert house.followed() == []
     assert house.core.indexer.describe_stream(TargetId("a/0")) is None
     assert await house.why_unanswered("a") == "the instance was removed"

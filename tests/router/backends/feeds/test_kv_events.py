@@ -305,8 +305,8 @@ async def test_an_endpoint_that_is_none(engine: Engine, caplog: pytest.LogCaptur
         events.subscribe(T, engine.source._replace(replay_endpoint="nonsense"))
         await engine.subscribed()
         await until(lambda: T in listener.books and listener.books[T].state == "lost")
-    assert caplog.text.count("cannot listen at nonsense") == 1
-    assert caplog.text.count("cannot ask nonsense") == 2
+    assert caplog.text.count("cannot subscribe to KV events at nonsense") == 1
+    assert caplog.text.count("cannot request a KV event replay at nonsense") == 2
 
 
 async def test_only_the_topic_asked_for(engine: Engine) -> None:
