@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from router.backends.vllm.token_ids import Spelled, add_ids, add_ids_to_params
+from router.backends.vllm.token_ids import JsonIds, add_ids, add_ids_to_params
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamUnanswered
 
 REFUSED = 400
@@ -30,7 +30,7 @@ class TokenIdUpstreams:
         upstreams: Upstream,
         plain: bytes,
         answering: str,
-        ids: Spelled,
+        ids: JsonIds,
         takers: Collection[str],
         on_refusal: Callable[[str, bytes | None], None],
     ) -> None:

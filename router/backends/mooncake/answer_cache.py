@@ -1,8 +1,8 @@
-"""What the pool said of each block, for as long as that counts.
+"""Caches the pool's answers about single blocks for `ttl_s`.
 
-Blocks go by the label that events carry, so that an engine's "I have just put this block there" enters as what it is:
-word of a block that was there a moment ago. After `ttl_s` nothing is said of it any more, for the pool evicts without
-telling anybody. Knows nothing of keys, sockets or prompts; one object per model, since models share digests.
+Blocks are identified by the hash that events carry, so that an engine's announcement of a block that it saved is an
+answer, too: present a moment ago. After `ttl_s` an answer is dropped, because the pool evicts blocks without announcing
+it. Knows nothing of keys, sockets or prompts; one cache per model, since models share digests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.kvcache.engine_hashes import Digest
 
 
 class BlockPresence(IntEnum):
-    """On one block, all of its keys taken together."""
+    """Presence of one block in the pool, over all of its keys."""
 
     UNKNOWN = 0
     ABSENT = 1
@@ -27,68 +27,71 @@ class BlockPresence(IntEnum):
 
 
 class CachedAnswers(NamedTuple):
+    """Cached answers about the blocks of a prompt."""
+
     presence: bytearray  # a `BlockPresence` per block
-    oldest: float | None  # when the oldest of them was said; None: nothing is known
+    oldest: float | None  # time of the oldest answer used; None: nothing cached
 
 
-class _Said(NamedTuple):
+class _Answer(NamedTuple):
     at: float
-    word: BlockPresence
+    presence: BlockPresence
 
 
 class AnswerCache:
-    """Holds at most `limit_blocks`, the newest."""
+    """Holds at most `limit_blocks` answers, the newest."""
 
     def __init__(self, ttl_s: float, limit_blocks: int) -> None:
         self._ttl_s = ttl_s
         self._limit = limit_blocks
-        self._said: OrderedDict[int, _Said] = OrderedDict()  # oldest word first
+        self._answers: OrderedDict[int, _Answer] = OrderedDict()  # oldest answer first
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._answers)
 
-    def record(self, words: Iterable[tuple[int, BlockPresence]], at: float) -> None:
-        """Words by label, true at `at`: when the question went out, not when its answer came."""
-        for label, word in words:
-            before = self._said.get(label)
+    def record(self, answers: Iterable[tuple[int, BlockPresence]], at: float) -> None:
+        """Store answers by event hash, valid at `at`: when the query was sent, not when it was answered."""
+        for hash_, presence in answers:
+            before = self._answers.get(hash_)
             if before is None or before.at <= at:
-                self._said[label] = _Said(at, word)
-                self._said.move_to_end(label)
-        while len(self._said) > self._limit:
-            self._said.popitem(last=False)
+                self._answers[hash_] = _Answer(at, presence)
+                self._answers.move_to_end(hash_)
+        while len(self._answers) > self._limit:
+            self._answers.popitem(last=False)
 
-    def lookup(self, labels: Sequence[int], now: float) -> CachedAnswers:
-        self._forget(now - self._ttl_s)
-        if not self._said:
-            return CachedAnswers(bytearray(len(labels)), None)
-        words = bytearray(len(labels))
+    def lookup(self, hashes: Sequence[int], now: float) -> CachedAnswers:
+        """Return the cached presence of each block."""
+        self._expire(now - self._ttl_s)
+        if not self._answers:
+            return CachedAnswers(bytearray(len(hashes)), None)
+        presence = bytearray(len(hashes))
         oldest = None
-        for block, said in enumerate(map(self._said.get, labels)):
-            if said is not None and now - said.at < self._ttl_s:
-                words[block] = said.word
-                oldest = said.at if oldest is None or said.at < oldest else oldest
-        return CachedAnswers(words, oldest)
+        for block, answer in enumerate(map(self._answers.get, hashes)):
+            if answer is not None and now - answer.at < self._ttl_s:
+                presence[block] = answer.presence
+                oldest = answer.at if oldest is None or answer.at < oldest else oldest
+        return CachedAnswers(presence, oldest)
 
     def clear(self) -> None:
-        """Another master leads, or the same one again: it may have started with nothing."""
-        self._said.clear()
+        """Drop everything: another master leads, or the same one again, which may have restarted empty."""
+        self._answers.clear()
 
-    def _forget(self, until: float) -> None:
-        """What was said before. A late answer may lie behind newer ones, so `recall` looks at times as well."""
-        while self._said:
-            label, said = next(iter(self._said.items()))
-            if said.at > until:
+    def _expire(self, until: float) -> None:
+        """Drop answers up to `until`. A late answer may follow newer ones, so `lookup` checks times as well."""
+        while self._answers:
+            hash_, answer = next(iter(self._answers.items()))
+            if answer.at > until:
                 return
-            del self._said[label]
+            del self._answers[hash_]
 
 
 def event_hashes(digests: Sequence[Digest]) -> array[int]:
-    """`EngineChain.label` of each, all at once: 5,000 in 0.1 ms."""
+    """Return `EngineChain.event_hash` of each digest, all at once: 5,000 in 0.1 ms."""
     words = array("Q", b"".join(digests))
     if not digests:
         return words
     per_digest = len(digests[0]) // words.itemsize
-    labels = words[per_digest - 1 :: per_digest]
+    hashes = words[per_digest - 1 :: per_digest]
     if sys.byteorder == "little":
-        labels.byteswap()
-    return labels
+        hashes.byteswap()
+    return hashes

@@ -1,11 +1,12 @@
-"""The shared pool as a Mooncake Store: what it holds of a prompt, in the engines' own words for it.
+"""The shared pool as a Mooncake Store: looks up how much of a prompt it holds.
 
-    token ids, keys  ->  engine digests  ->  what was said lately  ->  questions to the leading master  ->  PoolHit
-                         digests.py          answers.py                search.py probe.py asking.py leader.py
+    token ids, keys  ->  engine digests   ->  cached answers   ->  queries to the leading master   ->  PoolHit
+                         digest_cache.py      answer_cache.py      prefix_lookup.py probe_plan.py query.py leader.py
 
-What engines store (the `Witness` side) proves by which hash they go (calibration.py) and whether the rest of our keys
-is right (checking.py); what they put into the pool is remembered as there. Where any of this is not known, the answer
-is *unknown* (None), counted by reason: nothing raises, and no request waits for an answer beyond `deadline_ms`.
+Store events of engines (`StoredBlockObserver`) prove which hash they use (hash_detection.py) and whether the rest of
+the keys is right (key_check.py); blocks that they put into the pool are cached as present. Where any of this is
+unknown, the result is *unknown* (`None`), counted by reason: nothing raises, and no request waits for an answer longer
+than `deadline_ms`.
 """
 
 from __future__ import annotations
@@ -38,46 +39,46 @@ from scorers.contract import PoolHit
 
 log = logging.getLogger("warmroute.pool")
 
-SLICE_TOKENS = 4_000  # hashed in one go, 0.5 to 2.5 ms: then the loop may do something else
+SLICE_TOKENS = 4_000  # hashed at once, 0.5 to 2.5 ms, before yielding to the event loop
 
 
 class _Model:
-    """What belongs to one base model."""
+    """State of one base model."""
 
     def __init__(self, name: str, settings: kv_store.PoolModelConfig, answers: AnswerCache) -> None:
         self.name = name
         self.settings = settings
-        self.calibration = HashDetection(name, settings)
+        self.hash_detection = HashDetection(name, settings)
         self.answers = answers
-        self.names: _Names | None = None  # None: no prompt came yet, or its model's name was not known
-        self.root: _Root | None = None  # the last first block that an engine stored: what names can be held against
+        self.names: _KeyAccess | None = None  # None: no prompt yet, or the model's name is unknown
+        self.root: _Root | None = None  # the last first block that an engine stored, for checking keys
         self.logged: str | None = None
 
     @property
     def trouble(self) -> str | None:
-        return self.calibration.trouble or (self.names.check.trouble if self.names is not None else None)
+        return self.hash_detection.trouble or (self.names.check.trouble if self.names is not None else None)
 
 
 class _Root(NamedTuple):
-    """A prompt's first block, as an engine announced it."""
+    """The first block of a prompt, as an engine announced it."""
 
     label: EngineHash
     token_ids: Sequence[int]
     salt: str | None
-    certain: bool  # it is in the pool; else it may be, if that engine saves at all
+    certain: bool  # it is in the pool; False: it may be, if that engine saves at all
 
 
-class _Names(NamedTuple):
-    """What follows from how the model's blocks are called."""
+class _KeyAccess(NamedTuple):
+    """Objects that depend on how the model's keys are formed."""
 
-    path: str | None  # of the model
+    path: str | None  # the model's path
     form: KeyForm
     search: PrefixLookup
     check: KeyCheck
 
 
 class MooncakeStore:
-    """`masters`: the names by which `fetch` knows those of `settings.masters`, in the same order."""
+    """The pool's client. `masters`: the names by which `fetch` knows `settings.masters`, in the same order."""
 
     def __init__(
         self,
@@ -88,50 +89,54 @@ class MooncakeStore:
         clock: Clock,
         memory: MemoryBudget | None = None,
     ) -> None:
-        """`memory`: shared with others that remember; default: as much as `settings.remembered_blocks` take."""
+        """`memory` is shared with other caches; default: its own, enough for `settings.remembered_blocks`."""
         self._settings = settings
         self._tasks = tasks
         self._clock = clock
-        self._leader = MasterLeader(masters, settings.health_interval_s, fetch, tasks, clock, self._forget)
-        self._asking = StoreClient(self._leader, fetch, clock)
+        self._leader = MasterLeader(masters, settings.health_interval_s, fetch, tasks, clock, self._clear_answers)
+        self._client = StoreClient(self._leader, fetch, clock)
         memory = memory or budget_for(settings.remembered_blocks)
         self._digests = DigestCache(settings.remembered_blocks, memory)
         self._models: dict[str, _Model] = {}
-        self._held = self._nothing = 0
+        self._hits = self._misses = 0
         self._unknown: Counter[Unknown] = Counter()
 
     def start(self) -> None:
+        """Start following the leading master."""
         self._leader.start()
 
     async def close(self) -> None:
+        """Stop all tasks."""
         await self._tasks.close()
 
-    # what requests ask
+    # requests
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
-        """`Pool.held`. The deadline is for the pool's answer. Hashing what is new of a prompt comes before it, in
-        slices, at 0.1 to 0.6 us per token, which is little beside what making the tokens took.
+        """Return the leading tokens of the prompt that the pool holds; `None`: unknown.
+
+        The deadline is for the pool's answer. Hashing new parts of the prompt comes before it, in slices, at 0.1 to 0.6
+        us per token: little compared with tokenising.
         """
-        answer = await self._answer(known, origin)
+        answer = await self._lookup(known, origin)
         if not isinstance(answer, PoolHit):
             self._unknown[answer] += 1
             return None
         if answer.tokens:
-            self._held += 1
+            self._hits += 1
         else:
-            self._nothing += 1
+            self._misses += 1
         return answer
 
-    async def _answer(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | Unknown:
+    async def _lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | Unknown:
         model = self._model(origin.model)
-        chain = model.calibration.chain
+        chain = model.hash_detection.chain
         if chain is None:
             return "uncalibrated"
-        told = min(known.keys) if len(known.keys) == 1 else None  # keys are made for every size in the fleet
+        told = min(known.keys) if len(known.keys) == 1 else None  # keys exist for every block size in the fleet
         block_tokens = model.settings.block_tokens or told
         if block_tokens is None or (keys := known.keys.get(block_tokens)) is None:
             return "no_block_size"
-        names = self._names(model, origin.path)
+        names = self._key_access(model, origin.path)
         if names is None or (origin.adapter is not None and not origin.adapter[1]):
             return "no_name"
         if not can_query(names.form):
@@ -141,7 +146,7 @@ class MooncakeStore:
         if self._leader.current is None:
             return "no_leader"
         keys = keys[: _usable(known, block_tokens)]
-        digests = await self._hashed(chain, keys, known.ids, block_tokens, origin)
+        digests = await self._hash(chain, keys, known.ids, block_tokens, origin)
         try:
             async with asyncio.timeout(self._settings.deadline_ms / 1e3):
                 found = await names.search.find(digests)
@@ -149,64 +154,67 @@ class MooncakeStore:
             return "late"
         if not isinstance(found, PoolPrefix):
             return found
-        if not found.blocks and model.calibration.state == "waiting":
+        if not found.blocks and model.hash_detection.state == "waiting":
             return "uncalibrated"
         age_s = max(0.0, self._clock.now() - found.known_at)
         return PoolHit(found.blocks * block_tokens, age_s, found.in_memory * block_tokens)
 
-    async def _hashed(
+    async def _hash(
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
-        """What is new in it slice by slice: each finds the one before remembered."""
-        remembered = self._digests.count_cached(chain, keys, origin.adapter)
+        """Return the digests of `keys`. New ones are computed slice by slice; each slice finds the one before in the
+        cache.
+        """
+        cached = self._digests.count_cached(chain, keys, origin.adapter)
         blocks = max(1, SLICE_TOKENS // block_tokens)
-        for end in range(remembered + blocks, len(keys), blocks):
+        for end in range(cached + blocks, len(keys), blocks):
             self._digests.digests(chain, keys[:end], ids, block_tokens, origin.adapter, origin.salt)
             await asyncio.sleep(0)
         return self._digests.digests(chain, keys, ids, block_tokens, origin.adapter, origin.salt)
 
-    # what engines say
+    # events
 
     def on_stored(self, model: str, event: BlocksStored) -> None:
-        """`Witness.stored`."""
-        its = self._model(model)
-        its.calibration.observe(event)
-        self._tell(its)
+        """Handle blocks that an engine stored from token 0 on."""
+        state = self._model(model)
+        state.hash_detection.observe(event)
+        self._log_trouble(state)
         if event.adapter is None and not any(event.extras or ()):
-            self._saved(its, event, event.salt, certain=False)
+            self._note_root(state, event, event.salt, certain=False)
 
     def on_pooled(self, model: str, event: BlocksPooled) -> None:
-        """`Witness.pooled`. Such a block is whole in the pool, unless KV cache groups are saved one by one."""
-        its = self._model(model)
-        if its.settings.groups == 1:
-            its.answers.record(((int(label), BlockPresence.MEMORY) for label in event.hashes), self._clock.now())
+        """Handle blocks put into the pool: present as a whole, unless KV cache groups are saved one by one."""
+        state = self._model(model)
+        if state.settings.groups == 1:
+            state.answers.record(((int(label), BlockPresence.MEMORY) for label in event.hashes), self._clock.now())
         if event.parent is None:
-            self._saved(its, event, None, certain=True)
+            self._note_root(state, event, None, certain=True)
 
-    def _saved(self, model: _Model, event: BlocksStored | BlocksPooled, salt: str | None, *, certain: bool) -> None:
+    def _note_root(self, model: _Model, event: BlocksStored | BlocksPooled, salt: str | None, *, certain: bool) -> None:
         if event.hashes and len(event.token_ids) >= event.block_tokens:
             model.root = _Root(event.hashes[0], event.token_ids[: event.block_tokens], salt, certain)
             self._check(model)
 
     def _check(self, model: _Model) -> None:
-        """See whether the keys of the last first block are in the pool, when it is time for that."""
-        chain, names, root = model.calibration.chain, model.names, model.root
+        """Check the keys of the last first block in the pool, when a check is due."""
+        chain, names, root = model.hash_detection.chain, model.names, model.root
         if chain is None or names is None or root is None or not names.check.is_due(certain=root.certain):
             return
         (first,) = chain.chain(None, root.token_ids, len(root.token_ids), salt=root.salt)
         if chain.event_hash(first) == root.label:
             names.check.on_saved(first, certain=root.certain)
 
-    # for people
+    # status
 
     def report(self) -> PoolReport:
+        """Return the state for the admin API and metrics."""
         return PoolReport(
             self._leader.current,
             self._leader.masters,
-            self._held,
-            self._nothing,
+            self._hits,
+            self._misses,
             dict(self._unknown),
-            self._asking.totals,
+            self._client.totals,
             len(self._digests),
             [self._report(model) for model in self._models.values()],
         )
@@ -215,8 +223,8 @@ class MooncakeStore:
         names = model.names
         return ModelReport(
             model.name,
-            model.calibration.state,
-            model.calibration.chain,
+            model.hash_detection.state,
+            model.hash_detection.chain,
             names.form.keys(b"")[0] if names is not None else None,
             names.form.keys_per_block if names is not None else None,
             names.check.state if names is not None else "unchecked",
@@ -224,7 +232,7 @@ class MooncakeStore:
             len(model.answers),
         )
 
-    # parts of the above
+    # internals
 
     def _model(self, name: str) -> _Model:
         if name not in self._models:
@@ -233,32 +241,32 @@ class MooncakeStore:
             self._models[name] = _Model(name, settings, answers)
         return self._models[name]
 
-    def _names(self, model: _Model, path: str | None) -> _Names | None:
-        """Made anew when the engines tell another path."""
+    def _key_access(self, model: _Model, path: str | None) -> _KeyAccess | None:
+        """Return the objects for the model's keys; created again when the engines report another path."""
         if model.names is None or model.names.path != path:
             form = KeyForm.from_config(model.settings, path)
             if form is None:
                 return None
             search = PrefixLookup(
-                form, model.answers, self._asking, self._tasks, self._clock, self._settings.keys_at_once
+                form, model.answers, self._client, self._tasks, self._clock, self._settings.keys_at_once
             )
-            check = KeyCheck(model.name, form, self._asking, self._tasks, self._clock)
-            model.names = _Names(path, form, search, check)
+            check = KeyCheck(model.name, form, self._client, self._tasks, self._clock)
+            model.names = _KeyAccess(path, form, search, check)
             self._check(model)
         return model.names
 
-    def _tell(self, model: _Model) -> None:
-        """Each trouble once."""
-        if (trouble := model.calibration.trouble) != model.logged:
+    def _log_trouble(self, model: _Model) -> None:
+        """Log a new problem once."""
+        if (trouble := model.hash_detection.trouble) != model.logged:
             model.logged = trouble
             if trouble is not None:
                 log.warning(trouble)
 
-    def _forget(self) -> None:
+    def _clear_answers(self) -> None:
         for model in self._models.values():
             model.answers.clear()
 
 
 def _usable(known: TokenizedPrompt, block_tokens: int) -> int:
-    """Blocks an engine could load: the last token is always computed (`protocol.md` 6.5)."""
+    """Return how many blocks an engine could load: the last token is always computed (`protocol.md` 6.5)."""
     return (len(known.ids) - known.complete) // block_tokens

@@ -1,12 +1,11 @@
-"""Remembers the engine digest of blocks seen before, so that a conversation's next turn hashes only what is new in it.
+"""Caches engine digests of blocks, so that a conversation's next turn hashes only its new blocks.
 
-Our keys name whole prefixes, so one look finds the deepest block that is known. Forgetting is by generations: blocks
-go into the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves
-all its blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it
-knows is found by bisection: exact, and without touching 5,000 entries to say that they were used.
+Keys identify whole prefixes, so one search finds the deepest known block. Eviction is by generations: blocks go into
+the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves all its
+blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it knows is
+found by bisection: exact, and without touching 5,000 entries to mark them as used.
 
-Their bytes belong to the budget of all that is remembered of prompts, of which they take at most a quarter; the rest is
-the token ids'.
+The bytes count towards the budget shared with the token ids, of which they take at most a quarter.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
 from router.kvcache.events import Key
 from router.kvcache.memory_budget import MemoryBudget
 
-_Flavour = tuple[EngineChain, Adapter | None]  # keys know neither the chain nor the adapter's path
+_HashParameters = tuple[EngineChain, Adapter | None]  # keys depend on neither the chain nor the adapter's path
 LARGEST_SHARE = 4  # a quarter of the budget
 DIGEST_BYTES = 150  # a slot of a dict, the key and 32 bytes, each an object
 
-_Generation = dict[_Flavour, dict[Key, Digest]]
+_Generation = dict[_HashParameters, dict[Key, Digest]]
 
 
 def budget_for(blocks: int) -> MemoryBudget:
-    """One in which there is room for so many."""
+    """Return a budget with room for `blocks` digests."""
     return MemoryBudget(blocks * DIGEST_BYTES * LARGEST_SHARE)
 
 
 class DigestCache:
-    """For all models together: keys of different models differ. Holds at most `limit_blocks`."""
+    """Digests of all models: keys of different models differ. Holds at most `limit_blocks`."""
 
     def __init__(self, limit_blocks: int, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -42,11 +41,11 @@ class DigestCache:
         self._old_blocks = 0
 
     def __len__(self) -> int:
-        """Blocks remembered; one that is in both generations counts twice."""
+        """Number of cached digests; one in both generations counts twice."""
         return self._young_blocks + self._old_blocks
 
     def count_cached(self, chain: EngineChain, keys: Sequence[Key], adapter: Adapter | None = None) -> int:
-        """How many of the leading blocks in `keys` will not have to be hashed."""
+        """Return how many leading blocks of `keys` need not be hashed."""
         flavour = (chain, adapter)
         return max(_depth(generation.get(flavour, {}), keys) for generation in (self._young, self._old))
 
@@ -59,7 +58,7 @@ class DigestCache:
         adapter: Adapter | None = None,
         salt: str | None = None,
     ) -> list[Digest]:
-        """The digest of each block in `keys`, which are the keys of the leading blocks of `token_ids`."""
+        """Return the digest of each block in `keys`, the keys of the leading blocks of `token_ids`."""
         flavour = (chain, adapter)
         known = _known(self._young.get(flavour, {}), keys)
         young = len(known)
@@ -69,11 +68,11 @@ class DigestCache:
         known += map(old.__getitem__, keys[young : max(young, _depth(old, keys))])
         new_ids = token_ids[len(known) * block_tokens : len(keys) * block_tokens]
         digests = known + chain.chain(known[-1] if known else None, new_ids, block_tokens, adapter, salt)
-        self._remember(flavour, keys, digests, young)
+        self._store(flavour, keys, digests, young)
         return digests
 
-    def _remember(self, flavour: _Flavour, keys: Sequence[Key], digests: Sequence[Digest], young: int) -> None:
-        """Put them all into the young generation, which has the first `young` of them."""
+    def _store(self, flavour: _HashParameters, keys: Sequence[Key], digests: Sequence[Digest], young: int) -> None:
+        """Put all digests into the young generation, which has the first `young` of them."""
         count = min(len(keys), self._half)
         if self._young_blocks + count - young > self._half:
             self._budget.give(self._old_blocks * DIGEST_BYTES)
@@ -91,10 +90,10 @@ def _known(digests: Mapping[Key, Digest], keys: Sequence[Key]) -> list[Digest]:
 
 
 def _depth(digests: Mapping[Key, Digest], keys: Sequence[Key]) -> int:
-    """How many leading keys it holds, given that it holds none whose predecessor it does not hold."""
+    """Return how many leading keys are present, if none is present without its predecessor."""
     if not keys or keys[0] not in digests:
         return 0
-    low, high = 1, len(keys)  # the first `low` are there; more than `high` there are not
+    low, high = 1, len(keys)  # the first `low` are present, at most `high`
     while low < high:
         middle = (low + high + 1) // 2
         if keys[middle - 1] in digests:

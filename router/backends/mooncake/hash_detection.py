@@ -1,10 +1,10 @@
-"""By which chain do the engines of a model really hash? Found by hashing what they say they stored, and comparing.
+"""Detects how the engines of a model hash blocks, by hashing the blocks that they announce and comparing.
 
-Asking the pool by the wrong hashes finds nothing and looks like an empty pool, so nothing is believed before an engine
-announced a prompt's first block under just the hash that we make of it: 64 equal bits are a proof. Where the config
-leaves a parameter open, all usual values are tried; where it is explicit, they are tried too, to be able to say what
-is wrong and what to set. Engines that do not hash alike, at once or one after the other, take the proof away until
-`AGREE` first blocks in a row agree again. Pure: knows neither keys nor the store.
+Queries with wrong hashes find nothing and look like an empty pool, so a chain is used as proved only after an engine
+announced a prompt's first block under the hash that the chain gives: 64 equal bits are a proof. Parameters left open in
+the configuration are tried with all usual values; explicit ones are varied, too, to report what is wrong and what to
+set. Engines that hash differently, at once or one after the other, revoke the proof until `AGREE` first blocks in a row
+agree again. Pure: knows neither keys nor the store.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from router.kvcache.events import BlocksStored
 
 State = Literal["waiting", "proved", "refuted"]
 
-AGREE = 4  # first blocks in a row that must agree after two did not
-SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # what PYTHONHASHSEED usually is
+AGREE = 4  # first blocks in a row that must agree after a disagreement
+SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # usual values of PYTHONHASHSEED
 
 
 class HashDetection:
-    """Of one base model.
+    """Hash parameters of one base model.
 
-    `chain` is what to hash by: proved; or, while `state` is "waiting", a guess: what is found by it is there, what is
-    not found may be there under other names. None: nobody can say, and the pool's content is unknown. `trouble` is one
+    `chain` is the chain to hash with: proved; or, while `state` is "waiting", a guess: blocks found with it are there,
+    blocks not found may be there under other names. `None`: unknown, and so is the pool's content. `trouble` is one
     line for the operator: what differs, and what to set.
     """
 
     def __init__(self, name: str, config: PoolModelConfig) -> None:
-        """`name` as in the config's `pool.models`."""
+        """`name` as in the configuration's `pool.models`."""
         self._where = f"pool.models.{name}"
         self._config = config
         self._candidates = list(_candidates(config))
-        self._fitting: list[EngineChain] = []  # of them, those that all events fit since they last disagreed
-        self._block_tokens: int | None = None  # of those events; None: there was none
-        self._before = ""  # how they hashed before they disagreed
+        self._fitting: list[EngineChain] = []  # candidates that fit all events since the last disagreement
+        self._block_tokens: int | None = None  # block size of those events; None: no event yet
+        self._before = ""  # description of the hashing before the last disagreement
         self._doubts = 0  # events that must still agree
         self.state: State = "waiting"
         self.chain = EngineChain.from_config(
@@ -51,9 +51,9 @@ class HashDetection:
             )
 
     def observe(self, event: BlocksStored) -> None:
-        """An engine of this model stored blocks from token 0 on, with any adapter or salt. A few us in the long run."""
+        """Take in blocks that an engine stored from token 0 on, with any adapter or salt. A few us once settled."""
         if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
-            return  # the event does not tell all that was hashed: an adapter's path, media
+            return  # the event lacks hashed values: an adapter's path, media
         alike = self._block_tokens in (None, event.block_tokens)
         fitting = [chain for chain in self._fitting if alike and _fits(chain, event)]
         if fitting:
@@ -62,12 +62,12 @@ class HashDetection:
             self._doubts = max(0, self._doubts - 1)
         else:
             if self._block_tokens is not None:
-                self._before, self._doubts = self._how(), AGREE
+                self._before, self._doubts = self._describe(), AGREE
             fitting = [chain for chain in self._candidates if _fits(chain, event)]
         self._fitting, self._block_tokens = fitting, event.block_tokens
-        self._judge()
+        self._evaluate()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         self.trouble = self._wrong_size() or self._unknown() or self._wrong_config() or self._disagreement()
         self.state = "proved" if self.trouble is None else "refuted"
         allowed = (chain for chain in self._fitting if not self._complaints(chain))
@@ -100,13 +100,13 @@ class HashDetection:
         if not self._doubts:
             return None
         return (
-            f"{self._where}: the engines do not hash alike ({self._how()}; before that {self._before}) and cannot "
+            f"{self._where}: the engines do not hash alike ({self._describe()}; before that {self._before}) and cannot "
             "share the pool: start all with the same --prefix-caching-hash-algo, PYTHONHASHSEED, --block-size and "
             "version"
         )
 
     def _complaints(self, chain: EngineChain) -> list[str]:
-        """What the config says otherwise than the engines, if this is their chain."""
+        """Return how the configuration differs from the engines, if this is their chain."""
         config, complaints = self._config, []
         if config.hash_algo not in ("auto", chain.algo):
             complaints.append(
@@ -127,8 +127,8 @@ class HashDetection:
             )
         return complaints
 
-    def _how(self) -> str:
-        """How the engines hash, as far as it is known."""
+    def _describe(self) -> str:
+        """Describe how the engines hash, as far as known."""
         if not self._fitting:
             return "in an unknown way"
         chain, blocks = self._fitting[0], f"blocks of {self._block_tokens} tokens"
@@ -137,7 +137,7 @@ class HashDetection:
 
 
 def _candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
-    """The configured ones and the likeliest first."""
+    """Yield all chains, the configured and likeliest ones first."""
     algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
     for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
         for algo in algos:

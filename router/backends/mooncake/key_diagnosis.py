@@ -1,7 +1,7 @@
-"""Why is a block that an engine put into the pool not found there? Its keys in the pool, beside those we ask for.
+"""Explains why a block that an engine put into the pool is not found there, by comparing its keys with ours.
 
-The hash may be right and the rest of a key wrong (prefix, model's name, ranks): nothing else would ever show it, since
-a key that is not there looks like any block that nobody stored. Needs a listing of the pool, so it is asked rarely.
+The hash may be right and the rest of a key wrong (prefix, model name, ranks): nothing else shows it, since a missing
+key looks like any block that was never stored. Needs a listing of the pool, so it is used rarely.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from router.kvcache.engine_hashes import Digest
 
 
 def diagnose(name: str, form: KeyForm, keys_in_pool: Iterable[str], digest: Digest) -> str | None:
-    """One line that names every part of `pool.models.<name>` to change, and to what.
+    """Return one line that names every part of `pool.models.<name>` to change, and its new value.
 
-    `digest` is of a block that an engine has put there, all of whose parts have arrived. None: the listing has nothing
-    of this block, or just the keys that we ask for.
+    `digest` is of a block that an engine put there, all of whose parts have arrived. `None`: the listing does not
+    contain this block, or exactly our keys.
     """
     ending = f"@{digest.hex()}"
     found = [parsed for key in keys_in_pool if key.endswith(ending) and (parsed := parse_key(key)) is not None]
     if not found:
         return None
     nearest = _name(max(found, key=lambda key: _likeness(key, form.parts[0])))
-    theirs = [key for key in found if _name(key) == nearest]  # others may be of other fleets
+    theirs = [key for key in found if _name(key) == nearest]  # other keys may belong to other fleets
     changes = "; ".join((*_names(theirs[0], form.parts[0]), *_ranks(theirs, form)))
     return f"pool.models.{name}: the engines' blocks have other keys, as {theirs[0]}: {changes}" if changes else None
 
@@ -34,7 +34,7 @@ def _name(key: PoolKey) -> tuple[str, str, str]:
 
 
 def _likeness(key: PoolKey, ours: PoolKey) -> tuple[bool, int]:
-    """Other fleets' blocks have other names, too; the model is the least likely to be ours and misspelt."""
+    """Rank a key's similarity to ours: other fleets' blocks have other names, too, and the model is rarely misspelt."""
     return key.model == ours.model, sum(a == b for a, b in zip(_name(key), _name(ours), strict=True))
 
 
@@ -62,7 +62,7 @@ def _ranks(theirs: Sequence[PoolKey], form: KeyForm) -> Iterator[str]:
 
 
 def _shards(there: int, config: PoolModelConfig) -> str:
-    """A block lies there in so many parts along the tensor parallel ranks."""
+    """Suggest a setting where a block has `there` parts along the tensor parallel ranks."""
     if there <= config.tensor_parallel and config.kv_heads is not None:
         return f"set kv_heads to {there} (not {config.kv_heads})"
     line = f"set tensor_parallel to {there} (not {config.tensor_parallel})"

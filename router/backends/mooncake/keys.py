@@ -1,10 +1,10 @@
-"""What a block is called in the Mooncake Store: one key per rank and KV cache group that holds a part of it.
+"""Key names of blocks in the Mooncake Store: one key per rank and KV cache group that holds a part of the block.
 
     [<cache_prefix>@]<model><namespace>@tp_rank:<t>@pcp<p>@dcp<d>@pp_rank:<q>@group:<g>@<digest in hex>
 
 (`protocol.md` 6.3; vllm .../mooncake/store/data.py, worker.py `_init_lookup_key_prefixes`.) Everything but the digest
-is the same for all blocks of a model and is made once. A block can be loaded only if every one of its keys exists.
-Knows nothing of who is asked, or how.
+is the same for all blocks of a model and is computed once. A block can be loaded only if every one of its keys exists.
+Knows nothing of queries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.kvcache.engine_hashes import Digest
 
 
 class PoolKey(NamedTuple):
-    """A key taken apart."""
+    """The parts of a key."""
 
     cache_prefix: str  # "" for none
     model: str
@@ -45,7 +45,7 @@ _STORE_TP = re.compile(r"@store_tp:(\d+)")
 
 
 def parse_key(key: str) -> PoolKey | None:
-    """None: not a key of a vLLM block (the store may hold anything)."""
+    """Return the parts of `key`; `None` if it is not the key of a vLLM block (the store may hold anything)."""
     if (found := _KEY.fullmatch(key)) is None:
         return None
     return PoolKey(
@@ -62,10 +62,10 @@ def parse_key(key: str) -> PoolKey | None:
 
 
 class KeyForm:
-    """The keys of one model's blocks."""
+    """Forms the keys of one model's blocks."""
 
     def __init__(self, config: PoolModelConfig, model: str) -> None:
-        """`model` is the part that names it: see `of`."""
+        """`model` is the part that names the model: see `from_config`."""
         self.config = config
         self.model = model
         self.parts = tuple(_parts(config, model))  # with empty digests
@@ -73,16 +73,19 @@ class KeyForm:
 
     @classmethod
     def from_config(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
-        """`path`: the model as the engines were started with it. None: neither it nor the config's `name` is known."""
+        """Return the form for the model loaded from `path`. `None`: neither the path nor the configured `name` is
+        known.
+        """
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None
 
     @property
     def keys_per_block(self) -> int:
+        """Number of keys of one block."""
         return len(self._stems)
 
     def keys(self, digest: Digest) -> tuple[str, ...]:
-        """Every key of the block: all must exist for it to be of use."""
+        """Return every key of the block: all must exist for the block to be usable."""
         name = digest.hex()
         return tuple([stem + name for stem in self._stems])
 
@@ -99,8 +102,9 @@ def _parts(config: PoolModelConfig, model: str) -> Iterator[PoolKey]:
 
 
 def _shards(config: PoolModelConfig) -> int:
-    """How many different parts the tensor parallel ranks hold. A shared layout says it in its namespace; ranks beyond
-    the KV heads hold copies, unless decode context parallelism divides the tokens between them."""
+    """Return how many different parts the tensor parallel ranks hold. A shared layout states it in its namespace; ranks
+    beyond the KV heads hold copies, unless decode context parallelism divides the tokens between them.
+    """
     if (shared := _STORE_TP.search(config.namespace)) is not None:
         return int(shared[1])
     ranks = config.tensor_parallel

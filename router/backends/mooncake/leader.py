@@ -1,11 +1,11 @@
-"""Which of the Mooncake masters leads: the only one that knows what the pool holds.
+"""Finds the leading Mooncake master: the only one that knows the pool's content.
 
     GET /health of all, every `interval_s`  ->  {"role": "leader", "service_ready": true, ...}
 
-A question that finds the leader gone or no longer leading says so (`lost`): from then on there is none, whoever wants
-to know something of the pool gets "unknown" at once, and the next look, which brings the recovery or the successor,
-comes right away. Between elections there may be nobody, and after a split two who claim it: whom we follow is followed
-while it claims to lead, or else the first in the configured order.
+A query that finds the leader unreachable or no longer leading reports it (`on_lost`): from then on there is no leader,
+every lookup returns "unknown" at once, and the next poll, which finds the recovered leader or its successor, follows
+immediately. Between elections there may be no leader, and after a split two masters that claim to lead: the current one
+is followed while it claims to lead, or else the first in the configured order.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from router.backends.fetch import Fetch, HttpAnswer
 from router.clock import Clock
 from router.tasks import Tasks
 
-SHORTEST_PAUSE_S = 0.1  # between two looks, however often a leader is lost
+MIN_PAUSE_S = 0.1  # between two polls, however often the leader is lost
 
 
 class MasterState(NamedTuple):
-    """One master at the last look."""
+    """State of one master at the last poll."""
 
     instance: str
     leads: bool
-    trouble: str | None  # why it does not; None also for one that only stands by
+    trouble: str | None  # why it does not lead; None for a healthy standby
     looked_at: float
 
 
@@ -38,7 +38,9 @@ class _Health(msgspec.Struct):
 
 
 class MasterLeader:
-    """`masters`: their names to `fetch`, in the configured order. `changed` is called whenever one begins to lead."""
+    """Polls `masters` (their names to `fetch`, in the configured order). Calls `changed` whenever one begins to
+    lead.
+    """
 
     def __init__(
         self,
@@ -57,20 +59,21 @@ class MasterLeader:
         self._tasks = tasks
         self._clock = clock
         self._changed = changed
-        self._look_now = asyncio.Event()
+        self._poll_now = asyncio.Event()
 
     def start(self) -> None:
+        """Start polling."""
         self._tasks.supervise("leader", self._run)
 
     def on_lost(self, instance: str) -> None:
-        """`instance` was asked as the leader and is gone, silent, or not the leader."""
+        """Record that `instance`, queried as the leader, is gone, silent, or not the leader."""
         if self.current == instance:
             self.current = None
-            self._look_now.set()
+            self._poll_now.set()
 
     async def poll(self) -> None:
-        """Ask every master once."""
-        self.masters = tuple(await asyncio.gather(*map(self._visit, self._names)))
+        """Query every master once."""
+        self.masters = tuple(await asyncio.gather(*map(self._query, self._names)))
         leading = [master.instance for master in self.masters if master.leads]
         if self.current in leading:
             return
@@ -81,22 +84,22 @@ class MasterLeader:
     async def _run(self) -> None:
         while True:
             await self.poll()
-            await asyncio.sleep(min(SHORTEST_PAUSE_S, self._interval_s))
+            await asyncio.sleep(min(MIN_PAUSE_S, self._interval_s))
             try:
-                async with asyncio.timeout(max(0.0, self._interval_s - SHORTEST_PAUSE_S)):
-                    await self._look_now.wait()
+                async with asyncio.timeout(max(0.0, self._interval_s - MIN_PAUSE_S)):
+                    await self._poll_now.wait()
             except TimeoutError:
                 pass
-            self._look_now.clear()
+            self._poll_now.clear()
 
-    async def _visit(self, instance: str) -> MasterState:
+    async def _query(self, instance: str) -> MasterState:
         answer = await self._fetch(instance, "GET", "/health", timeout_s=self._interval_s)
         leads, trouble = _read(answer)
         return MasterState(instance, leads, trouble, self._clock.now())
 
 
 def _read(answer: HttpAnswer | None) -> tuple[bool, str | None]:
-    """Whether it leads, and what is wrong if something is."""
+    """Return whether the master leads, and its problem if it has one."""
     if answer is None:
         return False, "GET /health: no answer"
     if answer.status != 200:

@@ -1,4 +1,4 @@
-"""What the pool's room tells people and metrics: who leads, what was answered, how each model's blocks are called."""
+"""Status of the shared pool for the admin API and metrics: leader, answers, how each model's keys are formed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from router.kvcache.engine_hashes import EngineChain
 
 Unknown = Literal[
     "no_leader",  # no master leads, or none is reachable
-    "silent",  # the leader gave no answer
+    "silent",  # the leader did not answer
     "standby",  # it does not lead any more
-    "error",  # it gave an answer that says nothing
-    "late",  # none within the deadline
-    "no_block_size",  # the engines have not told it yet, or do not agree
-    "no_name",  # the engines have not told their model's (or adapter's) path yet
-    "no_comma",  # a key with a comma cannot be asked for
-    "uncalibrated",  # by which hash the engines go is not proved, or refuted
-    "misnamed",  # the engines' keys are others than ours
+    "error",  # an unreadable answer
+    "late",  # no answer within the deadline
+    "no_block_size",  # the engines have not reported it yet, or do not agree
+    "no_name",  # the engines have not reported their model's (or adapter's) path yet
+    "no_comma",  # a key with a comma cannot be queried
+    "uncalibrated",  # the engines' hash is not proved, or refuted
+    "misnamed",  # the engines' keys differ from ours
 ]
 
 
 class ModelReport(NamedTuple):
-    """What is known of how one model's blocks are called."""
+    """How one model's keys are formed, as far as known."""
 
     model: str
     calibration: calibration.State
     chain: EngineChain | None
-    key: str | None  # what a key begins with; None: no prompt was asked for yet
+    key: str | None  # the first key's prefix; None: no lookup yet
     keys_per_block: int | None
     keys: key_check.State
     trouble: str | None  # one line for the operator
@@ -38,11 +38,13 @@ class ModelReport(NamedTuple):
 
 
 class PoolReport(NamedTuple):
+    """Status of the pool's client."""
+
     leader: str | None
     masters: tuple[MasterState, ...]
-    hits: int  # requests answered with a number above 0
-    misses: int  # with 0
-    unknown: dict[Unknown, int]  # with None, by `Unknown`
+    hits: int  # lookups that found blocks
+    misses: int  # lookups that found none
+    unknown: dict[Unknown, int]  # lookups without a result, by reason
     queries: StoreQuery
     remembered_digests: int
     models: list[ModelReport]

@@ -1,18 +1,19 @@
-"""Which prompts go to engines with their token ids, which we know, so that no engine has to make them again.
+"""Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the tokenising.
 
-Those that were made here, whole, by a tokenizer that is believed (`trust.py`), when nothing in the request needs the
-engine to render it (`backends/vllm/token_ids.py`), and to those instances that take ids (`takers.py`).
+A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/accuracy.py`), if
+nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), and if the instance accepts ids
+(`support.py`).
 
-An engine that gets ids reports *our* count, so handed prompts cannot show that we render wrongly: every answer would
-agree. Hence a kind of chat (`kinds.py`) is handed only once an engine's own count has agreed with ours on a prompt of
-that kind, and every 64th of each kind goes without ids and is compared again. By kind, because a template that fails on
-tool results fails on those alone, and a share of all prompts might miss them for ever; 64, because that gives away
-1.6 % of what handing spares, while a kind that has become wrong is found within 64 of its prompts. One disagreement,
-and all kinds of the model have to be seen again, after `trust.py` believes our tokenizer again at all.
+An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would agree.
+Hence a shape of chat (`chat_shape.py`) is passed only after an engine's own count agreed with ours on a prompt of that
+shape, and every 64th prompt of each shape goes without ids as a check. By shape, because a template that fails on tool
+results fails on those alone, and a share of all prompts might never contain them; 64, because that costs 1.6 % of the
+savings, while a shape that has become wrong is found within 64 of its prompts. After one mismatch all shapes of the
+model must be verified again, once the local tokenizer is trusted again at all.
 
-How much it spares: on vLLM 0.32 (CPU, tiny model, warm prompts, 2 cores) the time to the first token is 0.87 of what it
-is without, at 12 to 450 tokens, 0.81 at 5,000, 0.66 at 10,000 and 0.64 at 32,000; the body doubles. So no prompt is
-too short for it.
+Savings: on vLLM 0.32 (CPU, tiny model, warm prompts, 2 cores) the time to first token is 0.87 of the time without ids
+at 12 to 450 tokens, 0.81 at 5,000, 0.66 at 10,000 and 0.64 at 32,000; the body doubles. So no prompt is too short for
+it.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
 from router.prompt.tokenization.chat_shape import Shape, shape_of
 
 CHECK_EVERY = 64
-KINDS_KEPT = 256  # per model; those not met for longest are compared again
+MAX_SHAPES = 256  # per model; the least recently seen are verified again
 
 Reason = Literal["distrusted", "unproven", "length", "prompt_text", "check", "refused"]
 
 
 class PassthroughTarget(NamedTuple):
-    """One that a prompt goes to. `context_tokens` None: it does not say how long prompts may be."""
+    """An engine that a prompt goes to. `context_tokens` is `None` where the maximum prompt length is unknown."""
 
     instance: str
     context_tokens: int | None
 
 
 class PassthroughOffer(NamedTuple):
-    """A prompt that could go with ids, and which of its engines get them."""
+    """A prompt that could go with ids, and the instances that get them."""
 
     model: str
     shape: Shape
@@ -50,108 +51,119 @@ class PassthroughOffer(NamedTuple):
 
 
 class PassthroughReport(NamedTuple):
-    instances: Mapping[str, InstanceSupport]  # by instance
+    """Counts for the admin API and metrics."""
+
+    instances: Mapping[str, InstanceSupport]  # trial results by instance
     sent: Mapping[str, int]  # attempts with ids, by base model
     not_sent: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
 
 
 class TokenIdPassthrough:
-    """`believed`: whether our tokenizer of a base model is, now. `on` False: nothing is tried, nothing handed."""
+    """Decides for each attempt. `believed` returns whether the local tokenizer of a base model is trusted; `on` False:
+    nothing is tried or passed.
+    """
 
-    def __init__(self, takers: TokenIdSupport, believed: Callable[[str], bool], *, on: bool) -> None:
-        self._takers = takers
-        self._believed = believed
+    def __init__(self, support: TokenIdSupport, is_trusted: Callable[[str], bool], *, on: bool) -> None:
+        self._support = support
+        self._is_trusted = is_trusted
         self._on = on
-        self._kinds: dict[str, dict[Shape, int]] = {}  # by model: how often each kind was handed since its last check
-        self._handed: Counter[str] = Counter()
-        self._unhanded: Counter[str] = Counter()
+        self._shapes: dict[str, dict[Shape, int]] = {}  # by model and shape: prompts sent with ids since the last check
+        self._sent: Counter[str] = Counter()
+        self._not_sent: Counter[str] = Counter()
 
     # instances
 
     def on_joined(self, instance: str, model: str) -> None:
+        """Try whether the instance accepts token ids."""
         if self._on:
-            self._takers.on_joined(instance, model)
+            self._support.on_joined(instance, model)
 
     def forget(self, instance: str) -> None:
-        self._takers.forget(instance)
+        """Forget an instance that has left."""
+        self._support.forget(instance)
 
     # prompts
 
     def offer(
         self,
         prompt: Prompt,
-        known: TokenizedPrompt | UnknownIds,
+        tokens: TokenizedPrompt | UnknownIds,
         model: str,
         adapter: str | None,
         engines: Iterable[PassthroughTarget],
     ) -> PassthroughOffer | None:
-        """One attempt at `prompt`, about to be sent to `engines`. None: there is nothing that could be handed."""
+        """Decide about one attempt at `prompt`, about to be sent to `engines`. `None`: the prompt can never go with
+        ids.
+        """
         source = prompt.source
         if not self._on or prompt.endpoint is not Endpoint.CHAT or not isinstance(source, Chat):
             return None
         if (
-            not isinstance(known, TokenizedPrompt)
-            or known.source != "local"
-            or not known.complete
-            or not known.json_ids
+            not isinstance(tokens, TokenizedPrompt)
+            or tokens.source != "local"
+            or not tokens.complete
+            or not tokens.json_ids
         ):
             return None
-        kind = shape_of(source, adapter)
-        proven = [engine for engine in engines if self._takers.accepts(engine.instance)]
-        fitting = frozenset(engine.instance for engine in proven if fits(known, engine.context_tokens))
+        shape = shape_of(source, adapter)
+        accepting = [engine for engine in engines if self._support.accepts(engine.instance)]
+        fitting = frozenset(engine.instance for engine in accepting if fits(tokens, engine.context_tokens))
         reason: Reason
-        if not self._believed(model):
+        if not self._is_trusted(model):
             reason = "distrusted"
         elif not fitting:
-            reason = "length" if proven else "unproven"
+            reason = "length" if accepting else "unproven"
         elif prompt.returns_prompt_text:
             reason = "prompt_text"
-        elif self._is_check(model, kind):
+        elif self._is_check(model, shape):
             reason = "check"
         else:
-            self._handed[model] += 1
-            return PassthroughOffer(model, kind, known, fitting)
-        self._unhanded[reason] += 1
-        return PassthroughOffer(model, kind, known, frozenset())
+            self._sent[model] += 1
+            return PassthroughOffer(model, shape, tokens, fitting)
+        self._not_sent[reason] += 1
+        return PassthroughOffer(model, shape, tokens, frozenset())
 
-    def _is_check(self, model: str, kind: Shape) -> bool:
-        """Whether this prompt goes without ids, to be compared. The kind has been met last of all now."""
-        kinds = self._kinds.get(model, {})
-        handed = kinds.pop(kind, None)
-        if handed is None:
+    def _is_check(self, model: str, shape: Shape) -> bool:
+        """Return whether this prompt goes without ids as a check, and mark its shape as the most recently seen."""
+        shapes = self._shapes.get(model, {})
+        sent = shapes.pop(shape, None)
+        if sent is None:
             return True
-        kinds[kind] = (handed + 1) % CHECK_EVERY
-        return kinds[kind] == 0
+        shapes[shape] = (sent + 1) % CHECK_EVERY
+        return shapes[shape] == 0
 
-    # what became of them
+    # answers
 
     def on_refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
-        """A prompt with ids was answered 400 (`answer`: its body, where that could be read) and is sent once more,
-        without. It may be the client's own fault, which then comes again.
+        """Record that a prompt with ids was answered 400 (`answer`: its body, if it could be read) and is sent again
+        without ids. The client may be at fault; then the second attempt fails, too.
         """
-        self._unhanded["refused"] += 1
+        self._not_sent["refused"] += 1
         if answer is not None and refuses_ids(answer):
-            self._takers.mark_failed(instance, offer.model, "it refused the ids of a prompt")
+            self._support.mark_failed(instance, offer.model, "it refused the ids of a prompt")
 
-    def on_answer(self, offer: PassthroughOffer, instance: str, handed: bool, prompt_tokens: int | None) -> None:
-        """The count in the answer of `instance`, which got the ids or (`handed` False) made its own."""
+    def on_answer(self, offer: PassthroughOffer, instance: str, had_ids: bool, prompt_tokens: int | None) -> None:
+        """Compare the count in the answer of `instance`, which got the ids or (`handed` False) tokenised itself, with
+        ours.
+        """
         if prompt_tokens is None:
             return
-        kinds = self._kinds.setdefault(offer.model, {})
+        shapes = self._shapes.setdefault(offer.model, {})
         ours = len(offer.known.ids)
         if prompt_tokens != ours:
-            kinds.clear()
-            if handed:
-                self._takers.mark_failed(instance, offer.model, f"given {ours} ids, it counted {prompt_tokens}")
-        elif not handed and offer.shape not in kinds:
-            kinds[offer.shape] = 0
-            if len(kinds) > KINDS_KEPT:
-                del kinds[next(iter(kinds))]
+            shapes.clear()
+            if had_ids:
+                self._support.mark_failed(instance, offer.model, f"given {ours} ids, it counted {prompt_tokens}")
+        elif not had_ids and offer.shape not in shapes:
+            shapes[offer.shape] = 0
+            if len(shapes) > MAX_SHAPES:
+                del shapes[next(iter(shapes))]
 
     def report(self) -> PassthroughReport:
-        return PassthroughReport(self._takers.report(), dict(self._handed), dict(self._unhanded))
+        """Return the counts."""
+        return PassthroughReport(self._support.report(), dict(self._sent), dict(self._not_sent))
 
 
 def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
-    """Whether the engine would not have to look at the length, which it skips for given ids."""
+    """Return whether the prompt is certain to fit: the engine skips the length check for given ids."""
     return context_tokens is not None and len(known.ids) < context_tokens

@@ -1,9 +1,9 @@
-"""Which instances take token ids: those that were *seen* to.
+"""Finds out which instances accept token ids, by a trial request to each.
 
-A version number promises nothing (it may be a fork, or stand behind something that strips fields). So each is asked, in
-the background, when it joins, comes back, or has not taken ids after all: a tiny chat whose text and ids are different
-prompts, and whoever answers with the count of the ids has read them. Nobody waits for it, and an instance that does not
-answer is asked a few times, then no more until it joins again.
+A version number is no guarantee (it may be a fork, or a proxy may strip fields). So each instance is tried in the
+background when it joins, comes back, or has failed to use ids: with a tiny chat whose text and ids are different
+prompts; an answer with the count of the ids proves that they were read. No request waits for it, and an instance that
+does not answer is tried a few times, then not until it joins again.
 """
 
 from __future__ import annotations
@@ -22,80 +22,87 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.handing")
 
 TRIAL_TIMEOUT_S = 5.0
-TRIAL_PAUSES_S = (0.0, 5.0, 30.0, 120.0)  # before each question to an engine that does not answer it
-AGAIN_AFTER_S = 60.0  # until one that would not take ids after all is asked anew
+TRIAL_PAUSES_S = (0.0, 5.0, 30.0, 120.0)  # before each trial of an engine that does not answer
+AGAIN_AFTER_S = 60.0  # before an instance that failed to use ids is tried again
 TRIAL_TEXT, TRIAL_IDS = "Hello there, how are you today?", "Hi"
 
 
 class InstanceSupport(NamedTuple):
-    """What is known of an instance."""
+    """Result of the last trial of an instance."""
 
     takes: bool
-    why: str  # for people
+    why: str  # for operators
 
 
 class TokenIdSupport:
-    """`local`: the tokenizer for a base model; whoever serves one that has none is not asked."""
+    """Trial results of all instances. `local` returns the tokenizer of a base model; instances of models without one
+    are not tried.
+    """
 
     def __init__(self, local: Callable[[str], LocalTokenizer | None], fetch: Fetch, tasks: Tasks) -> None:
         self._local = local
         self._fetch = fetch
         self._tasks = tasks
-        self._known: dict[str, InstanceSupport] = {}
+        self._results: dict[str, InstanceSupport] = {}
 
     def on_joined(self, instance: str, model: str) -> None:
-        """It serves `model` from now on, perhaps as another process than before: nothing is known of it."""
-        self._ask(instance, model, InstanceSupport(False, "it was not tried yet"), 0.0)
+        """Schedule a trial: the instance serves `model`, perhaps as a new process."""
+        self._schedule_trial(instance, model, InstanceSupport(False, "it was not tried yet"), 0.0)
 
     def mark_failed(self, instance: str, model: str, why: str) -> None:
-        """It was taken for one that takes ids, and did not: it gets none until it is seen to again."""
+        """Stop sending ids to an instance that did not use them, until a new trial succeeds."""
         if self.accepts(instance):
-            log.warning("instance %s gets no token ids until it is tried again: %s", instance, why)
-            self._ask(instance, model, InstanceSupport(False, why), AGAIN_AFTER_S)
+            log.warning("instance %s: token-id pass-through is off until the next trial succeeds: %s", instance, why)
+            self._schedule_trial(instance, model, InstanceSupport(False, why), AGAIN_AFTER_S)
 
     def forget(self, instance: str) -> None:
-        self._known.pop(instance, None)
+        """Drop the result of an instance that has left."""
+        self._results.pop(instance, None)
 
     def accepts(self, instance: str) -> bool:
-        taker = self._known.get(instance)
-        return taker is not None and taker.takes
+        """Return whether the instance accepts token ids."""
+        result = self._results.get(instance)
+        return result is not None and result.takes
 
     def report(self) -> dict[str, InstanceSupport]:
-        return dict(self._known)
+        """Return the results by instance."""
+        return dict(self._results)
 
-    def _ask(self, instance: str, model: str, meanwhile: InstanceSupport, after_s: float) -> None:
-        self._known.pop(instance, None)
+    def _schedule_trial(self, instance: str, model: str, meanwhile: InstanceSupport, after_s: float) -> None:
+        self._results.pop(instance, None)
         if (local := self._local(model)) is None:
             return
-        self._known[instance] = meanwhile
+        self._results[instance] = meanwhile
         ids = local.tokenize(Text(TRIAL_IDS, add_special_tokens=False))
         if 0 < len(ids) < len(local.tokenize(Text(TRIAL_TEXT, add_special_tokens=False))):
-            self._tasks.spawn("try handing", self._try(instance, model, list(ids), meanwhile, after_s))
+            self._tasks.spawn("try handing", self._run_trial(instance, model, list(ids), meanwhile, after_s))
         else:
-            self._known[instance] = InstanceSupport(
+            self._results[instance] = InstanceSupport(
                 False, "the model's tokenizer does not tell the two prompts of the trial apart"
             )
 
-    async def _try(self, instance: str, model: str, ids: list[int], meanwhile: InstanceSupport, after_s: float) -> None:
-        """Asks until it says something. What it says counts only if nothing else became known of it by then."""
+    async def _run_trial(
+        self, instance: str, model: str, ids: list[int], meanwhile: InstanceSupport, after_s: float
+    ) -> None:
+        """Send trials until one is answered. The result counts only if nothing else was recorded meanwhile."""
         body = trial_body(model, TRIAL_TEXT, ids)
-        taker = InstanceSupport(False, "it did not answer when it was tried")
+        result = InstanceSupport(False, "it did not answer when it was tried")
         for pause_s in TRIAL_PAUSES_S:
             await asyncio.sleep(after_s + pause_s)
             after_s = 0.0
-            if self._known.get(instance) is not meanwhile:
+            if self._results.get(instance) is not meanwhile:
                 return
             answer = await self._fetch(instance, "POST", Endpoint.CHAT.value, body, timeout_s=TRIAL_TIMEOUT_S)
             if answer is not None and answer.status < 500:
-                taker = read_support(answer.status, answer.body, len(ids))
+                result = read_support(answer.status, answer.body, len(ids))
                 break
-        if self._known.get(instance) is meanwhile:
-            self._known[instance] = taker
-            log.info("instance %s: %s", instance, taker.why)
+        if self._results.get(instance) is meanwhile:
+            self._results[instance] = result
+            log.info("instance %s: %s", instance, result.why)
 
 
 def read_support(status: int, answer: bytes, ids: int) -> InstanceSupport:
-    """What an answer to `trial_body` with this many ids says of the engine."""
+    """Return what an answer to `trial_body` with this many ids proves about the engine."""
     if status != 200:
         return InstanceSupport(False, f"it refuses token ids ({status})")
     count = read_count(answer)

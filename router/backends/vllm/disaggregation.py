@@ -43,7 +43,7 @@ _SET: dict[Endpoint, dict[str, Raw]] = {
     Endpoint.CHAT: {"max_tokens": _ONE, **_ENDLESS},
     Endpoint.COMPLETIONS: {"max_tokens": _ONE, **_ENDLESS},
     Endpoint.RESPONSES: {"max_output_tokens": _ONE, "store": _FALSE, **_ENDLESS},
-    Endpoint.MESSAGES: {"max_tokens": _ONE},  # which has no `ignore_eos`: see `ended_by_length`
+    Endpoint.MESSAGES: {"max_tokens": _ONE},  # has no `ignore_eos`: see `ended_by_length`
 }
 _WHOLE_IF = ("use_beam_search", "echo", "background", "previous_response_id", "prompt_embeds", PARAMS)
 _WHOLE_IF_GIVEN = ("prompt_logprobs", "prompt_logprob_token_ids")  # such a request reads no cache; 0 counts too

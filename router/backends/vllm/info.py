@@ -1,7 +1,6 @@
-"""vLLM's small HTTP answers -> domain values. What cannot be read is None, never an exception: peers are not trusted
-to be well, and the caller has a state for "did not say".
+"""Parses vLLM's small HTTP answers into domain values. Unreadable answers become `None`, never an exception.
 
-Single entries that make no sense are left out; the rest of the answer still counts.
+Single invalid entries are left out; the rest of the answer still counts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 
 
 def read_models(body: bytes) -> list[ModelCard] | None:
-    """`GET /v1/models`."""
+    """Parse `GET /v1/models`; `None` if it cannot be read."""
     answer = _json(body)
     entries = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(entries, list):
@@ -31,8 +30,8 @@ def _card(entry: Any) -> ModelCard | None:
 
 
 def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | None:
-    """`GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own, in place
-    of the wildcards that engines bind to. Ranks without events are absent, so [] means: there are none.
+    """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own, in
+    place of the wildcards that engines bind to. Ranks without events are absent; `None` if it cannot be read.
     """
     answer = _json(body)
     if not isinstance(answer, dict):
@@ -54,7 +53,7 @@ def _source(key: str, entry: Any, host: str) -> EventEndpoint | None:
 
 
 def _reachable(endpoint: str | None, host: str) -> str | None:
-    """The endpoint as seen from here; None for transports that end at the engine's process."""
+    """Return the endpoint as seen from the router; `None` for transports limited to the engine's process."""
     if endpoint is None or not endpoint.startswith(("tcp://", "ipc://")):
         return None
     if endpoint.startswith("ipc://"):
@@ -68,7 +67,7 @@ def _reachable(endpoint: str | None, host: str) -> str | None:
 
 
 def read_tokenize(body: bytes) -> list[int] | None:
-    """`POST /tokenize`: the prompt's token ids."""
+    """Return the prompt's token ids from `POST /tokenize`; `None` if it cannot be read."""
     answer = _json(body)
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):

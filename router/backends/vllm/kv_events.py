@@ -1,18 +1,18 @@
-"""vLLM's KV event messages: ZeroMQ frames in, batches of domain events out (`protocol.md` 1, 2).
+"""vLLM's KV event messages: decodes ZeroMQ frames into batches of domain events (`protocol.md` 1, 2).
 
-A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`. Events are maps since vLLM 0.24 and
-arrays before; both are read, event by event, untyped: a typed decoder loses the whole batch for one event it does not
-know. What says nothing about token blocks of this rank is skipped and counted by reason, never an error:
+A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`. Events are maps since vLLM 0.24 and arrays
+before; both are read, event by event, untyped: a typed decoder loses the whole batch for one unknown event. Events
+without token blocks of this rank are skipped and counted by reason, never an error:
 
-    unknown      a type we do not know                     broken    fields of the wrong type, or that do not fit
-    pool         a removal from the shared store           medium    of a place we do not know
+    unknown      an unknown type                           broken    fields of the wrong type, or that do not fit
+    pool         a removal from the shared store           medium    an unknown storage medium
     group        not full attention: cannot be matched     adapter   a LoRA without its name (vLLM < 0.16)
                  by tokens (sliding window, state space)   placeholder  hashes without tokens (offload tiers)
     length       tokens and hashes do not line up (masked groups)
 
-`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator says
-so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups come through;
-they name hashes that the index does not hold there. Nothing here knows targets, order or keys.
+`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator
+configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups pass;
+they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "pl
 
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 END_OF_REPLAY = b"\xff" * 8  # sequence -1
-MILLISECONDS_FROM = 1e11  # as a time in seconds, the year 5138: Mooncake's master stamps in milliseconds
+MILLISECONDS_FROM = 1e11  # in seconds the year 5138: Mooncake's master sends milliseconds
 
 # Array events: the tag, then these in order; older versions stop earlier.
 FIELDS = {
@@ -67,24 +67,26 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class MalformedMessage(NamedTuple):
-    """A message that is none of ours."""
+    """A message that cannot be decoded."""
 
     reason: Literal["frames", "sequence", "payload", "timestamp"]
 
 
 class ReplayEnd(NamedTuple):
-    """The engine has sent all that it has."""
+    """The end marker of a replay."""
 
 
 def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | MalformedMessage:
-    """One message of the event stream."""
+    """Decode one message of the event stream."""
     if len(frames) != 3:
         return MalformedMessage("frames")
     return _batch(frames[1], frames[2], host_cpu)
 
 
 def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | ReplayEnd | MalformedMessage:
-    """One answer to a replay request, as a DEALER sees it. Read from the back: since 0.26 there is a topic in front."""
+    """Decode one answer to a replay request, as a DEALER receives it. Read from the back: since 0.26 there is a topic
+    in front.
+    """
     if not 3 <= len(frames) <= 4:
         return MalformedMessage("frames")
     if frames[-2] == END_OF_REPLAY:
@@ -111,7 +113,7 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Malf
         event = _event(raw, host_cpu)
         if isinstance(event, str):
             skipped[event] = skipped.get(event, 0) + 1
-        elif type(event) is BlocksRemoved and events and _goes_on(last := events[-1], event):
+        elif type(event) is BlocksRemoved and events and _extends(last := events[-1], event):
             last.hashes.extend(event.hashes)
         else:
             events.append(event)
@@ -119,8 +121,10 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Malf
     return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
 
 
-def _goes_on(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
-    """vLLM tells of each evicted block by itself; as one event they cost half."""
+def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
+    """Return whether a removal can be merged into the last event: vLLM sends one for each evicted block; merged they
+    cost half.
+    """
     return type(last) is BlocksRemoved and last.tier is event.tier and last.group == event.group
 
 
@@ -166,7 +170,7 @@ def _stored(fields: dict[str, Any], host_cpu: bool) -> BlocksStored | BlocksPool
 
 
 def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
-    """Tokens may be missing: the hint is in the hashes (`protocol.md` 6.6)."""
+    """Decode blocks put into the pool. Tokens may be missing: the hashes are enough (`protocol.md` 6.6)."""
     hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
     raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
     parent = None if raw_parent is None else _hash(raw_parent)
@@ -188,7 +192,7 @@ def _removed(fields: dict[str, Any], host_cpu: bool) -> BlocksRemoved | Skipped:
 
 
 def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
-    """Case decides nothing, but for one word."""
+    """Return the tier of a medium. Its case matters only for `cpu`."""
     if medium is None or medium == "GPU":
         return GPU
     if medium == "cpu" and not host_cpu:
@@ -202,7 +206,7 @@ def _group(fields: dict[str, Any]) -> int | None:
 
 
 def _hash(raw: Any) -> EngineHash | None:
-    """Unsigned 64 bits: of an int as it is (a signed one folded), of a digest the last 8 bytes."""
+    """Return unsigned 64 bits: of an int (a signed one folded), or the last 8 bytes of a digest."""
     if type(raw) is int:
         return EngineHash(raw & U64)
     if type(raw) is bytes and len(raw) >= 8:
@@ -211,12 +215,12 @@ def _hash(raw: Any) -> EngineHash | None:
 
 
 def _hashes(raw: Any) -> list[EngineHash] | None:
-    """`_hash` of each; None: of one of them there is none."""
+    """Return `_hash` of each; `None` if one of them is invalid."""
     if type(raw) is not list:
         return None
     if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
         return cast("list[EngineHash]", raw)
-    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack has none of more than 64 bits
+    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack ints have at most 64 bits
         return cast("list[EngineHash]", raw)
     hashes = [known for value in raw if (known := _hash(value)) is not None]
     return hashes if len(hashes) == len(raw) else None
@@ -238,8 +242,11 @@ NO_EXTRA = _Extra(None, None)
 
 
 def _extra_keys(raw: Any, blocks: int, adapter: str | None, *, root: bool) -> _Extra | None:
-    """What the engine hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in this
-    order. The adapter has a field of its own; the salt can only be on a chain's first block. None: not understood."""
+    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in this
+    order.
+
+    The adapter has a field of its own; the salt can only be on a chain's first block. `None`: not understood.
+    """
     if raw is None:
         return NO_EXTRA
     if type(raw) is not list or len(raw) != blocks:

@@ -1,13 +1,12 @@
-"""vLLM's metrics page -> one `Gauges` per rank, reading only the lines that routing needs.
+"""Reads vLLM's metrics page into one `Gauges` per rank, parsing only the lines that routing needs.
 
-A page is 66 KB and over 700 lines of which nine matter; a full Prometheus parser takes 10 ms for it, which polling a
-fleet cannot afford. Here `bytes.find` jumps to each wanted metric, and only its lines are parsed, labels with their
-escapes included. Prometheus promises that a metric's lines stand together, so the first other line ends it; but for
-a histogram's sums, which stand between the buckets: after them the search goes on.
+A page has 66 KB and over 700 lines, of which nine matter; a full Prometheus parser takes 10 ms for it, which is too
+much for polling a fleet. Here `bytes.find` jumps to each metric, and only its lines are parsed, labels with their
+escapes included. In the Prometheus format a metric's lines are adjacent, so the first other line ends the search;
+except for a histogram's sums, which lie between the buckets: there the search continues.
 
-Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every
-cache setting as a label, "None" where it is unset. What a page does not say, or says in a way that makes no sense,
-is None, and no page raises.
+Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every cache
+setting as a label, "None" where it is unset. Missing and invalid values are `None`, and no page raises.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from router.fleet.engine_facts import Gauges, PoolTransferCounts
 
 LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
-MOST = 1e15  # beyond it a count is nonsense
+MAX_VALUE = 1e15  # larger counts are invalid
 
 Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
@@ -30,7 +29,7 @@ LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
 def read_gauges(page: bytes) -> dict[int, Gauges]:
-    """The page's ranks (label `engine`, 0 where there is none) with what it says of each; {} if it says nothing."""
+    """Return the gauges of each rank (label `engine`, 0 where there is none); {} if nothing could be read."""
     page = b"\n" + page
     running = _gauge(page, b"vllm:num_requests_running", float.__add__)
     waiting = _gauge(page, b"vllm:num_requests_waiting", float.__add__)
@@ -39,7 +38,7 @@ def read_gauges(page: bytes) -> dict[int, Gauges]:
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
     loads = _pool_loads(page)
-    lora = _lora(page) if len(ranks) == 1 else {}  # its line names no rank: with several it is nobody's
+    lora = _lora(page) if len(ranks) == 1 else {}  # its line names no rank
     return {
         rank: Gauges(
             _count(running.get(rank)),
@@ -58,19 +57,19 @@ def read_gauges(page: bytes) -> dict[int, Gauges]:
 
 
 def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
-    """The metric by rank, of the lines with `only` those labels. One engine may have a line per model name: `join`
-    makes them one.
+    """Return the metric by rank, from the lines with the labels `only`. `join` combines an engine's lines for several
+    model names.
     """
     values: PerRank = {}
     for rank, labels, value in _lines(page, name):
-        if 0 <= value < MOST and only.items() <= labels.items():
+        if 0 <= value < MAX_VALUE and only.items() <= labels.items():
             values[rank] = join(values[rank], value) if rank in values else value
     return values
 
 
 def _pool_loads(page: bytes) -> dict[int, PoolTransferCounts]:
-    """What MooncakeStoreConnector's workers got from the store, by rank, failed and broken-off attempts left out; a
-    rank that has never loaded has no such lines. One key is one block of one worker and cache group.
+    """Return what MooncakeStoreConnector's workers loaded from the store, by rank, without failed attempts. A rank that
+    has never loaded has no such lines. One key is one block of one worker and cache group.
     """
     operations, keys, seconds = (
         _gauge(page, b"vllm:mooncake_store_operation_" + part, float.__add__, LOADED)
@@ -83,8 +82,8 @@ def _pool_loads(page: bytes) -> dict[int, PoolTransferCounts]:
 
 
 def _lora(page: bytes) -> Labels:
-    """The labels that tell of LoRA now. vLLM leaves a line behind for every set of names there ever was and writes the
-    time as its value, so the largest is the latest.
+    """Return the labels of the present LoRA state: vLLM keeps a line for every earlier set of names and writes the time
+    as its value, so the largest is the latest.
     """
     latest = max(_lines(page, b"vllm:lora_requests_info"), key=lambda line: line[2], default=None)
     return {} if latest is None else latest[1]
@@ -97,7 +96,7 @@ def _names(value: bytes | None) -> frozenset[str] | None:
 
 
 def _lines(page: bytes, name: bytes) -> Iterator[tuple[int, Labels, float]]:
-    """Every sample of one metric: rank, labels, finite value."""
+    """Yield every sample of one metric: rank, labels, finite value."""
     needle = b"\n" + name
     at = page.find(needle)
     while at >= 0:
@@ -110,14 +109,14 @@ def _lines(page: bytes, name: bytes) -> Iterator[tuple[int, Labels, float]]:
             if end < 0 or not (page.startswith(name, end + 1) or name.endswith(b"_sum")):
                 return
             at = page.find(needle, end)
-        else:  # another metric whose name begins alike
+        else:  # another metric with the same prefix
             at = page.find(needle, start)
 
 
 def _sample(line: bytes) -> tuple[int, Labels, float] | None:
-    """`{a="b",...} value [timestamp]`: labels may hold spaces and braces, what follows them may not."""
+    """Parse `{a="b",...} value [timestamp]`: labels may hold spaces and braces, what follows them may not."""
     head, _, tail = line.rpartition(b"}")
-    labels = {key: _unescaped(value) for key, value in LABEL.findall(head)}
+    labels = {key: _unescape(value) for key, value in LABEL.findall(head)}
     try:
         rank = int(labels.get(b"engine", b"0"))
         value = float(tail.split()[0])
@@ -126,7 +125,7 @@ def _sample(line: bytes) -> tuple[int, Labels, float] | None:
     return (rank, labels, value) if rank >= 0 and isfinite(value) else None
 
 
-def _unescaped(value: bytes) -> bytes:
+def _unescape(value: bytes) -> bytes:
     if b"\\" not in value:
         return value
     return ESCAPE.sub(lambda match: b"\n" if match[1] == b"n" else match[1], value)
@@ -141,15 +140,15 @@ def _share(value: float | None) -> float | None:
 
 
 def _number(value: bytes | None) -> int | None:
-    """A label that holds a positive whole number; anything else ("None") is unknown."""
+    """Return a label's positive whole number; `None` for anything else."""
     if value is None or not value.isdigit() or len(value) > 15:
         return None
     return int(value) or None
 
 
 def _capacity_tokens(cache: Labels) -> int | None:
-    """KV tokens that fit: said outright by newer versions, blocks times block size before."""
-    if (said := _number(cache.get(b"kv_cache_size_tokens"))) is not None:
-        return said
+    """Return the KV tokens that fit: stated by newer versions, blocks times block size before."""
+    if (tokens := _number(cache.get(b"kv_cache_size_tokens"))) is not None:
+        return tokens
     blocks, size = _number(cache.get(b"num_gpu_blocks")), _number(cache.get(b"block_size"))
     return None if blocks is None or size is None else blocks * size

@@ -1,16 +1,16 @@
-"""vLLM 0.32 takes a chat's token ids beside its text, and need not render and tokenise it: the bytes of that.
+"""Request bodies with token ids: vLLM 0.32 takes a chat's ids beside its text and skips rendering and tokenising.
 
-The ids travel in `kv_transfer_params.prompt_token_ids`, of chat completions alone. The engine takes them out before
-anything else sees the parameters, checks each against its vocabulary, and builds the request from them instead of from
-the messages (renderers/online_renderer.py: `_reused_prompt_token_ids`, `preprocess_chat`). All that is said of the
-answer (tools, reasoning, structured output, salt, sampling) is read from the request as ever. Three things are not
-done with given ids, so those requests must stay as they are:
+The ids are in `kv_transfer_params.prompt_token_ids`, of chat completions only. The engine removes them before anything
+else sees the parameters, checks each against its vocabulary, and builds the request from them instead of from the
+messages (renderers/online_renderer.py: `_reused_prompt_token_ids`, `preprocess_chat`). Everything about the answer
+(tools, reasoning, structured output, salt, sampling) is read from the request as usual. Three things are not done with
+given ids, so those requests go without:
 
-    truncation, and the check of the length   `truncate_prompt_tokens`; prompts that fill the context
-    echo, prompt logprobs, media              need the messages rendered; our own reading gives no ids for them
-    `return_prompt_text`                      answers null: nobody rendered a text (chat_completion/serving.py)
+    truncation, and the length check          `truncate_prompt_tokens`; prompts that fill the context
+    echo, prompt logprobs, media              need the rendered messages; the router has no ids for them
+    `return_prompt_text`                      answers null: no text was rendered (chat_completion/serving.py)
 
-Pure. Seen on 0.32: an engine that refuses ids answers 400 with this parameter's name in `error.param`.
+Pure. On 0.32 an engine that refuses ids answers 400 with this parameter's name in `error.param`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 PARAMETER = b"prompt_token_ids"
 
-Spelled = Sequence[bytes]
+JsonIds = Sequence[bytes]
 """Token ids as JSON numbers with commas between them, in runs of one or more."""
 
 
@@ -29,39 +29,44 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int
 
 
-class _Counted(msgspec.Struct):
+class _CountedAnswer(msgspec.Struct):
     usage: _Usage
 
 
-_COUNTED = msgspec.json.Decoder(_Counted)
+_COUNTED_ANSWER = msgspec.json.Decoder(_CountedAnswer)
 
 
-def add_ids(body: bytes, ids: Spelled) -> bytes:
-    """`body`, an object with at least one member and no `kv_transfer_params`, with these ids behind all the rest."""
-    return _joined(body, body.rindex(b"}"), b'"kv_transfer_params":{"prompt_token_ids":[', ids, b"]}}")
+def add_ids(body: bytes, ids: JsonIds) -> bytes:
+    """Return `body`, an object with at least one member and no `kv_transfer_params`, with these ids appended."""
+    return _insert(body, body.rindex(b"}"), b'"kv_transfer_params":{"prompt_token_ids":[', ids, b"]}}")
 
 
-def add_ids_to_params(body: bytes, ids: Spelled) -> bytes:
-    """The same for one half of a pair, as `disagg.py` makes them: its `kv_transfer_params` stand at the very end."""
-    return _joined(body, body.rindex(b"}", 0, body.rindex(b"}")), b'"prompt_token_ids":[', ids, b"]}}")
+def add_ids_to_params(body: bytes, ids: JsonIds) -> bytes:
+    """Return one half of a pair (see disaggregation.py) with these ids added to its `kv_transfer_params`, its last
+    member.
+    """
+    return _insert(body, body.rindex(b"}", 0, body.rindex(b"}")), b'"prompt_token_ids":[', ids, b"]}}")
 
 
-def _joined(body: bytes, end: int, opening: bytes, ids: Spelled, closing: bytes) -> bytes:
-    """One copy of everything, for both parts can be large: what separates ids separates members as well."""
+def _insert(body: bytes, end: int, opening: bytes, ids: JsonIds, closing: bytes) -> bytes:
+    """Insert the ids with one copy of everything, since both parts can be large: a comma separates ids and members
+    alike.
+    """
     if len(ids) == 1:
         return b",".join((memoryview(body)[:end], opening + ids[0] + closing))
     return b",".join((memoryview(body)[:end], opening + ids[0], *ids[1:-1], ids[-1] + closing))
 
 
 def refuses_ids(answer: bytes) -> bool:
-    """Whether the body of a 400 finds fault with the ids, by the parameter's name."""
+    """Return whether the body of a 400 names the ids' parameter."""
     return PARAMETER in answer
 
 
 def trial_body(model: str, text: str, ids: Sequence[int]) -> bytes:
-    """A chat of one token's answer whose text and ids are not the same prompt: the answer's count tells which it was.
+    """Return a chat whose text and ids are different prompts, with a one-token answer: its count tells which one was
+    used.
 
-    So small that it leaves no whole block in the engine's cache.
+    So short that it fills no block in the engine's cache.
     """
     return msgspec.json.encode(
         {
@@ -75,8 +80,8 @@ def trial_body(model: str, text: str, ids: Sequence[int]) -> bytes:
 
 
 def read_count(answer: bytes) -> int | None:
-    """`usage.prompt_tokens` of a whole answer; None: it does not say."""
+    """Return `usage.prompt_tokens` of a whole answer; `None` if it is missing."""
     try:
-        return _COUNTED.decode(answer).usage.prompt_tokens
+        return _COUNTED_ANSWER.decode(answer).usage.prompt_tokens
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

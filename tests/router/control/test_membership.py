@@ -125,7 +125,7 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
 
 async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
     house.members.update_source("config", [instance("a")])
-    house.tokens._trust["warm-tiny"].record_mismatch("a", "a probe")
+    house.tokens._accuracy["warm-tiny"].record_mismatch("a", "a probe")
     assert house.tokens.report()["warm-tiny"].source == "remote"
     house.members.update_source("config", [])
     assert house.tokens.report()["warm-tiny"].source == "local"

@@ -66,7 +66,7 @@ class RouterParts:
         health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
         takers = TokenIdSupport(self.tokens.local_tokenizer, self.silent, Tasks("test"))
-        self.takers = takers._known
+        self.takers = takers._results
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
         self.pool = NoKvStore()
         self.control = Control(self.core, self.ring, AuditLog(), self.clock)

@@ -11,7 +11,7 @@ import pytest
 
 from router.backends.token_ids.passthrough import (
     CHECK_EVERY,
-    KINDS_KEPT,
+    MAX_SHAPES,
     PassthroughOffer,
     PassthroughTarget,
     TokenIdPassthrough,
@@ -115,13 +115,13 @@ def test_kinds_are_counted_apart(scene: Scene) -> None:
 
 
 def test_kinds_that_clients_invent_are_not_kept_for_ever(scene: Scene) -> None:
-    for number in range(KINDS_KEPT):
+    for number in range(MAX_SHAPES):
         scene.counted(3, chat(chat_template_kwargs={f"x{number}": 1}))
-        if number == KINDS_KEPT // 2:
+        if number == MAX_SHAPES // 2:
             assert scene.handed() == ["a"], "met again, it is not the oldest any more"
     assert scene.handed() == ["a"]
     assert scene.handed(chat(chat_template_kwargs={"x0": 1})) == []
-    assert scene.handed(chat(chat_template_kwargs={f"x{KINDS_KEPT - 1}": 1})) == ["a"]
+    assert scene.handed(chat(chat_template_kwargs={f"x{MAX_SHAPES - 1}": 1})) == ["a"]
 
 
 def test_one_other_count_and_every_kind_has_to_be_seen_anew(scene: Scene) -> None:
