@@ -153,7 +153,7 @@ async def test_several_policies_all_or_none() -> None:
         ("new", "[" * 3000, "policy new:1: not YAML: nested too deeply"),
         ("new", BROKEN, "policies.new: scorers[0]: unknown scorer 'nobody'"),
         ("a b", TEXTS["far"], "policy 'a b': a name has 1 to 100 letters, digits, dots, dashes or underscores"),
-        ("fallback", TEXTS["far"], "the name 'fallback' is taken"),
+        ("fallback", TEXTS["far"], "the name 'fallback' is reserved"),
     ],
 )
 async def test_a_wrong_text_changes_nothing_and_is_remembered(name: str, text: str, said: str) -> None:
