@@ -29,22 +29,22 @@ def price(prices: PriceColumns, slot: int) -> float:
 
 
 def check(fleet: Fleet, now: float) -> None:
-    lineup = fleet.columns("m", now)
-    assert list(lineup.targets) == list(fleet.candidates("m", (), now))
-    for target in lineup.targets:
-        slot, row = lineup.slots[target.id], target.build_row(now)
-        assert (lineup.requests[slot], lineup.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
-        assert lineup.speeds[slot][:3] == row.speed[:3]
+    columns = fleet.columns("m", now)
+    assert list(columns.targets) == list(fleet.candidates("m", (), now))
+    for target in columns.targets:
+        slot, row = columns.slots[target.id], target.build_row(now)
+        assert (columns.requests[slot], columns.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
+        assert columns.speeds[slot][:3] == row.speed[:3]
         work, own = row.speed.prefill_ms(100, 0), 30 * step_ms(row.load, row.speed)
-        assert price(lineup.prices, slot) == pytest.approx(row.load.queued_ms + work + own)
-        assert price(lineup.weighted_prices, slot) == pytest.approx(
+        assert price(columns.prices, slot) == pytest.approx(row.load.queued_ms + work + own)
+        assert price(columns.weighted_prices, slot) == pytest.approx(
             row.load.queued_ms + work * (1 + stall_cost(row.load)) + own
         )
-        assert lineup.free_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
-        assert (target in lineup.others_waiting) is bool(row.load.waiting and row.load.elsewhere)
-    least_room = min(lineup.free_tokens, default=inf)
-    assert lineup.all_have_free(1_000_000) is (least_room >= 1_000_000)
-    assert lineup.all_have_free(1_500) is (least_room >= 1_500)
+        assert columns.free_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
+        assert (target in columns.others_waiting) is bool(row.load.waiting and row.load.elsewhere)
+    least_room = min(columns.free_tokens, default=inf)
+    assert columns.all_have_free(1_000_000) is (least_room >= 1_000_000)
+    assert columns.all_have_free(1_500) is (least_room >= 1_500)
 
 
 def answered(target: Target, step_ms: int, now: float) -> None:

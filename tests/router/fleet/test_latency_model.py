@@ -24,7 +24,7 @@ def traffic(dice: random.Random) -> tuple[int, int]:
 
 
 def taught(
-    pace: LatencyModel, truth: Speed, samples: int, seed: int, noise: float = 0.1, outliers: float = 0.0
+    model: LatencyModel, truth: Speed, samples: int, seed: int, noise: float = 0.1, outliers: float = 0.0
 ) -> None:
     dice = random.Random(seed)
     for i in range(samples):
@@ -32,11 +32,11 @@ def taught(
         ms = truth.prefill_ms(new, context) * max(0.1, dice.gauss(1.0, noise))
         if dice.random() < outliers:
             ms = ms * 10 + 5000
-        pace.observe_prefill(new, context, ms, float(i))
+        model.observe_prefill(new, context, ms, float(i))
 
 
-def worst_error(pace: LatencyModel, truth: Speed) -> float:
-    speed = pace.speed(1e6)
+def worst_error(model: LatencyModel, truth: Speed) -> float:
+    speed = model.speed(1e6)
     return max(abs(speed.prefill_ms(*probe) / truth.prefill_ms(*probe) - 1) for probe in PROBES)
 
 
@@ -51,41 +51,41 @@ def test_the_prior_until_somebody_showed_anything() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_finds_the_curve_in_noise(seed: int) -> None:
-    pace = LatencyModel(PRIOR)
-    taught(pace, TRUTH, 200, seed)
-    assert worst_error(pace, TRUTH) < 0.2
-    assert pace.speed(200.0).samples == 200
+    model = LatencyModel(PRIOR)
+    taught(model, TRUTH, 200, seed)
+    assert worst_error(model, TRUTH) < 0.2
+    assert model.speed(200.0).samples == 200
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_few_outliers_do_not_matter(seed: int) -> None:
-    pace = LatencyModel(PRIOR)
-    taught(pace, TRUTH, 400, seed, outliers=0.03)
-    assert worst_error(pace, TRUTH) < 0.35
+    model = LatencyModel(PRIOR)
+    taught(model, TRUTH, 400, seed, outliers=0.03)
+    assert worst_error(model, TRUTH) < 0.35
 
 
 @pytest.mark.parametrize("factor", [0.1, 20.0])
 def test_leaves_a_wrong_prior_within_a_dozen_samples(factor: float) -> None:
     truth = Speed(10.0 * factor, 100.0 * factor, 2.0 * factor, 0, None, None, None, None)
-    pace = LatencyModel(PRIOR)
-    taught(pace, truth, 12, seed=3)
-    assert pace.speed(12.0).prefill_ms(4000, 0) == pytest.approx(truth.prefill_ms(4000, 0), rel=0.3)
+    model = LatencyModel(PRIOR)
+    taught(model, truth, 12, seed=3)
+    assert model.speed(12.0).prefill_ms(4000, 0) == pytest.approx(truth.prefill_ms(4000, 0), rel=0.3)
 
 
 def test_follows_an_engine_that_became_three_times_slower() -> None:
-    pace = LatencyModel(PRIOR)
-    taught(pace, TRUTH, 1000, seed=1)
+    model = LatencyModel(PRIOR)
+    taught(model, TRUTH, 1000, seed=1)
     slower = Speed(105.0, 120.0, 18.0, 0, None, None, None, None)
-    taught(pace, slower, 300, seed=2)
-    assert worst_error(pace, slower) < 0.3
+    taught(model, slower, 300, seed=2)
+    assert worst_error(model, slower) < 0.3
 
 
 def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
-    pace = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR)
     for i in range(5000):
-        pace.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), float(i))
-    pace.observe_prefill(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
-    speed = pace.speed(5002.0)
+        model.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), float(i))
+    model.observe_prefill(20_000, 0, TRUTH.prefill_ms(20_000, 0), 5001.0)
+    speed = model.speed(5002.0)
     assert speed.prefill_ms(100, 0) == pytest.approx(TRUTH.prefill_ms(100, 0), rel=0.3)
     assert speed.prefill_ms(20_000, 0) == pytest.approx(TRUTH.prefill_ms(20_000, 0), rel=0.5)
 
@@ -98,28 +98,28 @@ def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
     )
 )
 def test_whatever_it_is_told_no_cost_is_negative(samples: list[tuple[int, int, float]]) -> None:
-    pace = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR)
     for i, (new, context, ms) in enumerate(samples):
-        pace.observe_prefill(new, context, ms, float(i))
-    speed = pace.speed(100.0)
+        model.observe_prefill(new, context, ms, float(i))
+    speed = model.speed(100.0)
     assert all(0 <= coefficient < float("inf") for coefficient in speed[:3])
 
 
 def test_a_curve_without_a_base_stays_right() -> None:
     """The coefficient that would be negative is held at 0 and the others explain the rest."""
     truth = Speed(0.0, 50.0, 0.0, 0, None, None, None, None)
-    pace = LatencyModel(PRIOR)
-    taught(pace, truth, 200, seed=4)
-    assert pace.speed(0.0).prefill_ms(10_000, 0) == pytest.approx(500, rel=0.1)
+    model = LatencyModel(PRIOR)
+    taught(model, truth, 200, seed=4)
+    assert model.speed(0.0).prefill_ms(10_000, 0) == pytest.approx(500, rel=0.1)
 
 
 def test_age_is_since_the_last_sample_and_good_to_a_second() -> None:
-    pace = LatencyModel(PRIOR)
-    pace.observe_prefill(1000, 0, 100.0, 10.0)
-    fresh = pace.speed(10.5)
+    model = LatencyModel(PRIOR)
+    model.observe_prefill(1000, 0, 100.0, 10.0)
+    fresh = model.speed(10.5)
     assert fresh.age_s == 0.5
-    assert pace.speed(11.4) is fresh, "handed on, not rebuilt"
-    assert pace.speed(13.0).age_s == 3.0
+    assert model.speed(11.4) is fresh, "handed on, not rebuilt"
+    assert model.speed(13.0).age_s == 3.0
 
 
 # links
@@ -132,7 +132,7 @@ def load_ms(link: Transfer, tokens: float) -> float:
 
 
 def fetched(
-    pace: LatencyModel,
+    model: LatencyModel,
     truth: Transfer,
     samples: int,
     seed: int,
@@ -147,14 +147,14 @@ def fetched(
         ms = (load_ms(truth, tokens) + TRUTH.prefill_ms(new, tokens)) * max(0.1, dice.gauss(1.0, noise))
         if dice.random() < outliers:
             ms = ms * 10 + 5000
-        pace.observe_fetch(link, tokens, new, tokens, ms, 1000.0 + i)
+        model.observe_fetch(link, tokens, new, tokens, ms, 1000.0 + i)
 
 
 def settled(prior: SpeedPrior = PRIOR) -> LatencyModel:
     """Its curve is known well."""
-    pace = LatencyModel(prior)
-    taught(pace, TRUTH, 200, seed=9)
-    return pace
+    model = LatencyModel(prior)
+    taught(model, TRUTH, 200, seed=9)
+    return model
 
 
 def wrong_prior(factor: float) -> SpeedPrior:
@@ -162,8 +162,8 @@ def wrong_prior(factor: float) -> SpeedPrior:
     return SpeedPrior.model_validate(dict.fromkeys(LINKS, wrong))
 
 
-def learned(pace: LatencyModel, link: Link = "pool") -> Transfer:
-    found: Transfer = getattr(pace.speed(1e6), link)
+def learned(model: LatencyModel, link: Link = "pool") -> Transfer:
+    found: Transfer = getattr(model.speed(1e6), link)
     return found
 
 
@@ -171,57 +171,57 @@ def learned(pace: LatencyModel, link: Link = "pool") -> Transfer:
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("seed", range(3))
 def test_finds_a_link_within_a_dozen_samples_of_a_wrong_prior(factor: float, link: Link, seed: int) -> None:
-    pace = settled(wrong_prior(factor))
-    fetched(pace, POOL, 12, seed, link)
-    assert load_ms(learned(pace, link), 30_000) == pytest.approx(load_ms(POOL, 30_000), rel=0.35)
-    assert learned(pace, link).samples == 12
+    model = settled(wrong_prior(factor))
+    fetched(model, POOL, 12, seed, link)
+    assert load_ms(learned(model, link), 30_000) == pytest.approx(load_ms(POOL, 30_000), rel=0.35)
+    assert learned(model, link).samples == 12
     for other in set(LINKS) - {link}:
-        assert learned(pace, other).samples == 0
+        assert learned(model, other).samples == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hundred_samples_tell_its_rate(seed: int) -> None:
-    pace = settled(wrong_prior(5.0))
-    fetched(pace, POOL, 100, seed, outliers=0.03)
-    assert learned(pace).us_per_token == pytest.approx(10.0, rel=0.25)
-    assert load_ms(learned(pace), 1000) == pytest.approx(load_ms(POOL, 1000), abs=25)
+    model = settled(wrong_prior(5.0))
+    fetched(model, POOL, 100, seed, outliers=0.03)
+    assert learned(model).us_per_token == pytest.approx(10.0, rel=0.25)
+    assert load_ms(learned(model), 1000) == pytest.approx(load_ms(POOL, 1000), abs=25)
 
 
 def test_an_hour_between_samples_makes_it_old_not_wrong() -> None:
-    pace = settled()
+    model = settled()
     for i in range(30):
-        pace.observe_fetch("pool", 20_000, 100, 20_000, 220 + TRUTH.prefill_ms(100, 20_000), i * 3600.0)
-    pool = pace.speed(29 * 3600.0 + 600).pool
+        model.observe_fetch("pool", 20_000, 100, 20_000, 220 + TRUTH.prefill_ms(100, 20_000), i * 3600.0)
+    pool = model.speed(29 * 3600.0 + 600).pool
     assert pool is not None
     assert (pool.samples, pool.age_s) == (30, 600.0)
     assert load_ms(pool, 20_000) == pytest.approx(220, rel=0.2)
 
 
 def test_what_a_link_did_says_nothing_of_the_curve() -> None:
-    pace = settled()
-    before = pace.speed(1e6)[:4]
-    fetched(pace, Transfer(5000.0, 500.0, 0, None), 50, seed=1)
-    assert pace.speed(1e6)[:4] == before
+    model = settled()
+    before = model.speed(1e6)[:4]
+    fetched(model, Transfer(5000.0, 500.0, 0, None), 50, seed=1)
+    assert model.speed(1e6)[:4] == before
 
 
 def test_a_curve_that_is_hardly_known_is_not_subtracted() -> None:
-    pace = LatencyModel(PRIOR)
-    taught(pace, TRUTH, CURVE_SAMPLES - 1, seed=1)
-    pace.observe_fetch("pool", 1000, 10, 1000, 500.0, 20.0)
-    assert learned(pace).samples == 0
-    pace.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), 21.0)
-    pace.observe_fetch("pool", 1000, 10, 1000, 500.0, 22.0)
-    assert learned(pace).samples == 1
+    model = LatencyModel(PRIOR)
+    taught(model, TRUTH, CURVE_SAMPLES - 1, seed=1)
+    model.observe_fetch("pool", 1000, 10, 1000, 500.0, 20.0)
+    assert learned(model).samples == 0
+    model.observe_prefill(100, 0, TRUTH.prefill_ms(100, 0), 21.0)
+    model.observe_fetch("pool", 1000, 10, 1000, 500.0, 22.0)
+    assert learned(model).samples == 1
 
 
 def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
     """Else only those that were late by chance would be believed, and the link look slow."""
-    pace = settled(wrong_prior(20.0))
+    model = settled(wrong_prior(20.0))
     for i in range(40):  # free, and 30 ms too early or too late
-        pace.observe_fetch(
+        model.observe_fetch(
             "pool", 10_000, 500, 10_000, TRUTH.prefill_ms(500, 10_000) + (30 if i % 2 else -30), float(i)
         )
-    assert load_ms(learned(pace), 10_000) < 15
+    assert load_ms(learned(model), 10_000) < 15
 
 
 @settings(max_examples=100)
@@ -238,12 +238,12 @@ def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
     )
 )
 def test_whatever_it_is_told_no_link_is_negative(samples: list[tuple[Link, int, int, int, float]]) -> None:
-    pace = settled()
+    model = settled()
     for i, (link, tokens, new, context, ms) in enumerate(samples):
-        pace.observe_fetch(link, tokens, new, context, ms, float(i))
-        pace.observe_pool_load(tokens, ms, float(i))
+        model.observe_fetch(link, tokens, new, context, ms, float(i))
+        model.observe_pool_load(tokens, ms, float(i))
     for link in LINKS:
-        base_ms, us_per_token, *_ = learned(pace, link)
+        base_ms, us_per_token, *_ = learned(model, link)
         assert 0 <= base_ms < float("inf")
         assert 0 <= us_per_token < float("inf")
 
@@ -252,24 +252,24 @@ def test_whatever_it_is_told_no_link_is_negative(samples: list[tuple[Link, int, 
 
 
 def test_counters_tell_the_pool_until_answers_do() -> None:
-    pace = settled(wrong_prior(20.0))
+    model = settled(wrong_prior(20.0))
     dice = random.Random(5)
     for i in range(50):
         tokens = dice.randrange(500, 40_000)
-        pace.observe_pool_load(tokens, 3.0 + tokens * 0.002 * dice.gauss(1.0, 0.1), float(i))
-    assert load_ms(learned(pace), 20_000) == pytest.approx(43, rel=0.1)
-    assert learned(pace).samples == 50
-    fetched(pace, POOL, LINK_SAMPLES - 1, seed=1)
-    assert learned(pace).samples == 50
-    fetched(pace, POOL, LINK_SAMPLES, seed=2)
-    assert learned(pace).samples == 2 * LINK_SAMPLES - 1, "and the fast copies of before weigh nothing in them"
-    assert load_ms(learned(pace), 20_000) == pytest.approx(load_ms(POOL, 20_000), rel=0.35)
+        model.observe_pool_load(tokens, 3.0 + tokens * 0.002 * dice.gauss(1.0, 0.1), float(i))
+    assert load_ms(learned(model), 20_000) == pytest.approx(43, rel=0.1)
+    assert learned(model).samples == 50
+    fetched(model, POOL, LINK_SAMPLES - 1, seed=1)
+    assert learned(model).samples == 50
+    fetched(model, POOL, LINK_SAMPLES, seed=2)
+    assert learned(model).samples == 2 * LINK_SAMPLES - 1, "and the fast copies of before weigh nothing in them"
+    assert load_ms(learned(model), 20_000) == pytest.approx(load_ms(POOL, 20_000), rel=0.35)
 
 
 def test_answers_tell_the_pool_where_no_counter_does() -> None:
-    pace = settled(wrong_prior(20.0))
-    fetched(pace, POOL, 1, seed=1)
-    assert learned(pace).samples == 1
+    model = settled(wrong_prior(20.0))
+    fetched(model, POOL, 1, seed=1)
+    assert learned(model).samples == 1
 
 
 # the decode step
@@ -278,21 +278,21 @@ STEP = Decode(7.0, 80.0, 30.0, 0, None)
 BATCHES = [(1, 2_000), (8, 30_000), (64, 100_000), (40, 900_000)]
 
 
-def step_error(pace: LatencyModel, truth: Decode) -> float:
-    found = pace.speed(1e6).decode
+def step_error(model: LatencyModel, truth: Decode) -> float:
+    found = model.speed(1e6).decode
     assert found is not None
     return max(abs(found.step_ms(*batch) / truth.step_ms(*batch) - 1) for batch in BATCHES)
 
 
 def decoded(
-    pace: LatencyModel, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0
+    model: LatencyModel, truth: Decode, samples: int, seed: int, noise: float = 0.05, outliers: float = 0.0
 ) -> None:
     dice = random.Random(seed)
     for i in range(samples):
         requests = dice.randint(1, 80)
         context = sum(int(10 ** dice.uniform(2, 4.7)) for _ in range(requests))
         ms = truth.step_ms(requests, context) * max(0.1, dice.gauss(1.0, noise))
-        pace.observe_decode_step(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
+        model.observe_decode_step(ms * 20 if dice.random() < outliers else ms, requests, context, float(i))
 
 
 def test_the_decode_prior_until_an_answer_showed_anything() -> None:
@@ -305,47 +305,47 @@ def test_the_decode_prior_until_an_answer_showed_anything() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_finds_the_decode_step_in_noise(seed: int) -> None:
-    pace = LatencyModel(PRIOR)
-    decoded(pace, STEP, 200, seed, outliers=0.02)
-    found = pace.speed(200.0).decode
+    model = LatencyModel(PRIOR)
+    decoded(model, STEP, 200, seed, outliers=0.02)
+    found = model.speed(200.0).decode
     assert found is not None
     assert (found.samples, found.age_s) == (200, 1.0)
-    assert step_error(pace, STEP) < 0.15
+    assert step_error(model, STEP) < 0.15
 
 
 @pytest.mark.parametrize("factor", [0.2, 10.0])
 def test_leaves_a_wrong_decode_prior_within_a_dozen_samples(factor: float) -> None:
     truth = Decode(*(factor * value for value in STEP_PRIOR[:3]), 0, None)
-    pace = LatencyModel(PRIOR)
-    decoded(pace, truth, 12, seed=3)
-    found = pace.speed(12.0).decode
+    model = LatencyModel(PRIOR)
+    decoded(model, truth, 12, seed=3)
+    found = model.speed(12.0).decode
     assert found is not None
     assert found.step_ms(30, 200_000) == pytest.approx(truth.step_ms(30, 200_000), rel=0.3)
 
 
 def test_a_batch_that_is_always_the_same_is_priced_right() -> None:
-    pace = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR)
     for i in range(60):
-        pace.observe_decode_step(25.0, 4.0, 12_000.0, float(i))
-    found = pace.speed(60.0).decode
+        model.observe_decode_step(25.0, 4.0, 12_000.0, float(i))
+    found = model.speed(60.0).decode
     assert found is not None
     assert found.step_ms(4, 12_000) == pytest.approx(25.0, rel=0.02)
 
 
 def test_one_decode_sample_each_half_second_is_enough() -> None:
-    pace = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR)
     for i in range(11):  # at 0, 0.1, ... 1.0
-        pace.observe_decode_step(20.0, 2.0, 1000.0, i / 10)
-    found = pace.speed(2.0).decode
+        model.observe_decode_step(20.0, 2.0, 1000.0, i / 10)
+    found = model.speed(2.0).decode
     assert found is not None
     assert found.samples == 3, "those at 0, 0.5 and 1.0"
 
 
 def test_what_decoding_took_says_nothing_of_prefills() -> None:
-    pace = settled()
-    before = pace.speed(1e6)[:10]
-    decoded(pace, STEP, 50, seed=1)
-    assert pace.speed(1e6)[:10] == before
+    model = settled()
+    before = model.speed(1e6)[:10]
+    decoded(model, STEP, 50, seed=1)
+    assert model.speed(1e6)[:10] == before
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
@@ -354,9 +354,9 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
 @settings(max_examples=100)
 @given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
 def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
-    pace = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR)
     for i, (ms, requests, context) in enumerate(samples):
-        pace.observe_decode_step(ms, requests, context, float(i))
-    found = pace.speed(100.0).decode
+        model.observe_decode_step(ms, requests, context, float(i))
+    found = model.speed(100.0).decode
     assert found is not None
     assert all(0 <= coefficient < float("inf") for coefficient in found[:3])

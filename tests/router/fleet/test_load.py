@@ -17,44 +17,44 @@ def gauges(running: int | None = None, waiting: int | None = None) -> Gauges:
     return Gauges(running, waiting, 0.5, 16, 1000, frozenset({"a"}), 4, frozenset({"b"}))
 
 
-def totals(books: LoadBook) -> tuple[int, int, int, float, int, int]:
+def totals(load_book: LoadBook) -> tuple[int, int, int, float, int, int]:
     return (
-        books.requests,
-        books.prefilling,
-        books.prefill_tokens,
-        books.prefill_attended,
-        books.prompt_tokens,
-        books.context_tokens,
+        load_book.requests,
+        load_book.prefilling,
+        load_book.prefill_tokens,
+        load_book.prefill_attended,
+        load_book.prompt_tokens,
+        load_book.context_tokens,
     )
 
 
 def test_a_request_s_whole_life() -> None:
-    books = LoadBook()
-    booking = books.book(uncached_tokens=300, prompt_tokens=1000)
-    assert totals(books) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
+    load_book = LoadBook()
+    booking = load_book.book(uncached_tokens=300, prompt_tokens=1000)
+    assert totals(load_book) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
     booking.on_first_byte()
-    assert totals(books) == (1, 0, 0, 0, 1000, 1000)
+    assert totals(load_book) == (1, 0, 0, 0, 1000, 1000)
     assert booking.release()
-    assert totals(books) == (0, 0, 0, 0, 0, 0)
+    assert totals(load_book) == (0, 0, 0, 0, 0, 0)
 
 
 def test_released_before_its_first_byte_and_only_once() -> None:
-    books = LoadBook()
-    booking = books.book(300, 1000)
-    other = books.book(7, 9)
+    load_book = LoadBook()
+    booking = load_book.book(300, 1000)
+    other = load_book.book(7, 9)
     assert booking.release()
     assert not booking.release()
-    assert books.double_releases == 1
+    assert load_book.double_releases == 1
     booking.on_first_byte()
-    assert totals(books) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
+    assert totals(load_book) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
     other.on_first_byte()
     other.on_first_byte()
-    assert books.prefilling == 0
+    assert load_book.prefilling == 0
 
 
 def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
     dice = random.Random(7)
-    books = LoadBook()
+    load_book = LoadBook()
     live: list[Booking] = []
     for _ in range(2000):
         if live and dice.random() < 0.5:
@@ -66,21 +66,23 @@ def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
                 assert booking.release()
         else:
             prompt = dice.randrange(1, 200_000)
-            live.append(books.book(dice.randrange(prompt + 1), prompt))
-        assert books.requests == len(live)
+            live.append(load_book.book(dice.randrange(prompt + 1), prompt))
+        assert load_book.requests == len(live)
     for booking in live:
         booking.release()
-    assert totals(books) == (0, 0, 0, 0, 0, 0)
-    assert books.double_releases == 0
+    assert totals(load_book) == (0, 0, 0, 0, 0, 0)
+    assert load_book.double_releases == 0
 
 
 def test_queued_ms_prices_each_request_by_itself() -> None:
-    books = LoadBook()
-    books.book(1000, 1000)
-    books.book(500, 2500)
+    load_book = LoadBook()
+    load_book.book(1000, 1000)
+    load_book.book(500, 2500)
     # 10 + 100 + 1000 * 500 * 2 / 1e6 = 111;   10 + 50 + 500 * (2000 + 250) * 2 / 1e6 = 62.25
-    assert books.load(SPEED, 0.0).queued_ms == pytest.approx(111 + 62.25)
-    assert books.load(SPEED, 0.0).queued_ms == pytest.approx(SPEED.prefill_ms(1000, 0) + SPEED.prefill_ms(500, 2000))
+    assert load_book.load(SPEED, 0.0).queued_ms == pytest.approx(111 + 62.25)
+    assert load_book.load(SPEED, 0.0).queued_ms == pytest.approx(
+        SPEED.prefill_ms(1000, 0) + SPEED.prefill_ms(500, 2000)
+    )
 
 
 def test_before_the_first_poll_everything_of_the_engine_is_unknown() -> None:
@@ -91,11 +93,11 @@ def test_before_the_first_poll_everything_of_the_engine_is_unknown() -> None:
 
 
 def test_strangers_are_what_is_not_ours() -> None:
-    books = LoadBook()
-    books.book(1, 1)
-    books.begin_poll()
-    books.apply_gauges(gauges(running=3, waiting=2), sent_at=10.0)
-    load = books.load(SPEED, 10.5)
+    load_book = LoadBook()
+    load_book.book(1, 1)
+    load_book.begin_poll()
+    load_book.apply_gauges(gauges(running=3, waiting=2), sent_at=10.0)
+    load = load_book.load(SPEED, 10.5)
     assert load.elsewhere == 4
     assert load.metrics_age_s == pytest.approx(0.5)
     assert (load.running, load.waiting, load.kv_usage, load.max_adapters) == (3, 2, 0.5, 4)
@@ -104,82 +106,82 @@ def test_strangers_are_what_is_not_ours() -> None:
 
 @pytest.mark.parametrize("page", [gauges(running=None, waiting=2), gauges(running=2, waiting=None)])
 def test_half_a_page_says_nothing_of_strangers(page: Gauges) -> None:
-    books = LoadBook()
-    books.apply_gauges(page, 1.0)
-    assert books.elsewhere is None
+    load_book = LoadBook()
+    load_book.apply_gauges(page, 1.0)
+    assert load_book.elsewhere is None
 
 
 def test_ours_that_ended_while_the_poll_was_under_way_are_not_strangers() -> None:
-    books = LoadBook()
-    bookings = [books.book(1, 1) for _ in range(3)]
-    books.begin_poll()
+    load_book = LoadBook()
+    bookings = [load_book.book(1, 1) for _ in range(3)]
+    load_book.begin_poll()
     for booking in bookings:
         booking.release()
-    books.apply_gauges(gauges(running=3, waiting=0), 1.0)
-    assert books.elsewhere == 0
+    load_book.apply_gauges(gauges(running=3, waiting=0), 1.0)
+    assert load_book.elsewhere == 0
 
 
 def test_ours_that_came_while_the_poll_was_under_way_are_not_strangers() -> None:
-    books = LoadBook()
-    books.begin_poll()
-    booking = books.book(1, 1)
+    load_book = LoadBook()
+    load_book.begin_poll()
+    booking = load_book.book(1, 1)
     booking.release()  # even one that came and went
-    books.apply_gauges(gauges(running=1, waiting=0), 1.0)
-    assert books.elsewhere == 0
+    load_book.apply_gauges(gauges(running=1, waiting=0), 1.0)
+    assert load_book.elsewhere == 0
 
 
 def test_an_older_peak_of_ours_does_not_hide_strangers() -> None:
-    books = LoadBook()
-    for booking in [books.book(1, 1) for _ in range(5)]:
+    load_book = LoadBook()
+    for booking in [load_book.book(1, 1) for _ in range(5)]:
         booking.release()
-    books.begin_poll()
-    books.apply_gauges(gauges(running=2, waiting=1), 1.0)
-    assert books.elsewhere == 3
+    load_book.begin_poll()
+    load_book.apply_gauges(gauges(running=2, waiting=1), 1.0)
+    assert load_book.elsewhere == 3
 
 
 def test_fewer_than_ours_is_none_elsewhere() -> None:
     """The engine has not heard yet of what we have just booked."""
-    books = LoadBook()
+    load_book = LoadBook()
     for _ in range(4):
-        books.book(1, 1)
-    books.begin_poll()
-    books.apply_gauges(gauges(running=1, waiting=0), 1.0)
-    assert books.elsewhere == 0
+        load_book.book(1, 1)
+    load_book.begin_poll()
+    load_book.apply_gauges(gauges(running=1, waiting=0), 1.0)
+    assert load_book.elsewhere == 0
 
 
 def test_gauges_of_a_gone_process_are_forgotten_and_the_books_are_not() -> None:
-    books = LoadBook()
-    books.book(5, 10)
-    books.apply_gauges(gauges(1, 1), 1.0)
-    books.forget_gauges()
-    load = books.load(SPEED, 2.0)
+    load_book = LoadBook()
+    load_book.book(5, 10)
+    load_book.apply_gauges(gauges(1, 1), 1.0)
+    load_book.forget_gauges()
+    load = load_book.load(SPEED, 2.0)
     assert (load.running, load.elsewhere, load.metrics_age_s) == (None, None, None)
     assert load.requests == 1
 
 
 def test_only_a_lone_prefill_shows_bare_speed() -> None:
-    books = LoadBook()
-    first = books.book(10, 10)
-    second = books.book(10, 10)
+    load_book = LoadBook()
+    first = load_book.book(10, 10)
+    second = load_book.book(10, 10)
     assert (first.alone, second.alone) == (True, False)
     first.on_first_byte()
     second.on_first_byte()
-    third = books.book(10, 10)
+    third = load_book.book(10, 10)
     assert third.alone, "decoding neighbours are part of the normal"
     third.on_first_byte()
-    books.apply_gauges(gauges(running=4, waiting=1), 1.0)
-    assert not books.book(10, 10).alone, "somebody waits there, ours or not"
+    load_book.apply_gauges(gauges(running=4, waiting=1), 1.0)
+    assert not load_book.book(10, 10).alone, "somebody waits there, ours or not"
 
 
 def test_the_batch_of_an_answer_is_the_mean_of_its_two_ends() -> None:
-    books = LoadBook()
-    booking = books.book(300, 1000)
-    other = books.book(0, 500)
+    load_book = LoadBook()
+    booking = load_book.book(300, 1000)
+    other = load_book.book(0, 500)
     assert booking.batch is None
     booking.on_first_byte()  # 2 requests, 1500 tokens
     booking.on_first_byte()
     for _ in range(2):
-        books.book(0, 2000)
+        load_book.book(0, 2000)
     assert booking.batch is None, "its end is not known yet"
     booking.release()  # 4 requests, 1000 + 500 + 4000 = 5500 tokens
     assert booking.batch == BatchShare(3.0, 3500.0)
@@ -196,13 +198,13 @@ def counting(output_tokens: int | None) -> Gauges:
 
 
 def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
-    books = LoadBook()
-    books.apply_gauges(counting(1000), sent_at=10.0)
-    assert books.load(SPEED, 10.0).output_tokens_per_s is None, "nothing to compare with"
-    books.apply_gauges(counting(1500), sent_at=10.75)
-    assert books.load(SPEED, 11.0).output_tokens_per_s == 666.667  # 500 / 0.75
-    books.apply_gauges(counting(1500), sent_at=11.0)
-    assert books.load(SPEED, 11.0).output_tokens_per_s == 0.0, "it answered nobody"
+    load_book = LoadBook()
+    load_book.apply_gauges(counting(1000), sent_at=10.0)
+    assert load_book.load(SPEED, 10.0).output_tokens_per_s is None, "nothing to compare with"
+    load_book.apply_gauges(counting(1500), sent_at=10.75)
+    assert load_book.load(SPEED, 11.0).output_tokens_per_s == 666.667  # 500 / 0.75
+    load_book.apply_gauges(counting(1500), sent_at=11.0)
+    assert load_book.load(SPEED, 11.0).output_tokens_per_s == 0.0, "it answered nobody"
 
 
 @pytest.mark.parametrize(
@@ -212,28 +214,28 @@ def test_answer_tokens_per_second_are_those_between_two_polls() -> None:
 def test_a_counter_that_fell_or_a_poll_that_was_not_later_tells_no_rate(
     before: int | None, after: int | None, sent_at: float
 ) -> None:
-    books = LoadBook()
-    books.apply_gauges(counting(before), sent_at=10.0)
-    books.apply_gauges(counting(after), sent_at=sent_at)
-    assert books.load(SPEED, 12.0).output_tokens_per_s is None
+    load_book = LoadBook()
+    load_book.apply_gauges(counting(before), sent_at=10.0)
+    load_book.apply_gauges(counting(after), sent_at=sent_at)
+    assert load_book.load(SPEED, 12.0).output_tokens_per_s is None
 
 
 def test_the_rate_goes_with_the_process() -> None:
-    books = LoadBook()
-    books.apply_gauges(counting(1000), sent_at=10.0)
-    books.apply_gauges(counting(1500), sent_at=11.0)
-    books.forget_gauges()
-    assert books.load(SPEED, 12.0).output_tokens_per_s is None
-    books.apply_gauges(counting(2000), sent_at=12.0)
-    assert books.load(SPEED, 12.0).output_tokens_per_s is None
+    load_book = LoadBook()
+    load_book.apply_gauges(counting(1000), sent_at=10.0)
+    load_book.apply_gauges(counting(1500), sent_at=11.0)
+    load_book.forget_gauges()
+    assert load_book.load(SPEED, 12.0).output_tokens_per_s is None
+    load_book.apply_gauges(counting(2000), sent_at=12.0)
+    assert load_book.load(SPEED, 12.0).output_tokens_per_s is None
 
 
 def test_times_are_rounded_to_what_is_worth_logging() -> None:
-    books = LoadBook()
-    books.apply_gauges(gauges(1, 1), sent_at=1.0)
-    books.book(7, 7)
+    load_book = LoadBook()
+    load_book.apply_gauges(gauges(1, 1), sent_at=1.0)
+    load_book.book(7, 7)
     odd = Speed(1 / 3, 100.0, 0.0, 0, None, None, None, None)
-    load = books.load(odd, 1.0 + 2 / 3)
+    load = load_book.load(odd, 1.0 + 2 / 3)
     assert repr(load.metrics_age_s) == "0.667"
     assert repr(load.queued_ms) == "1.033"  # 0.333... + 0.7
 
@@ -242,40 +244,40 @@ def test_times_are_rounded_to_what_is_worth_logging() -> None:
 
 
 def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
-    books = LoadBook()
-    books.book(uncached_tokens=300, prompt_tokens=1000)
-    own = WorkerShare(*totals(books))
-    books.set_siblings(WorkerShare(2, 1, 50, 25.0, 400, 450))
-    assert totals(books) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
-    assert books.own == own
-    books.set_siblings(WorkerShare(requests=1))  # in the place of what they had
-    assert (books.requests, books.prefilling, books.own) == (2, 1, own)
-    books.set_siblings(NO_SHARE)
-    assert totals(books) == own
+    load_book = LoadBook()
+    load_book.book(uncached_tokens=300, prompt_tokens=1000)
+    own = WorkerShare(*totals(load_book))
+    load_book.set_siblings(WorkerShare(2, 1, 50, 25.0, 400, 450))
+    assert totals(load_book) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
+    assert load_book.own == own
+    load_book.set_siblings(WorkerShare(requests=1))  # in the place of what they had
+    assert (load_book.requests, load_book.prefilling, load_book.own) == (2, 1, own)
+    load_book.set_siblings(NO_SHARE)
+    assert totals(load_book) == own
 
 
 def test_what_others_booked_is_not_elsewhere() -> None:
     """A poll finds 5: ours, 3 of the others, who told of one while it was under way, and a stranger's."""
-    books = LoadBook()
-    books.book(1, 1)
-    books.set_siblings(WorkerShare(requests=2))
-    books.begin_poll()
-    books.set_siblings(WorkerShare(requests=3))
-    books.apply_gauges(gauges(5, 0), sent_at=1.0)
-    assert books.elsewhere == 1
+    load_book = LoadBook()
+    load_book.book(1, 1)
+    load_book.set_siblings(WorkerShare(requests=2))
+    load_book.begin_poll()
+    load_book.set_siblings(WorkerShare(requests=3))
+    load_book.apply_gauges(gauges(5, 0), sent_at=1.0)
+    assert load_book.elsewhere == 1
 
 
 def test_an_answer_beside_anothers_prefill_is_not_alone() -> None:
-    books = LoadBook()
-    books.set_siblings(WorkerShare(requests=1, prefilling=1))
-    assert not books.book(1, 1).alone
-    books = LoadBook()
-    books.set_siblings(WorkerShare(requests=1))
-    assert books.book(1, 1).alone
+    load_book = LoadBook()
+    load_book.set_siblings(WorkerShare(requests=1, prefilling=1))
+    assert not load_book.book(1, 1).alone
+    load_book = LoadBook()
+    load_book.set_siblings(WorkerShare(requests=1))
+    assert load_book.book(1, 1).alone
 
 
 def test_whoever_keeps_a_load_hears_of_the_others() -> None:
     heard: list[int] = []
-    books = LoadBook(lambda: heard.append(1))
-    books.set_siblings(WorkerShare(requests=1))
+    load_book = LoadBook(lambda: heard.append(1))
+    load_book.set_siblings(WorkerShare(requests=1))
     assert heard == [1]

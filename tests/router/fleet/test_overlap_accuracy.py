@@ -7,10 +7,10 @@ from router.fleet.overlap_accuracy import MISSES_TO_ALARM, OverlapAccuracy
 BLOCK = 16
 
 
-def story(trust: OverlapAccuracy, *answers: tuple[int, int | None]) -> OverlapAccuracy:
+def story(accuracy: OverlapAccuracy, *answers: tuple[int, int | None]) -> OverlapAccuracy:
     for predicted, delivered in answers:
-        trust.observe(predicted, delivered, BLOCK)
-    return trust
+        accuracy.observe(predicted, delivered, BLOCK)
+    return accuracy
 
 
 KEPT, BROKEN, MISSED, COLD = (160, 160), (160, 80), (0, 160), (0, 0)
@@ -22,9 +22,9 @@ def test_begins_trusted_and_one_eviction_is_ordinary() -> None:
 
 
 def test_three_of_five_broken_is_too_many() -> None:
-    trust = story(OverlapAccuracy(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
-    assert not trust.trusted
-    assert (trust.confirmed, trust.overestimated) == (2, 3)
+    accuracy = story(OverlapAccuracy(), KEPT, BROKEN, KEPT, BROKEN, BROKEN)
+    assert not accuracy.trusted
+    assert (accuracy.confirmed, accuracy.overestimated) == (2, 3)
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -36,35 +36,35 @@ def test_less_than_a_block_is_rounding_and_more_than_promised_is_fine() -> None:
 
 
 def test_answers_that_prove_nothing_change_nothing() -> None:
-    trust = story(OverlapAccuracy(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
-    assert not trust.trusted, "the cold ones between did not push the broken ones out"
+    accuracy = story(OverlapAccuracy(), BROKEN, BROKEN, *[COLD] * 9, (160, None), (15, 0), BROKEN)
+    assert not accuracy.trusted, "the cold ones between did not push the broken ones out"
 
 
 def test_comes_back_by_itself_after_three_kept_in_a_row() -> None:
-    trust = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN)
-    story(trust, KEPT, KEPT, BROKEN, KEPT, KEPT, COLD)
-    assert not trust.trusted
-    story(trust, KEPT)
-    assert trust.trusted
-    story(trust, BROKEN, BROKEN)
-    assert trust.trusted, "judged afresh, not on the edge"
+    accuracy = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN)
+    story(accuracy, KEPT, KEPT, BROKEN, KEPT, KEPT, COLD)
+    assert not accuracy.trusted
+    story(accuracy, KEPT)
+    assert accuracy.trusted
+    story(accuracy, BROKEN, BROKEN)
+    assert accuracy.trusted, "judged afresh, not on the edge"
 
 
 def test_hits_that_nobody_predicted_raise_the_alarm() -> None:
-    trust = story(OverlapAccuracy(), *[MISSED] * (MISSES_TO_ALARM - 1), COLD)
-    assert trust.alarm is None
-    story(trust, MISSED)
-    assert trust.alarm is not None
-    assert "tokenizer" in trust.alarm
-    assert trust.trusted, "it promised nothing, so it broke nothing"
-    story(trust, KEPT)
-    assert trust.alarm is None
-    assert trust.underestimated == MISSES_TO_ALARM
+    accuracy = story(OverlapAccuracy(), *[MISSED] * (MISSES_TO_ALARM - 1), COLD)
+    assert accuracy.alarm is None
+    story(accuracy, MISSED)
+    assert accuracy.alarm is not None
+    assert "tokenizer" in accuracy.alarm
+    assert accuracy.trusted, "it promised nothing, so it broke nothing"
+    story(accuracy, KEPT)
+    assert accuracy.alarm is None
+    assert accuracy.underestimated == MISSES_TO_ALARM
 
 
 def test_a_new_process_is_judged_afresh() -> None:
-    trust = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN, *[MISSED] * MISSES_TO_ALARM)
-    trust.reset()
-    assert trust.trusted
-    assert trust.alarm is None
-    assert trust.overestimated == 3
+    accuracy = story(OverlapAccuracy(), BROKEN, BROKEN, BROKEN, *[MISSED] * MISSES_TO_ALARM)
+    accuracy.reset()
+    assert accuracy.trusted
+    assert accuracy.alarm is None
+    assert accuracy.overestimated == 3

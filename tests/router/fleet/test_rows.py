@@ -142,7 +142,7 @@ steps = st.sampled_from(["book", "on_first_byte", "release", "poll", "blocks", "
 
 
 @given(st.lists(st.tuples(steps, st.sampled_from("abc")), max_size=30))
-def test_the_board_says_what_rows_made_anew_would(story: Sequence[tuple[str, str]]) -> None:
+def test_cached_rows_equal_rows_built_anew(story: Sequence[tuple[str, str]]) -> None:
     """While time stands still, whatever happens in between."""
     fleet, bookings = fleet_of("a", "b", "c"), dict[str, list[Booking]]()
     overlaps = {TargetId("b/0"): Overlap(16, 16, 16, 32, "events", 0.1)}

@@ -17,7 +17,7 @@ from tests.suites.views import a_load, a_row, a_view, an_overlap
 PREFILLERS = (a_row("p", load=a_load(requests=3)), a_row("q", load=a_load(requests=1)))
 
 
-def a_desk(from_tokens: int = 0) -> Selector:
+def a_selector(from_tokens: int = 0) -> Selector:
     spec = {
         "scorers": [{"name": "round_robin"}],
         "prefill": {"scorers": [{"name": "least_requests"}]},
@@ -28,8 +28,8 @@ def a_desk(from_tokens: int = 0) -> Selector:
     return Selector(PolicySet({"mine": policy}, "mine"), seed=1)
 
 
-def chosen(desk: Selector, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> PairChoice:
-    return choose_pair(desk, desk.policy_set.policy, view, prefill_rows)
+def chosen(selector: Selector, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]) -> PairChoice:
+    return choose_pair(selector, selector.policy_set.policy, view, prefill_rows)
 
 
 def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it() -> None:
@@ -40,7 +40,7 @@ def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it(
         return PREFILLERS
 
     view = a_view(a_row("a", an_overlap(0)), a_row("b", an_overlap(160)), prompt_tokens=1000)
-    choice = chosen(a_desk(), view, rows_for)
+    choice = chosen(a_selector(), view, rows_for)
     assert (choice.answer.policy, choice.answer.target) == ("mine.decode", "b/0")
     assert asked == ["b/0"]
     assert choice.prefill is not None
@@ -49,7 +49,7 @@ def test_the_decode_target_is_chosen_first_and_then_one_that_can_prefill_for_it(
 
 
 def test_nobody_to_prefill_is_no_trouble() -> None:
-    choice = chosen(a_desk(), a_view(a_row("a"), prompt_tokens=1000), lambda _: ())
+    choice = chosen(a_selector(), a_view(a_row("a"), prompt_tokens=1000), lambda _: ())
     assert (choice.answer.target, choice.prefill) == ("a/0", None)
 
 
@@ -58,7 +58,7 @@ def test_what_is_not_worth_it_asks_nobody() -> None:
         raise AssertionError
 
     view = a_view(a_row("a", an_overlap(960)), prompt_tokens=1000)  # 40 left
-    assert chosen(a_desk(from_tokens=41), view, rows_for).prefill is None
+    assert chosen(a_selector(from_tokens=41), view, rows_for).prefill is None
 
 
 @pytest.mark.parametrize(

@@ -221,9 +221,9 @@ def test_a_burst_on_one_new_prefix_sticks_together() -> None:
     assert {ticket.target.id for ticket in tickets} == {tickets[0].target.id}
     assert [ticket.attempt.expected_tokens for ticket in tickets] == [0, 36, 36, 36, 36]
     assert [ticket.attempt.predicted_tokens for ticket in tickets] == [0] * 5, "events have promised nothing yet"
-    books = tickets[0].target.load_book
-    assert (books.requests, books.prefilling, books.prompt_tokens) == (5, 5, 200)
-    assert books.prefill_tokens == 40 + 4 * 4  # the first computes all, the others the last block's worth
+    load_book = tickets[0].target.load_book
+    assert (load_book.requests, load_book.prefilling, load_book.prompt_tokens) == (5, 5, 200)
+    assert load_book.prefill_tokens == 40 + 4 * 4  # the first computes all, the others the last block's worth
 
 
 def test_a_burst_of_strangers_spreads() -> None:
@@ -297,8 +297,13 @@ def test_with_the_first_byte_the_prefill_is_over() -> None:
     ticket.status = 200
     house.core.on_first_byte(ticket)
     assert ticket.ttft_ms == pytest.approx(250)
-    books = ticket.target.load_book
-    assert (books.requests, books.prefilling, books.prefill_tokens, books.prompt_tokens) == (1, 0, 0, 40)
+    load_book = ticket.target.load_book
+    assert (load_book.requests, load_book.prefilling, load_book.prefill_tokens, load_book.prompt_tokens) == (
+        1,
+        0,
+        0,
+        40,
+    )
     house.clock.advance(4.9)
     assert house.expected(ticket.target.id) == 36
     house.clock.advance(0.1)
@@ -313,12 +318,17 @@ def test_settling_gives_everything_back_exactly_once() -> None:
     ticket = house.admit()
     ticket.end = "connect"
     house.core.settle(ticket)
-    books = ticket.target.load_book
-    assert (books.requests, books.prefilling, books.prefill_tokens, books.context_tokens) == (0, 0, 0, 0)
+    load_book = ticket.target.load_book
+    assert (load_book.requests, load_book.prefilling, load_book.prefill_tokens, load_book.context_tokens) == (
+        0,
+        0,
+        0,
+        0,
+    )
     ticket.end, ticket.status = "ok", 200
     house.core.settle(ticket)
     assert ticket.attempt.end == "connect"
-    assert books.requests == 0
+    assert load_book.requests == 0
     assert ticket.target.breaker._failures == 1
 
 
@@ -380,9 +390,9 @@ def test_failures_in_a_row_take_a_target_out_and_one_trial_brings_it_back() -> N
         house.core.settle(ticket)
     assert house.may_admit() is None
     house.clock.advance(5.0)
-    trial = house.admit()
+    experiment = house.admit()
     assert house.may_admit() is None, "one trial at a time"
-    house.answer(trial)
+    house.answer(experiment)
     assert house.may_admit() is not None
 
 
@@ -410,8 +420,8 @@ def test_an_answer_that_says_nothing_of_the_cache_teaches_nothing() -> None:
     house.stored("a/0")
     for _ in range(5):
         house.answer(house.admit(), cached=None)
-    trust = house.target("a/0").overlap_accuracy
-    assert (trust.trusted, trust.confirmed, trust.overestimated, trust.underestimated) == (True, 0, 0, 0)
+    accuracy = house.target("a/0").overlap_accuracy
+    assert (accuracy.trusted, accuracy.confirmed, accuracy.overestimated, accuracy.underestimated) == (True, 0, 0, 0)
 
 
 def test_a_stream_on_an_idle_engine_shows_its_speed() -> None:
@@ -504,10 +514,10 @@ def test_whatever_happens_the_books_are_empty_in_the_end(steps: Sequence[str]) -
             house.core.settle(ticket)
     for ticket in open_:
         house.core.settle(ticket)
-    for books in (target.load_book for target in targets):
-        assert (books.requests, books.prefilling, books.prefill_tokens) == (0, 0, 0)
-        assert (books.prompt_tokens, books.context_tokens, books.double_releases) == (0, 0, 0)
-        assert books.prefill_attended == pytest.approx(0)
+    for load_book in (target.load_book for target in targets):
+        assert (load_book.requests, load_book.prefilling, load_book.prefill_tokens) == (0, 0, 0)
+        assert (load_book.prompt_tokens, load_book.context_tokens, load_book.double_releases) == (0, 0, 0)
+        assert load_book.prefill_attended == pytest.approx(0)
 
 
 # engines: joined, left, polled
@@ -529,8 +539,8 @@ def test_a_replay_endpoint_makes_a_stream_replayable() -> None:
     sources = [EventEndpoint(0, "tcp://x:0", "tcp://x:9", ""), EventEndpoint(1, "tcp://x:1", None, "")]
     house.core.add_instance("x", [MODEL], sources)
     streams = [house.core.indexer.describe_stream(TargetId(f"x/{rank}")) for rank in (0, 1)]
-    books = [stream.sequencer for stream in streams if stream is not None]
-    assert [book.replayable for book in books if book is not None] == [True, False]
+    load_book = [stream.sequencer for stream in streams if stream is not None]
+    assert [book.replayable for book in load_book if book is not None] == [True, False]
 
 
 def test_coming_back_with_fewer_ranks_forgets_the_others() -> None:

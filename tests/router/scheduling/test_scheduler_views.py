@@ -39,8 +39,8 @@ def a_prompt(**known: Any) -> Prompt:
 
 
 def core_with(secret: int) -> Scheduler:
-    regime = PolicySet({"calm": policy("calm")}, "calm")
-    return build_scheduler(schema.Config(seed=1), regime, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
+    policy_set = PolicySet({"calm": policy("calm")}, "calm")
+    return build_scheduler(schema.Config(seed=1), policy_set, RING, ManualClock(1000.0, wall=1000.0), secret=secret)
 
 
 class Keyed(House):
@@ -193,11 +193,11 @@ def test_explaining_changes_nothing(steps: Sequence[tuple[bool, str, str]], aske
             if ends:
                 house.answer(ticket, cached=0)
                 house.close(record, 200)
-        books = [
+        load_book = [
             (t.load_book.requests, t.load_book.prefill_tokens) for i in house.core.fleet for t in i.targets.values()
         ]
         looked = [shadow.regret.summary() for shadow in house.core.selector.shadows]
-        return [*seen, (books, looked, house.core.experiment and house.core.experiment.report())]
+        return [*seen, (load_book, looked, house.core.experiment and house.core.experiment.report())]
 
     assert live(asked) == live(0)
 

@@ -57,7 +57,7 @@ def narrowed(core: Scheduler, policy: Policy, pool: PoolHit | None = None, numbe
 
 def decided(house: House, policy: Policy, targets: Sequence[Target], pool: PoolHit | None) -> Decision:
     core, now = house.core, house.clock.now()
-    overlaps = {id: belief.overlap for id, belief in core.view_builder.estimates(KNOWN, targets).items()}
+    overlaps = {id: estimate.overlap for id, estimate in core.view_builder.estimates(KNOWN, targets).items()}
     rows = core.fleet.row_cache.rows(targets, overlaps, now, core.view_builder.held_tokens)
     return policy.decide(
         core.view_builder.build(house.record(), PROMPT, core.fleet.resolve("m"), KNOWN, pool, rows, now)
@@ -92,8 +92,8 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
         house.stored(there.id, IDS[: 4 * one])
     elif what == "send":
         ids = prompt_of(IDS[: 4 * one])
-        belief = house.core.view_builder.estimates(ids, [there])[there.id]
-        house.core.indexer.add_sent(there.id, ids, belief)
+        estimate = house.core.view_builder.estimates(ids, [there])[there.id]
+        house.core.indexer.add_sent(there.id, ids, estimate)
     elif what == "show":
         there.observe_prefill(there.book(one, one), one, 0, float(other), house.clock.now())
     elif what == "memory":  # less than a prompt takes: it must wait for answers to end
@@ -280,10 +280,10 @@ def test_those_left_out_of_the_largest_group_never_win(name: str) -> None:
     for number in range(MANY):
         if number not in others:
             target(house, number).book(30, 30)
-    lineup = house.core.fleet.columns("m", house.clock.now())
+    columns = house.core.fleet.columns("m", house.clock.now())
     orders = POLICIES[name].orders
     assert orders is not None
-    few = shortlist(lineup, {NO_OVERLAP: all_but(MANY, others)}, orders, ShortlistRequest(1, 7, 40, None, 100.0))
+    few = shortlist(columns, {NO_OVERLAP: all_but(MANY, others)}, orders, ShortlistRequest(1, 7, 40, None, 100.0))
     assert len(few) == EQUALS
     assert not others.intersection(few)
 

@@ -61,8 +61,8 @@ def a_record(policy: Policy, *views_: View, **known: Any) -> Record:
     return record
 
 
-def plan(regime: PolicySet, records: Iterable[Record]) -> DryRunReport:
-    planner = DryRun(regime)
+def plan(policy_set: PolicySet, records: Iterable[Record]) -> DryRunReport:
+    planner = DryRun(policy_set)
     for record in records:
         planner.add(record)
     return planner.report()
@@ -121,17 +121,17 @@ def test_sessions_stay_where_the_new_regime_would_have_sent_them() -> None:
 
 
 def test_each_unit_is_decided_by_its_arm() -> None:
-    regime = between({"a/0": 50, "b/0": 50})
+    policy_set = between({"a/0": 50, "b/0": 50})
     units = [b"unit %d" % number for number in range(40)]
-    found = plan(regime, [a_record(to("a/0"), VIEW, unit=unit) for unit in units])
+    found = plan(policy_set, [a_record(to("a/0"), VIEW, unit=unit) for unit in units])
     moving = [draw_arm(3, {"a/0": 50, "b/0": 50}, unit) for unit in units].count("b/0")
     assert found.changed == moving
     assert 0 < moving < 40
 
 
 def test_units_of_an_arm_that_was_rolled_back_go_to_the_first_one() -> None:
-    regime = between({"a/0": 50, "b/0": 50}).with_rollback("b/0")
-    found = plan(regime, [a_record(to("a/0"), VIEW, unit=b"%d" % number) for number in range(40)])
+    policy_set = between({"a/0": 50, "b/0": 50}).with_rollback("b/0")
+    found = plan(policy_set, [a_record(to("a/0"), VIEW, unit=b"%d" % number) for number in range(40)])
     assert found.changed == 0
 
 
@@ -140,36 +140,36 @@ def test_units_of_an_arm_that_was_rolled_back_go_to_the_first_one() -> None:
     [("session", {"session": "s"}), ("user", {"session": "s"}), ("api_key", {"client": "k"}), ("time", {})],
 )
 def test_without_a_known_unit_requests_of_one_still_go_together(unit: str, shared: dict[str, str]) -> None:
-    regime = between({"a/0": 50, "b/0": 50}, unit=unit)
+    policy_set = between({"a/0": 50, "b/0": 50}, unit=unit)
     view = VIEW._replace(session=shared.get("session"))
-    found = plan(regime, [a_record(to("a/0"), view, number=n, client=shared.get("client")) for n in range(40)])
+    found = plan(policy_set, [a_record(to("a/0"), view, number=n, client=shared.get("client")) for n in range(40)])
     assert found.changed in (0, 40)
 
 
 def test_requests_as_units_fall_apart_by_their_shares() -> None:
-    regime = between({"a/0": 75, "b/0": 25}, unit="request")
+    policy_set = between({"a/0": 75, "b/0": 25}, unit="request")
     together = VIEW._replace(session="s")
-    found = plan(regime, [a_record(to("a/0"), together, number=number) for number in range(400)])
+    found = plan(policy_set, [a_record(to("a/0"), together, number=number) for number in range(400)])
     assert 60 <= found.changed <= 140  # 100 expected, 8.7 is a standard deviation
 
 
 def test_an_isolated_arm_chooses_from_its_own_slice() -> None:
     rows = tuple(a_row(name) for name in "abcd")
     seen = a_view(*rows)
-    regime = between({"a/0": 50, "b/0": 50}, isolate="instances")
+    policy_set = between({"a/0": 50, "b/0": 50}, isolate="instances")
     owners = slice_instances(3, (("a/0", 50.0), ("b/0", 50.0)), tuple("abcd"))
     units = [b"%d" % number for number in range(60)]
     for unit in units:
-        arm = regime.assign(unit).arm
-        found = plan(regime, [a_record(to("c/0"), seen, unit=unit)])
+        arm = policy_set.assign(unit).arm
+        found = plan(policy_set, [a_record(to("c/0"), seen, unit=unit)])
         target = found.moves[0].target if found.moves else "c/0"
         assert owners[target.partition("/")[0]] == arm
 
 
 def test_a_choice_of_somebody_elses_slice_stays_possible_where_there_is_no_other() -> None:
-    regime = between({"a/0": 50, "b/0": 50}, isolate="instances")
+    policy_set = between({"a/0": 50, "b/0": 50}, isolate="instances")
     only = a_view(a_row("a"))
-    found = plan(regime, [a_record(to("a/0"), only, unit=b"%d" % number) for number in range(20)])
+    found = plan(policy_set, [a_record(to("a/0"), only, unit=b"%d" % number) for number in range(20)])
     assert (found.choices, found.changed) == (20, 0)
 
 

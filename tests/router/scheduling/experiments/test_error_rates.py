@@ -43,11 +43,11 @@ def strongest_claim(seed: int) -> tuple[bool, float]:
     """Of two equal arms: was anything said (at alpha 0.05), and the strongest evidence ever, in parts of its bar."""
     shares = SMALL if seed % 2 else EVEN
     guard = {"alpha": 0.05, "worse_by": 0.2 if seed % 4 < 2 else 0.0, "min_units": 1, "action": "report"}
-    trial = RunningExperiment(an_experiment(shares, guard=guard))
-    findings = list(drive(trial, traffic(shares, {}, UNITS, seed)))
-    arm = trial.report().arms[1]
+    experiment = RunningExperiment(an_experiment(shares, guard=guard))
+    findings = list(drive(experiment, traffic(shares, {}, UNITS, seed)))
+    arm = experiment.report().arms[1]
     said = bool(findings) or any(standing.verdict != "not yet known" for standing in arm.standings)
-    report = trial.report()
+    report = experiment.report()
     strongest = max(standing.evidence or 0 for standing in arm.standings)
     return said, max((arm.guard_evidence or 0) / report.guard_bar, strongest / report.bar)
 
@@ -64,8 +64,8 @@ def test_equal_arms_are_called_different_no_more_often_than_alpha() -> None:
 
 def ended_after(metric: Metric, planted: Behaviour, shares: dict[str, float], units: int, seed: int) -> int | None:
     """Units of the arm when the guard ended it."""
-    trial = RunningExperiment(an_experiment(shares, guard={"metric": metric}))
-    found = next(drive(trial, traffic(shares, {"b": planted}, units, seed)), None)
+    experiment = RunningExperiment(an_experiment(shares, guard={"metric": metric}))
+    found = next(drive(experiment, traffic(shares, {"b": planted}, units, seed)), None)
     return None if found is None else found.units
 
 
@@ -101,9 +101,9 @@ def test_a_better_arm_is_called_better_and_never_ended() -> None:
     found: list[Finding] = []
     verdicts = []
     for seed in range(RUNS):
-        trial = RunningExperiment(an_experiment(EVEN))
-        found += drive(trial, traffic(EVEN, {"b": Behaviour(slower=0.5, hit=0.98)}, 900, seed))
-        verdicts.append([standing.verdict for standing in trial.report().arms[1].standings])
+        experiment = RunningExperiment(an_experiment(EVEN))
+        found += drive(experiment, traffic(EVEN, {"b": Behaviour(slower=0.5, hit=0.98)}, 900, seed))
+        verdicts.append([standing.verdict for standing in experiment.report().arms[1].standings])
     assert found == []
     assert [row[0] for row in verdicts] == ["better"] * RUNS
     assert not any("worse" in row for row in verdicts)

@@ -116,8 +116,8 @@ def test_an_instance_more_changes_at_most_one_more_per_arm() -> None:
 def test_a_slice_that_was_rolled_back_is_the_first_arms() -> None:
     experiment = ExperimentConfig(seed=7, arms={"one": 50, "two": 50}, isolate="instances")
     instances = [f"engine-{i}" for i in range(4)]
-    regime = a_regime(experiment)
-    assert regime.instances_for("one", instances) | regime.instances_for("two", instances) == set(instances)
-    assert not regime.instances_for("one", instances) & regime.instances_for("two", instances)
-    rolled = regime.with_rollback("two")
+    policy_set = a_regime(experiment)
+    assert policy_set.instances_for("one", instances) | policy_set.instances_for("two", instances) == set(instances)
+    assert not policy_set.instances_for("one", instances) & policy_set.instances_for("two", instances)
+    rolled = policy_set.with_rollback("two")
     assert rolled.instances_for("one", instances) == rolled.instances_for("two", instances) == set(instances)

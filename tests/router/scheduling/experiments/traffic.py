@@ -104,21 +104,21 @@ def traffic(shares: dict[str, float], planted: dict[str, Behaviour], units: int,
     return events
 
 
-def drive(trial: RunningExperiment, events: Sequence[Event], after_s: float = 100.0) -> Iterator[Finding]:
+def drive(experiment: RunningExperiment, events: Sequence[Event], after_s: float = 100.0) -> Iterator[Finding]:
     """Tells the trial, looking all the time; and once more `after_s` the last event."""
     now_s = 0.0
     for now_s, arm, unit, record, ends, ttft_ms, status, cached in events:
         if not ends:
-            trial.begin_request(arm, unit, record)
+            experiment.begin_request(arm, unit, record)
             continue
         record.attempts = ATTEMPTS[record.number % 2]
         record.ttft_ms, record.duration_ms, record.status = ttft_ms, ttft_ms + 500.0, status
         record.prompt_tokens, record.cached_tokens = 1000, cached
-        trial.end_request(record)
-        yield from trial.poll(now_s)
-    while trial.open_units:
+        experiment.end_request(record)
+        yield from experiment.poll(now_s)
+    while experiment.open_units:
         now_s += after_s
-        yield from trial.poll(now_s)
+        yield from experiment.poll(now_s)
 
 
 def an_experiment(arms: dict[str, float] | None = None, **keys: object) -> ExperimentConfig:
