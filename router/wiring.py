@@ -12,11 +12,10 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from router.backends.discovery.base import Discovery
+from router.backends.discovery.base import Discovery, StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
-from router.backends.discovery.static import StaticDiscovery
+from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
-from router.backends.no_kv_store import NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.support import TokenIdSupport

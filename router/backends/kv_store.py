@@ -1,9 +1,10 @@
-"""The interface of a shared KV store. Called once per request, never from a scorer."""
+"""The interface of a shared KV store, and `NoKvStore`. Called once per request, never from a scorer."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from router.kvcache.events import BlocksPooled, BlocksStored
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from scorers.contract import PoolHit
 
@@ -17,3 +18,26 @@ class KvStore(Protocol):
         Never raises for failures of the store, and never waits for it longer than the configured deadline. Hashing the
         blocks comes before that, and takes its time for a prompt that was never seen.
         """
+
+
+class NoKvStore:
+    """Returns unknown for every prompt."""
+
+    async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
+        """Return `None`."""
+        return None
+
+    def on_stored(self, model: str, event: BlocksStored) -> None:
+        """Ignore the event."""
+
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
+        """Ignore the event."""
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+    def report(self) -> None:
+        """Return nothing to report."""

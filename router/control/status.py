@@ -13,9 +13,9 @@ from typing import Any
 
 from router.backends.discovery.base import Discovery
 from router.backends.feeds.health import HealthProbe
+from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.report import PoolReport
-from router.backends.no_kv_store import NoKvStore
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.control import Control

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.app import App
+from router.backends.discovery.base import StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
-from router.backends.discovery.static import StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.errors import ConfigError

@@ -42,7 +42,7 @@ class LoadRegistry(Protocol):
 
 
 class _Schedule:
-    """When one instance is polled next."""
+    """Times of one instance's next polls."""
 
     __slots__ = ("busy_at", "idle_at", "polling")
 

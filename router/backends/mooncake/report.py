@@ -25,7 +25,7 @@ Unknown = Literal[
 
 
 class ModelReport(NamedTuple):
-    """How one model's keys are formed, as far as known."""
+    """The form of one model's keys, as far as known."""
 
     model: str
     calibration: calibration.State

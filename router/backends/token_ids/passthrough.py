@@ -5,7 +5,7 @@ nothing in the request needs the engine to render it (`backends/vllm/token_ids.p
 (`support.py`).
 
 An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would agree.
-Hence a shape of chat (`chat_shape.py`) is passed only after an engine's own count agreed with ours on a prompt of that
+Hence a shape of chat (`shape_of`) is passed only after an engine's own count agreed with ours on a prompt of that
 shape, and every 64th prompt of each shape goes without ids as a check. By shape, because a template that fails on tool
 results fails on those alone, and a share of all prompts might never contain them; 64, because that costs 1.6 % of the
 savings, while a shape that has become wrong is found within 64 of its prompts. After one mismatch all shapes of the
@@ -20,18 +20,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
 from router.backends.vllm.token_ids import refuses_ids
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
-from router.prompt.tokenization.chat_shape import Shape, shape_of
 
 CHECK_EVERY = 64
 MAX_SHAPES = 256  # per model; the least recently seen are verified again
 
 Reason = Literal["distrusted", "unproven", "length", "prompt_text", "check", "refused"]
+Shape = tuple[object, ...]
+
+MAX_WORD_CHARS = 64  # longer values of template variables do not distinguish shapes
 
 
 class PassthroughTarget(NamedTuple):
@@ -167,3 +169,26 @@ class TokenIdPassthrough:
 def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
     """Return whether the prompt is certain to fit: the engine skips the length check for given ids."""
     return context_tokens is not None and len(known.ids) < context_tokens
+
+
+def shape_of(chat: Chat, adapter: str | None) -> Shape:
+    """Return the chat's shape: hashable, and small whatever the client sent. An `adapter` may have a template of its
+    own.
+    """
+    return (
+        adapter,
+        frozenset([(message["role"], *message) for message in chat.messages]),
+        chat.tools is not None,
+        chat.add_generation_prompt,
+        chat.continue_final_message,
+        chat.add_special_tokens,
+        chat.anthropic,
+        tuple([(name, _shape_of_value(chat.template_kwargs[name])) for name in sorted(chat.template_kwargs)]),
+    )
+
+
+def _shape_of_value(value: Any) -> object:
+    """Return short values unchanged; of larger ones only the type."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_WORD_CHARS else "..."
+    return value if value is None or isinstance(value, bool | int | float) else type(value).__name__

@@ -22,8 +22,7 @@ from router.prompt.prompt import Chat, Text, UnknownIds
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, SegmentedPrompt
 from router.prompt.tokenization.offload import TokenizerThreads
-from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, Name, PrefixCache, make_segment
+from router.prompt.tokenization.prefix_cache import CachedSegment, Name, Prefix, PrefixCache, make_segment
 
 RENDERED_ON_LOOP_BYTES = 500_000  # body size; 2 to 5 ms
 

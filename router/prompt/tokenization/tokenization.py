@@ -31,8 +31,7 @@ from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.offload import TokenizerThreads
-from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache
+from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache
 from router.prompt.tokenization.probes import probe_bodies
 
 log = logging.getLogger("warmroute.tokens")

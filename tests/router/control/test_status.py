@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from router.backends.discovery.base import StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
-from router.backends.discovery.static import StaticDiscovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.fetch import HttpAnswer
-from router.backends.no_kv_store import NoKvStore
+from router.backends.kv_store import NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.support import InstanceSupport, TokenIdSupport

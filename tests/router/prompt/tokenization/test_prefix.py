@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.block_keys import Keyring
-from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, make_segment
+from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, make_segment
 
 RING = Keyring(3)
 ROOT = RING.root("m", None, "s")

@@ -9,8 +9,7 @@ import pytest
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key
 from router.kvcache.memory_budget import MemoryBudget
-from router.prompt.tokenization.prefix import Prefix
-from router.prompt.tokenization.prefix_cache import CachedSegment, PrefixCache, make_segment
+from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache, make_segment
 
 ROOM = MemoryBudget(1 << 30)
 

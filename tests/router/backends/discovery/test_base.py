@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.backends.discovery.static import StaticDiscovery
+from router.backends.discovery.base import StaticDiscovery
 from router.config.schema import InstanceConfig
 from tests.suites.discovery import DiscoverySuite, Source, instances
 

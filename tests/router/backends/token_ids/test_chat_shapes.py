@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from router.backends.token_ids.passthrough import Shape, shape_of
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
-from router.prompt.tokenization.chat_shape import Shape, shape_of
 
 USER = {"role": "user", "content": "How is the weather?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
