@@ -16,9 +16,7 @@ _WORD = (1 << 64) - 1
 
 def draws(seed: int, number: int, names: Iterable[str], use: str = "") -> list[float]:
     """Return a number strictly between 0 and 1 for each name: uniform, and independent of the draws for other
-    arguments.
-
-    `use` has at most 16 bytes. Takes about 0.4 us per name.
+    arguments. `use` has at most 16 bytes. Takes about 0.4 us per name.
     """
     salt = (seed & _WORD).to_bytes(8) + (number & _WORD).to_bytes(8)
     seeded = blake2b(digest_size=8, salt=salt, person=use.encode())  # a copy costs half of a new hash

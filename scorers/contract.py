@@ -247,10 +247,9 @@ class Filter(Plugin):
         raise NotImplementedError
 
     def settled_by(self) -> Measure | None:
-        """Return the measure that decides among rows with equal overlaps, or None, as `Scorer.settled_by` does.
-
-        The filter keeps all of these rows, or those that have the least of the measure in the whole view, and reads
-        nothing else of them.
+        """Return the measure that decides among rows with equal overlaps, or None, as `Scorer.settled_by` does. The
+        filter keeps all of these rows, or those that have the least of the measure in the whole view, and reads nothing
+        else of them.
         """
         return None
 

@@ -39,10 +39,7 @@ def parameters(plugin: type[Any]) -> dict[str, Parameter]:
 
 
 def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
-    """Return `params` as keyword arguments of `plugin`.
-
-    Raises ValueError that names the parameter and what is expected.
-    """
+    """Return `params` as keyword arguments of `plugin`. Raises ValueError that names a wrong parameter."""
     known = parameters(plugin)
     for name in params:
         if name not in known:
@@ -94,9 +91,7 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Return whether `value` has the type `expected`: a bool is no number, .nan and .inf are no floats, an int is a
-    float.
-    """
+    """Return whether `value` has the type; a bool is no number, .nan and .inf are no floats, an int is a float."""
     if get_origin(expected) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(expected))
     if get_origin(expected) is Literal:

@@ -131,10 +131,9 @@ class Registry:
 
 
 def load_registry() -> Registry:
-    """Return the built-in plug-ins and those that the installed packages offer.
-
-    Raises PluginError when two plug-ins of one kind have the same name. Reads every installed package's metadata (some
-    milliseconds): call it when a configuration is read, not per request.
+    """Return the built-in plug-ins and those that the installed packages offer. Raises PluginError when two plug-ins of
+    one kind have the same name. Reads every installed package's metadata (some milliseconds): call it when a
+    configuration is read, not per request.
     """
     return Registry({kind: _list_offered(kind, entry_points(group=group)) for kind, group in GROUPS.items()})
 

@@ -120,9 +120,7 @@ def _excess(latency: PredictedLatency) -> PredictedLatency:
 
 
 def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
-    """Return each row's blend, from 0 (the least of everything) to 1. Latencies that are equal for all rows are
-    ignored.
-    """
+    """Return each row's blend, from 0 (the least of everything) to 1, of the latencies that differ between rows."""
     varying = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
     weights = fsum([latency.weight for latency in varying])
     blended = [0.0] * len(latencies[0].ms)

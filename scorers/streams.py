@@ -38,9 +38,8 @@ class StreamLoad(Protocol):
 
 
 def answer_tokens(recent: float | None, cap: int | None) -> float:
-    """Return the expected length of an answer: the mean of recent ones, at most the client's cap.
-
-    0 if no answer has been seen yet, so that neither its streaming nor its memory counts.
+    """Return the expected length of an answer: the mean of recent ones, at most the client's cap. 0 if no answer has
+    been seen yet, so that neither its streaming nor its memory counts.
     """
     return 0.0 if recent is None else recent if cap is None else min(recent, cap)
 
@@ -59,7 +58,6 @@ def served_ms(
     rows: Sequence[Row], waits: Sequence[float], works: Sequence[float], prompt_tokens: int, answer: float
 ) -> list[float]:
     """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in ms.
-
     One pass with everything inlined takes a third of the time of a function per term: it runs for every candidate of
     every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
     """

@@ -40,9 +40,7 @@ class PromptTokens(NamedTuple):
 
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
-    """Return the prompt's facts; `unknown` is the mean of what `rows` (else all rows) hold. `pool=False` ignores the
-    pool.
-    """
+    """Return its facts; `unknown` is the mean of what `rows` (else all) hold; `pool=False` ignores the pool."""
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
@@ -101,10 +99,8 @@ def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
 
 
 def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:
-    """Return `least_ms` of every row, at its own speed or all at the speed `on`.
-
-    In one pass: most rows hold nothing beyond their GPU and need no search, and at one speed those that hold the same
-    cost the same.
+    """Return `least_ms` of every row, at its own speed or all at the speed `on`. In one pass: most rows hold nothing
+    beyond their GPU and need no search, and at one speed those that hold the same cost the same.
     """
     whole, _, pooled, unknown = prompt
     works: list[float] = []
@@ -135,10 +131,9 @@ class WorkAhead(NamedTuple):
 
 
 def alike_ms(targets: WorkAhead, overlap: Overlap, prompt: PromptTokens, steps: float) -> list[float] | None:
-    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of targets that all hold `overlap`.
-
-    None if there are more ways than computing and the pool's memory. 0.1 us per target: in a large fleet it runs for
-    all of them.
+    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of targets that all hold `overlap`. None if
+    there are more ways than computing and the pool's memory. 0.1 us per target: in a large fleet it runs for all of
+    them.
     """
     whole, in_memory, pooled, _ = prompt
     held = overlap.expected_tokens
@@ -162,9 +157,7 @@ def alike_ms(targets: WorkAhead, overlap: Overlap, prompt: PromptTokens, steps: 
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> float:
-    """Return the least ms that the prompt needs at an idle target that holds `overlap` and computes and fetches at
-    `speed`.
-    """
+    """Return the least ms that the prompt needs at an idle target with this overlap and speed."""
     whole, in_memory, pooled, unknown = prompt
     if overlap is None:
         held = on_host = on_disk = unknown
@@ -194,9 +187,7 @@ def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
 
 
 def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) -> float:
-    """Return the least ms for all beyond `reached`. A source is used to its end: none is used, nor its base paid,
-    twice.
-    """
+    """Return the least ms for all beyond `reached`. No source is used, nor its base paid, twice."""
     least = speed.prefill_ms(whole - reached, reached)
     for link, start, end in sources:
         if start <= reached < end and link is not None:

@@ -54,10 +54,8 @@ class CircuitBreaker:
         self._probing = self._opened_at is not None
 
     def on_request_end(self, verdict: Verdict, now: float) -> None:
-        """Note that a request to the target has ended, with `verdict`.
-
-        A request sent before the breaker opened may close or reopen it as well: its evidence is as good. A neutral end
-        only permits another probe.
+        """Note that a request to the target has ended, with `verdict`. A request sent before the breaker opened may
+        close or reopen it as well: its evidence is as good. A neutral end only permits another probe.
         """
         self._probing = False
         if verdict == "success":

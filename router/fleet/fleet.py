@@ -90,9 +90,8 @@ class Fleet:
             self._forget_tables()
 
     def drain(self, id: str, on: bool = True) -> bool:
-        """Set or clear the operator's drain: a drained instance finishes its requests and gets no new one.
-
-        Returns False if there is no such instance.
+        """Set or clear the operator's drain: a drained instance finishes its requests and gets no new one. Returns
+        False if there is no such instance.
         """
         instance = self._instances.get(id)
         if instance is not None:
@@ -101,9 +100,7 @@ class Fleet:
         return instance is not None
 
     def mark_ready(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
-        """Make a joining instance ready: it reported its models, and its ranks unless `ranks` is empty (then they
-        stay).
-        """
+        """Make a joining instance ready: it reported its models, and its ranks unless `ranks` is empty."""
         if (instance := self._instances.get(id)) is None:
             return
         self._set_cards(instance, cards)
@@ -149,9 +146,7 @@ class Fleet:
                 target.load_book.begin_poll()
 
     def apply_metrics(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
-        """Apply an instance's metrics page, by rank, that was requested at `sent_at`. Returns targets that are new with
-        it.
-        """
+        """Apply an instance's metrics page, by rank, requested at `sent_at`. Returns the targets new with it."""
         if (instance := self._instances.get(id)) is None or instance.lifecycle is InstanceState.DOWN:
             return []
         if len(page) == 1 and len(instance.targets) == 1:
@@ -165,9 +160,8 @@ class Fleet:
         return [instance.targets[rank] for rank in new]
 
     def resolve(self, model: str) -> ServedModel | None:
-        """Return the base model and adapter behind a model name; None if no instance ever served it.
-
-        A model whose instances are all down is still known: a request for it gets a 503, not a 404.
+        """Return the base model and adapter behind a model name; None if no instance ever served it. A model whose
+        instances are all down is still known: a request for it gets a 503, not a 404.
         """
         return (self._tables or self._build_tables()).served.get(model)
 
@@ -189,9 +183,7 @@ class Fleet:
         return [target for target in ready if target.id not in excluding and target.breaker.allows(now)]
 
     def columns(self, model: str | None, now: float) -> CandidateColumns:
-        """Return the columns over the ready targets that serve the model, whatever the state of their breakers, up to
-        date.
-        """
+        """Return up-to-date columns over the ready targets that serve the model, in any breaker state."""
         columns = self._ready.get(model) or self._find_ready(model)
         if self.row_cache.changed_targets:
             for each in self._all_columns:
@@ -201,9 +193,7 @@ class Fleet:
         return columns
 
     def _find_ready(self, model: str | None) -> CandidateColumns:
-        """Return the columns over the ready targets of the model; models with the same targets (adapters and base)
-        share them.
-        """
+        """Return the columns over the model's ready targets; adapters share those of their base."""
         targets = self.targets_serving(model)
         ready = tuple([target for target in targets if target.instance.state is InstanceState.READY])
         columns = next((each for each in self._all_columns if each.targets == ready), None)
@@ -233,9 +223,7 @@ class Fleet:
 
     def nominal_speed(self, model: str | None, now: float) -> Speed | None:
         """Return the speed of the typical ready instance that serves the model (None: any model); None if there is no
-        instance.
-
-        The value and its ages are up to `NOMINAL_MAX_AGE_S` old.
+        instance. The value and its ages are up to `NOMINAL_MAX_AGE_S` old.
         """
         cached = self._nominal.get(model)
         if cached is not None and now - cached[0] <= NOMINAL_MAX_AGE_S:
@@ -306,9 +294,7 @@ class Fleet:
         self._forget_ready()
 
     def _build_tables(self) -> _Tables:
-        """Build the tables. Lazy, since changes are rare and come together: a thousand instances when the router
-        starts.
-        """
+        """Build the tables, lazily: changes come together, a thousand instances when the router starts."""
         self._tables = tables = _Tables({t.id: t for i in self._instances.values() for t in i.targets.values()}, {}, {})
         for instance in self._instances.values():
             for name, served in instance.served.items():
@@ -318,10 +304,8 @@ class Fleet:
 
 
 def read_cards(cards: Sequence[ModelCard]) -> dict[str, ServedModel]:
-    """Return what each model name of an instance means.
-
-    Base cards with the same root are aliases: the first is the base's name. An adapter whose parent is not in the list
-    belongs to the first base.
+    """Return what each model name of an instance means. Base cards with the same root are aliases: the first is the
+    base's name. An adapter whose parent is not in the list belongs to the first base.
     """
     base_of_root: dict[str | None, str] = {}
     served: dict[str, ServedModel] = {}

@@ -146,9 +146,7 @@ class Target:
         fetched: FetchedKv | None = None,
     ) -> None:
         """Learn from an answer's TTFT and the tokens it computed and found cached; `fetched` is the part brought over a
-        link.
-
-        Ignored unless the request had the target's prefill for itself.
+        link. Ignored unless the request had the target's prefill for itself.
         """
         if not booking.alone:
             return
@@ -162,9 +160,8 @@ class Target:
     def observe_decode(
         self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
     ) -> None:
-        """Learn from a complete streamed answer of one sequence whose `booking` was released.
-
-        Both times count from the same moment. Answers under `DECODE_TOKENS` are ignored.
+        """Learn from a complete streamed answer of one sequence whose `booking` was released. Both times count from the
+        same moment. Answers under `DECODE_TOKENS` are ignored.
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
@@ -173,11 +170,9 @@ class Target:
             self._on_speed_change()
 
     def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
-        """Learn from the engine's pool counters between two polls, as one load of mean size.
-
-        A counter that has fallen, or stood still while others rose, is another process's or invalid: no sample. (A
-        model with several cache groups counts a block in each, and looks that many times as fast until answers correct
-        it.)
+        """Learn from the engine's pool counters between two polls, as one load of mean size. A counter that has fallen,
+        or stood still while others rose, is another process's or invalid: no sample. (A model with several cache groups
+        counts a block in each, and looks that many times as fast until answers correct it.)
         """
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:

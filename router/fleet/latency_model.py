@@ -41,10 +41,8 @@ VALUE_MAX_AGE_S = 1.0  # a `Speed` is reused this long, so its ages are good to 
 
 
 class LatencyModel:
-    """The fits of one instance.
-
-    Features are scaled to thousands of tokens and millions of pairs, which makes the coefficients exactly those of the
-    contract, in its units.
+    """The fits of one instance. Features are scaled to thousands of tokens and millions of pairs, which makes the
+    coefficients exactly those of the contract, in its units.
     """
 
     def __init__(self, prior: SpeedPrior) -> None:
@@ -71,10 +69,8 @@ class LatencyModel:
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
         """Add a request that fetched `tokens` of its `context` over a link and computed `new`, in `ttft_ms` without
-        queueing.
-
-        Ignored until the curve has enough samples to be subtracted. The remainder may be negative where the curve is a
-        little too slow: it counts, else only the too long ones would.
+        queueing. Ignored until the curve has enough samples to be subtracted. The remainder may be negative where the
+        curve is a little too slow: it counts, else only the too long ones would.
         """
         if not 0 < tokens <= context or new < 0 or not 0 < ttft_ms < LONGEST_MS or self.samples < CURVE_SAMPLES:
             return
@@ -83,17 +79,14 @@ class LatencyModel:
         self._value = None
 
     def observe_pool_load(self, tokens: float, ms: float, now: float) -> None:
-        """Add a load of `tokens` from the pool in `ms`, by the engine's counters: on a line the mean of several is as
-        good as one.
-        """
+        """Add a load of `tokens` from the pool in `ms`, by the engine's counters (the mean of several will do)."""
         if tokens > 0 and 0 < ms < LONGEST_MS:
             self._pool_counters.observe([1.0, tokens / 1e3], ms, now)
             self._value = None
 
     def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
-        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included.
-
-        One sample per `DECODE_EVERY_S` is taken, the others are ignored.
+        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included. One sample per
+        `DECODE_EVERY_S` is taken, the others are ignored.
         """
         if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
             return

@@ -109,9 +109,8 @@ class Booking:
 
     @property
     def batch(self) -> BatchShare | None:
-        """The load that the answer shared the target with, as the mean of its two ends.
-
-        None before the release, and for a request that never had a first byte.
+        """The load that the answer shared the target with, as the mean of its two ends. None before the release, and
+        for a request that never had a first byte.
         """
         if self._began is None or self._ended is None:
             return None
@@ -119,10 +118,8 @@ class Booking:
 
 
 class LoadBook:
-    """One target's bookings in flight, as running totals, and the engine's last gauges.
-
-    The totals cover the router as a whole: in a router of several processes they include the other workers' part, as
-    last reported (`siblings`).
+    """One target's bookings in flight, as running totals, and the engine's last gauges. The totals cover the router as
+    a whole: in a router of several processes they include the other workers' part, as last reported (`siblings`).
     """
 
     __slots__ = (
@@ -225,9 +222,7 @@ class LoadBook:
         self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
 
     def _rate(self, gauges: Gauges, sent_at: float) -> float | None:
-        """Return the answer tokens per second since the last poll; None if the counter fell (another process) or is
-        unknown.
-        """
+        """Return answer tokens per second since the last poll; None if unknown, or the counter fell (a restart)."""
         before, after = self.gauges.output_tokens, gauges.output_tokens
         if before is None or after is None or self.gauges_at is None or after < before or sent_at <= self.gauges_at:
             return None
@@ -235,10 +230,8 @@ class LoadBook:
 
     def queued_ms(self, speed: Speed) -> float:
         """Return the prefill work booked here in ms, priced request by request: base, linear and attention part are
-        additive.
-
-        What a booked prompt will load from a slower tier is context of this work, not a part of it: engines load beside
-        their computing (vLLM parks the request meanwhile), so later requests wait for the computing only.
+        additive. What a booked prompt will load from a slower tier is context of this work, not a part of it: engines
+        load beside their computing (vLLM parks the request meanwhile), so later requests wait for the computing only.
         """
         return (
             speed.base_ms * self.prefilling
@@ -251,10 +244,8 @@ class LoadBook:
         return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # faster than `round`
 
     def load(self, speed: Speed, now: float) -> Load:
-        """Return the contract's `Load`.
-
-        Times are rounded to the microsecond, ages to the millisecond: decisions are logged, and finer digits do not
-        compress.
+        """Return the contract's `Load`. Times are rounded to the microsecond, ages to the millisecond: decisions are
+        logged, and finer digits do not compress.
         """
         gauges = self.gauges
         return Load(

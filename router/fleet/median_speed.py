@@ -20,9 +20,8 @@ Part = TypeVar("Part", Speed, Transfer, Decode)
 
 
 def median_speed(speeds: Sequence[Speed]) -> Speed | None:
-    """Return the median of one speed per instance, or None if there is no instance.
-
-    `samples` is the sum over the instances, `age_s` the least.
+    """Return the median of one speed per instance, or None if there is no instance. `samples` is the sum over the
+    instances, `age_s` the least.
     """
     if len(speeds) <= 1:
         return speeds[0] if speeds else None

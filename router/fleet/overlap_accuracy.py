@@ -36,9 +36,7 @@ class OverlapAccuracy:
         self._missed_in_row = 0
 
     def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
-        """Add an answer. `delivered_tokens` is None if the engine did not report it (no usage details), which proves
-        nothing.
-        """
+        """Add an answer; `delivered_tokens` is None if the engine reports no usage details, which proves nothing."""
         if delivered_tokens is None:
             return
         if predicted_tokens < block_tokens:
@@ -67,9 +65,7 @@ class OverlapAccuracy:
 
     @property
     def alarm(self) -> str | None:
-        """A message for the operator; None if all is well. Valid only while the target's stream delivers events from
-        its start.
-        """
+        """A message for the operator, or None. Valid only while the stream delivers events from its start."""
         if self._missed_in_row < MISSES_TO_ALARM:
             return None
         return (

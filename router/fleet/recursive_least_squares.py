@@ -31,9 +31,8 @@ Vector = list[float]
 
 
 class RecursiveLeastSquares:
-    """Coefficients `theta`, one per feature of the prior.
-
-    Scale features so that every coefficient is at least about 1: a smaller one is as uncertain as 1 would be.
+    """Coefficients `theta`, one per feature of the prior. Scale features so that every coefficient is at least about 1:
+    a smaller one is as uncertain as 1 would be.
     """
 
     __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "samples", "theta")
@@ -49,10 +48,8 @@ class RecursiveLeastSquares:
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
 
     def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0) -> None:
-        """Add a sample: features `x` took `ms`.
-
-        `ms` may be the rest of a longer time of which `beside_ms` is explained otherwise. The noise is then the longer
-        time's, and the rest may be negative.
+        """Add a sample: features `x` took `ms`. `ms` may be the rest of a longer time of which `beside_ms` is explained
+        otherwise. The noise is then the longer time's, and the rest may be negative.
         """
         predicted = _dot(self.theta, x)
         noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2

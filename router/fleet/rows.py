@@ -22,10 +22,9 @@ ID = attrgetter("id")
 
 
 class RowCache(dict[Target, Row]):
-    """The rows of a fleet's targets, without overlaps, dropped when their target changes.
-
-    Ages, and what targets hold in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's
-    `CandidateColumns`, which cache columns as this caches rows.
+    """The rows of a fleet's targets, without overlaps, dropped when their target changes. Ages, and what targets hold
+    in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's `CandidateColumns`, which
+    cache columns as this caches rows.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,6 @@ class RowCache(dict[Target, Row]):
         count_held: CountHeld | None = None,
     ) -> tuple[Row, ...]:
         """Return one row per target, in their order; a target without an entry in `overlaps` has an unknown overlap.
-
         `count_held` is called where a policy reads `held_tokens`.
         """
         if now - self._filled_at > ROW_MAX_AGE_S or (count_held is not None and not self._has_held):
@@ -82,9 +80,7 @@ class RowCache(dict[Target, Row]):
         )
 
     def _merge(self, row: Row, overlap: Overlap) -> Row:
-        """Return `row` with `overlap`. Most overlaps are empty and the same object from decision to decision: then so
-        is the row.
-        """
+        """Return `row` with `overlap`, from the last time if both are the same objects, as empty overlaps are."""
         last = self._merged.get(row.target)
         if last is not None and last[0] is row and last[1] is overlap:
             return last[2]

@@ -38,10 +38,9 @@ def choose_pair(
 
 
 def should_split(view: View, row: Row, from_tokens: int) -> bool:
-    """Return whether the target of `row` has enough to compute for another instance to do it.
-
-    Only whole blocks can be cached, so up to a block is left even where everything is cached. A prompt of unknown
-    length counts as long: it may be, and a needless leg costs less than a long prefill amid running answers.
+    """Return whether the target of `row` has enough to compute for another instance to do it. Only whole blocks can be
+    cached, so up to a block is left even where everything is cached. A prompt of unknown length counts as long: it may
+    be, and a needless leg costs less than a long prefill amid running answers.
     """
     if view.prompt_tokens is None:
         return True

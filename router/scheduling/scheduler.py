@@ -84,15 +84,11 @@ class Scheduler:
                 self.experiment.exclude_arm(arm, "it was rolled back")
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Drain an instance (it finishes its requests and gets no new one), or undrain it. Returns False if it does not
-        exist.
-        """
+        """Drain an instance, so that it gets no new request, or undrain it. Returns False if it does not exist."""
         return self.fleet.drain(instance, on)
 
     def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
-        """Make an instance ready with its models and the ranks that publish events: its targets may be chosen from now
-        on.
-        """
+        """Make an instance ready, with its models and the ranks that publish events. Returns its targets."""
         if (member := self.fleet.get(instance)) is None:
             return []
         for target in member.targets.values():  # it may come back with fewer
@@ -151,10 +147,8 @@ class Scheduler:
         splits: bool = False,
         handed: PrefillRecord | None = None,
     ) -> Ticket | None:
-        """Choose a target by `record.policy` and book it; a pair of them where the request `splits` and that pays.
-
-        None if no target can serve the request now. `handed` is an earlier prefill half whose KV still waits to be
-        fetched.
+        """Choose a target by `record.policy` and book it; a pair of them where the request `splits` and that pays. None
+        if no target can serve the request now. `handed` is an earlier prefill half whose KV still waits to be fetched.
         """
         now = self._clock.now()
         self.fleet.on_arrival(now)
@@ -197,10 +191,8 @@ class Scheduler:
     def _row_builder(
         self, policy: Policy, overlaps: Mapping[TargetId, Overlap | None], now: float
     ) -> Callable[[Sequence[Target]], tuple[Row, ...]]:
-        """Return a function from targets to rows.
-
-        Rows are kept between decisions, and shadows read the view of the deciding policy: so the rows have what any
-        active policy needs, not this one alone.
+        """Return a function from targets to rows. Rows are kept between decisions, and shadows read the view of the
+        deciding policy: so the rows have what any active policy needs, not this one alone.
         """
         needs_cache = self.selector.policy_set.needs_cache or policy.needs_cache
         count_held = self.view_builder.held_tokens if needs_cache else None
@@ -233,9 +225,7 @@ class Scheduler:
         only: TargetId | None = None,
     ) -> Decision | None:
         """Return what `admit` would choose now, for a whole request and without the pool; None if no target could serve
-        it.
-
-        Books, counts and learns nothing.
+        it. Books, counts and learns nothing.
         """
         now = self._clock.now()
         candidates = self.view_builder.candidates(record, prompt.model, (), only, now)
@@ -335,9 +325,7 @@ class Scheduler:
         handed: PrefillRecord | None,
         now: float,
     ) -> Ticket:
-        """Book the choice. Where KV is handed over, the prefill target has all the work and the answering one only the
-        context.
-        """
+        """Book the choice. Where KV is handed over, the answering target has the context but no prefill work."""
         tokens = len(known.ids) if known is not None else len(prompt.body) // BYTES_PER_TOKEN
         pool_hit = choice.answer.view.pool
         half = None

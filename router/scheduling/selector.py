@@ -52,9 +52,7 @@ class Selector:
         return self.policy_set.needs
 
     def swap(self, policy_set: PolicySet) -> None:
-        """Make `policy_set` the active one. Sessions stay, since their caches do; so do the results of unchanged
-        shadows.
-        """
+        """Make `policy_set` the active one. Sessions and the results of unchanged shadows stay."""
         self.policy_set = policy_set
         current = {(shadow.policy.name, shadow.policy.digest): shadow for shadow in self.shadows}
         names = [] if policy_set.experiment is None else policy_set.experiment.shadows

@@ -35,9 +35,7 @@ class PrefillBooking(TargetBooking):
 
 
 class Ticket(TargetBooking):
-    """One attempt at a request. The request's route fills in `end`, `status`, and through the record the engine's token
-    counts.
-    """
+    """One attempt at a request. `end`, `status` and the record's token counts are set while it is served."""
 
     record: Record
     attempt: Attempt
@@ -55,9 +53,8 @@ class Ticket(TargetBooking):
 
 
 def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
-    """Return the breaker's verdict on an end.
-
-    Neutral if the client left, the router's deadline passed, the other half failed, or the engine's queue is full.
+    """Return the breaker's verdict on an end. Neutral if the client left, the router's deadline passed, the other half
+    failed, or the engine's queue is full.
     """
     if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"

@@ -42,10 +42,8 @@ class ViewBuilder:
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
-        """Return the targets that may get the request.
-
-        One target where `only` requires it, else those of the request's arm where arms are isolated, as long as there
-        is one.
+        """Return the targets that may get the request. One target where `only` requires it, else those of the request's
+        arm where arms are isolated, as long as there is one.
         """
         candidates = self._fleet.candidates(model, excluding, now)
         if only is not None:
@@ -67,9 +65,7 @@ class ViewBuilder:
         number: int,
         now: float,
     ) -> list[Target] | None:
-        """Return the few of `candidates` that can win by policies with these `orders`; None if that cannot be
-        determined.
-        """
+        """Return the few of `candidates` that can win by these `orders`; None if that cannot be determined."""
         columns = self._fleet.columns(prompt.model, now)
         if columns.others_waiting:  # then each row's price depends on all rows
             return None
@@ -87,9 +83,7 @@ class ViewBuilder:
     def _group(
         self, columns: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
     ) -> Mapping[Overlap, AlikeGroup] | None:
-        """Return the slots of all but `others` by overlap (without source and age); None if only some overlaps are
-        unknown.
-        """
+        """Return the slots of all but `others` by overlap, without source and age; None if some are unknown."""
         if known is None or not known.keys:
             return {NO_OVERLAP: all_but(len(columns.targets), others)}
         if not self.block_sizes(model) <= known.keys.keys():
@@ -131,9 +125,8 @@ class ViewBuilder:
                 self.block_tokens(target)
 
     def block_tokens(self, target: Target) -> int | None:
-        """Return a target's block size.
-
-        Its events take precedence over its metrics page, which may report the size of something else (protocol 5).
+        """Return a target's block size. Its events take precedence over its metrics page, which may report the size of
+        something else (protocol 5).
         """
         reported = self._indexer.block_tokens(target.id)
         if reported is not None:
@@ -164,9 +157,7 @@ class ViewBuilder:
         now: float,
         others: int = 0,
     ) -> View:
-        """Return the view, with the history of a request that is placed as a whole. `others` counts candidates without
-        a row.
-        """
+        """Return the view for a request placed as a whole. `others` counts candidates without a row."""
         model, adapter = served if served is not None else NO_MODEL
         session = self._pseudonym(prompt.session, b"session")
         seed, turn, last_target = self._selector.history(model, adapter, session)
@@ -199,10 +190,8 @@ class ViewBuilder:
         )
 
     def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
-        """Return a pseudonym, equal wherever the deployment's secret is.
-
-        Clients name sessions, at any length and often after people, and API keys are named after their holders:
-        policies never see these names.
+        """Return a pseudonym, equal wherever the deployment's secret is. Clients name sessions, at any length and often
+        after people, and API keys are named after their holders: policies never see these names.
         """
         if name is None:
             return None
@@ -216,9 +205,7 @@ class ViewBuilder:
 
 
 def prefix_keys(known: TokenizedPrompt | None) -> tuple[Key, ...]:
-    """Return stable names of the prompt's prefixes: the keys of blocks 1, 2, 4, 8, ... in the smallest block size in
-    use.
-    """
+    """Return names of the prompt's prefixes: its keys of blocks 1, 2, 4, 8, ... in the smallest block size."""
     if known is None or not known.keys:
         return ()
     keys = known.keys[min(known.keys)]

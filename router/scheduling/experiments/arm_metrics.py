@@ -47,9 +47,7 @@ class LatencyHistogram:
         self.units = 0
 
     def add(self, waits_ms: Sequence[float]) -> None:
-        """Add one unit's requests (at least one) in ms: infinite if no answer came; negative if the client left after
-        that time.
-        """
+        """Add one unit's waits in ms, at least one: infinite without an answer, negative if the client left then."""
         weight = 1 / len(waits_ms)
         for wait_ms in waits_ms:
             bucket = _bucket(abs(wait_ms))
@@ -77,10 +75,9 @@ def _bucket(wait_ms: float) -> int:
 
 
 class Imbalance:
-    """Request counts by target, including how uneven they are among all targets that could have been chosen.
-
-    A policy that sends everything to one of eight is eight times as uneven as possible, though no other target appears
-    in its choices.
+    """Request counts by target, including how uneven they are among all targets that could have been chosen. A policy
+    that sends everything to one of eight is eight times as uneven as possible, though no other target appears in its
+    choices.
     """
 
     def __init__(self) -> None:
@@ -95,9 +92,7 @@ class Imbalance:
         return self._requests.keys()
 
     def ratio(self, offered: int) -> float | None:
-        """Return the busiest target's requests over the mean of all `offered` targets: 1 is even; None without
-        requests.
-        """
+        """Return the busiest target's requests over the mean of all `offered`: 1 is even; None without requests."""
         total = self._requests.total()
         return max(self._requests.values()) * offered / total if total else None
 

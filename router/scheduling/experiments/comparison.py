@@ -40,9 +40,8 @@ class EvidenceBars(NamedTuple):
 
 
 def compute_bars(alpha: float, arms: int) -> EvidenceBars:
-    """Return the bars: half of alpha is for the guard's claims, one per arm, the other half for all verdicts.
-
-    Two verdicts per arm and metric share their half; the guard gets more because it acts.
+    """Return the bars: half of alpha is for the guard's claims, one per arm, the other half for all verdicts. Two
+    verdicts per arm and metric share their half; the guard gets more because it acts.
     """
     others = max(1, arms - 1)
     return EvidenceBars(2 * others / alpha, 2 * others * 2 * len(METRICS) / alpha)

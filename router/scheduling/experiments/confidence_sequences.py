@@ -35,9 +35,8 @@ def mean_bounds(total: float, count: int, alpha: float) -> tuple[float, float]:
 
 
 def share_bounds(share: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return the interval of the observed mean of `count` values whose true mean is `share` (in (0, 1)).
-
-    Points that such a share of the observations is above may be the quantile that `share` is really above.
+    """Return the interval of the observed mean of `count` values whose true mean is `share` (in (0, 1)). Points that
+    such a share of the observations is above may be the quantile that `share` is really above.
     """
     if count == 0:
         return 0.0, 1.0

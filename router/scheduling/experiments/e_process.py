@@ -58,7 +58,6 @@ class EProcess:
 
     def units_needed(self, bar: float) -> int | None:
         """Return about how many more units it takes until `value` reaches `bar` at the present rate; None if unclear.
-
         The best bet wins about E[D]^2 / (2 E[D^2]) nats per unit (Kelly 1956). A mean within one standard error of 0
         cannot be extrapolated.
         """

@@ -87,10 +87,9 @@ class RunningExperiment:
         return len(self._enrolment)
 
     def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
-        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it.
-
-        Not for requests that are on an arm for another reason (an override, a rollback), which chance did not put
-        there. Raises ValueError when `arm` is not in this experiment.
+        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it. Not for requests that
+        are on an arm for another reason (an override, a rollback), which chance did not put there. Raises ValueError
+        when `arm` is not in this experiment.
         """
         number = self._numbers.get(arm)
         if number is None:

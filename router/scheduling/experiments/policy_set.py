@@ -91,9 +91,8 @@ class PolicySet:
         return Assignment(arm, self.policies[self._heir(arm)])
 
     def instances_for(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
-        """Return the instances of an isolated arm; empty where there are fewer instances than arms.
-
-        An arm that was rolled back leaves its instances to the first arm.
+        """Return the instances of an isolated arm; empty where there are fewer instances than arms. An arm that was
+        rolled back leaves its instances to the first arm.
         """
         assert self.experiment is not None
         owners = slice_instances(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
@@ -119,10 +118,9 @@ def draw_arm(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances: tuple[str, ...]) -> dict[str, str]:
-    """Return which isolated arm each instance serves.
-
-    In an order by hash, runs of the length that the shares say, at least one instance each. With fewer instances than
-    arms, the last arms get none. When an instance joins or leaves, at most one per arm changes hands.
+    """Return which isolated arm each instance serves. In an order by hash, runs of the length that the shares say, at
+    least one instance each. With fewer instances than arms, the last arms get none. When an instance joins or leaves,
+    at most one per arm changes hands.
     """
     order = sorted(instances, key=lambda name: _draw(seed, "", name.encode()))
     runs = _runs([share for _, share in shares], len(order))

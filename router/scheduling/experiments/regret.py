@@ -23,10 +23,8 @@ SAME = Regret(0.0, 0)
 
 
 def compute_regret(view: View, actual: Row, other: Row) -> Regret:
-    """Return the regret of the choice `actual` compared with `other`.
-
-    Priced with these two rows alone, which takes a tenth of pricing all: what one of them does not report is taken from
-    the other, not from the fleet's mean.
+    """Return the regret of the choice `actual` compared with `other`. Priced with these two rows alone, which takes a
+    tenth of pricing all: what one of them does not report is taken from the other, not from the fleet's mean.
     """
     if actual.target == other.target:
         return SAME

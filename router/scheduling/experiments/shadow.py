@@ -20,19 +20,16 @@ SESSIONS = 20_000
 
 
 class ShadowPolicy:
-    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays.
-
-    It remembers only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say)
-    happened to both.
+    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays. It remembers
+    only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say) happened to
+    both.
     """
 
     def __init__(self, sessions: int = SESSIONS) -> None:
         self._sessions = SessionMemory(sessions)
 
     def decide(self, policy: Policy, view: View, part: Part, actual: str) -> Decision:
-        """Return its choice; `actual` is the target that was chosen. Raises PolicyFault when a plug-in breaks the
-        contract.
-        """
+        """Return its choice; `actual` is the target that was chosen. Raises PolicyFault when a plug-in fails."""
         if (own := self._sessions.last_target(view, part)) is not None and own != view.last_target:
             view = view._replace(last_target=own)
         decision = policy.decide(view, part)

@@ -66,9 +66,8 @@ class NamedPicker(NamedTuple):
 
 
 class Policy:
-    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file.
-
-    `prefill` and `decode` are policies for the halves of a pair; None: this policy places that half, too.
+    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file. `prefill` and
+    `decode` are policies for the halves of a pair; None: this policy places that half, too.
     """
 
     def __init__(
@@ -103,9 +102,7 @@ class Policy:
         self._units = tuple(s.scorer.unit.value for s in scorers)
 
     def with_plugins_of(self, before: Policy) -> Policy:
-        """Return this policy with the scorers of `before` where name and parameters are equal, since they may have
-        learned.
-        """
+        """Return this policy with the scorers of `before` that have equal parameters: they may have learned."""
         known = {scorer.name: scorer.scorer for scorer in before.scorers}
         scorers = [
             s._replace(scorer=known[s.name]) if s.name in known and is_same_plugin(s.scorer, known[s.name]) else s
@@ -124,9 +121,8 @@ class Policy:
         )
 
     def decide(self, view: View, part: Part = "whole") -> Decision:
-        """Return the choice among `view.rows` (at least one) for this part of a request.
-
-        Raises PolicyFault when a plug-in breaks the contract.
+        """Return the choice among `view.rows` (at least one) for this part of a request. Raises PolicyFault when a
+        plug-in breaks the contract.
         """
         return self._parts[part]._decide(view, part)
 
@@ -152,9 +148,8 @@ class Policy:
         return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
 
     def might_choose_omitted(self, view: View, shown_for: Policy | None) -> bool:
-        """Return whether this policy might have chosen a candidate that `view` leaves out.
-
-        `shown_for` is the policy that was active when the view was made; None if it is unknown.
+        """Return whether this policy might have chosen a candidate that `view` leaves out. `shown_for` is the policy
+        that was active when the view was made; None if it is unknown.
         """
         if not view.others:
             return False
@@ -184,7 +179,6 @@ def build_policy(
     name: str, spec: schema.PolicyConfig, registry: Registry | None = None, *, before: Policy | None = None
 ) -> Policy:
     """Return the policy that a file describes. Plug-ins that are unchanged from `before` keep what they have learned.
-
     Raises ConfigError with every problem found, one per line.
     """
     registry = registry or _load_registry_for(name)
@@ -210,9 +204,8 @@ def build_policy(
 
 
 def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy]:
-    """Return all policies by name, reading the installed packages once, which takes longer than building.
-
-    Raises ConfigError with every problem found.
+    """Return all policies by name, reading the installed packages once, which takes longer than building. Raises
+    ConfigError with every problem found.
     """
     registry = _load_registry_for(next(iter(specs))) if specs else None
     return {name: build_policy(name, spec, registry) for name, spec in specs.items()}
@@ -317,9 +310,8 @@ def _pick(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
 
 
 def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: Picker) -> Orders | None:
-    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows.
-
-    The least measure of the price decides, or the least price among rows with the least measure of a filter.
+    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows. The least
+    measure of the price decides, or the least price among rows with the least measure of a filter.
     """
     prices = {s.scorer.settled_by() for s in scorers}
     firsts = {f.filter.settled_by() for f in filters}

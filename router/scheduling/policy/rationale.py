@@ -22,9 +22,8 @@ def explain_choice(decision: Decision) -> str:
 
 
 def describe_omitted(view: View) -> str | None:
-    """Return how many candidates have no row and why, without a full stop; None if every candidate has one.
-
-    Only a policy that decides by the same measures as the active one chooses the same from these rows.
+    """Return how many candidates have no row and why, without a full stop; None if every candidate has one. Only a
+    policy that decides by the same measures as the active one chooses the same from these rows.
     """
     if not view.others:
         return None

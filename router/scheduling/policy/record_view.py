@@ -50,9 +50,7 @@ def _describe_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
     """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with its
-    terms.
-
-    Candidates without a row (`left_out`) are only counted.
+    terms. Candidates without a row (`left_out`) are only counted.
     """
     view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
     del view["rows"]  # see `candidates`
