@@ -119,6 +119,8 @@ def _command(path: str, command: Any) -> Iterator[str]:
 def _option(parameter: Any) -> tuple[str, str, str]:
     names = [parameter.display_name_raw] if parameter.param_type_name == "argument" else parameter.opts
     spelled = ", ".join(f"`{name}`" for name in [*names, *parameter.secondary_opts])
+    if parameter.param_type_name == "option" and parameter.metavar:
+        spelled += f" `{parameter.metavar}`"
     default = parameter.default
     shown = "**required**" if parameter.required else "-"
     if default is not None and not callable(default) and not isinstance(default, bool) and default != []:
