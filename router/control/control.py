@@ -139,12 +139,21 @@ class Control:
         return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
 
     async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Start an experiment, in place of a running one. Raises ConfigError."""
+        """Start an experiment, in place of a running one. Shipped policies need not be loaded before.
+
+        Raises ConfigError.
+        """
         request = SwitchRequest(ADMIN, who, "start experiment", dry_run)
+        files = list_shipped_policies()
         with self._recording_failure(request):
-            experiment = await asyncio.to_thread(parse_experiment, text, self.policy_set.policies)
+            known = self.policy_set.policies.keys()
+            experiment = await asyncio.to_thread(parse_experiment, text, known | files.keys())
+            missing = {*experiment.arms, *experiment.shadows} - known
+            shipped = {name: await asyncio.to_thread(read_policy_file, files[name]) for name in sorted(missing)}
             request = request._replace(what=f"start experiment of {', '.join(experiment.arms)}")
-            return await self._switch.switch(request, lambda now: proposals.propose_experiment(now, experiment))
+            return await self._switch.switch(
+                request, lambda now: proposals.propose_experiment(now, experiment, shipped, self._registry)
+            )
 
     async def end_experiment(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
         """End the experiment: the active policy decides for all requests. Raises ControlConflict when none runs."""

@@ -93,12 +93,16 @@ def propose_activation(before: PolicySet, name: str) -> Proposal:
     return Proposal(build_policy_set(before.policies, name, None), notes)
 
 
-def propose_experiment(before: PolicySet, experiment: ExperimentConfig) -> Proposal:
-    """Start `experiment`, in place of one that is running."""
+def propose_experiment(
+    before: PolicySet, experiment: ExperimentConfig, shipped: Mapping[str, schema.PolicyConfig], registry: Registry
+) -> Proposal:
+    """Start `experiment`, in place of one that is running; policies in `shipped` are added where there is none."""
+    added = {name: spec for name, spec in shipped.items() if name not in before.policies}
+    policies = build_changed(before.policies, added, registry)
     notes: tuple[str, ...] = ()
     if before.experiment is not None and before.experiment != experiment:
         notes = ("it takes the place of the running experiment, which ends",)
-    return Proposal(build_policy_set(before.policies, before.active, experiment), notes)
+    return Proposal(build_policy_set(policies, before.active, experiment), notes)
 
 
 def propose_end(before: PolicySet) -> Proposal:

@@ -124,6 +124,17 @@ async def test_a_shipped_policy_can_be_activated_without_being_loaded_before() -
     assert "round_robin" not in house.control.policy_set.policies
 
 
+async def test_an_experiment_may_name_shipped_policies_that_are_not_loaded() -> None:
+    house = ControlPlane()
+    text = "arms: {near: 50, round_robin: 50}\nshadows: [least_requests]"
+    await house.control.start_experiment(text, "ann", dry_run=True)
+    assert "round_robin" not in house.control.policy_set.policies
+    await house.control.start_experiment(text, "ann")
+    assert {"near", "round_robin", "least_requests"} <= house.control.policy_set.policies.keys()
+    await house.control.undo("ann")
+    assert "round_robin" not in house.control.policy_set.policies
+
+
 async def test_put_and_activate_is_one_switch() -> None:
     house = ControlPlane()
     await house.control.put_policy("new", TEXTS["far"], "ann", activate=True)
