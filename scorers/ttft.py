@@ -40,7 +40,7 @@ class PromptTokens(NamedTuple):
 
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
-    """Return its facts; `unknown` is the mean of what `rows` (else all) hold; `pool=False` ignores the pool."""
+    """Return the prompt's facts; `unknown` is the mean of what `rows` (else all) hold. `pool=False`: no pool."""
     known = [row.overlap for row in rows or view.rows if row.overlap is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
