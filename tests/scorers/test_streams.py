@@ -57,7 +57,7 @@ def test_memory_that_a_prompt_lacks_is_waited_for() -> None:
 times = st.floats(0, 1e6)
 
 
-@given(st.lists(st.tuples(rows("a"), times, times), max_size=4), st.integers(0, 200_000), st.just(0.0) | times)
+@given(st.lists(st.tuples(rows, times, times), max_size=4), st.integers(0, 200_000), st.just(0.0) | times)
 @example(
     [(a_row("idle"), 3.0, 20.0), (a_row("busy", load=a_load(requests=5, context_tokens=9_000)), 3.0, 20.0)], 1, 9.0
 )

@@ -108,41 +108,49 @@ loads = st.builds(
 asks = st.builds(Ask, maybe(names), maybe(st.integers()), maybe(rates), maybe(rates), maybe(counts))
 
 
-@st.composite
-def rows(draw: st.DrawFn, instance: str) -> Row:
-    rank = draw(st.integers(0, 3))
-    return Row(
-        target=f"{instance}/{rank}",
-        instance=instance,
-        rank=rank,
-        block_tokens=draw(maybe(st.sampled_from([16, 128]))),
-        capacity_tokens=draw(maybe(counts)),
-        overlap=draw(maybe(overlaps())),
-        load=draw(loads),
-        speed=draw(speeds),
-        held_tokens=draw(maybe(counts)),
-    )
+rows = st.builds(
+    Row,
+    target=st.just("a/0"),
+    instance=st.just("a"),
+    rank=st.integers(0, 3),
+    block_tokens=maybe(st.sampled_from([16, 128])),
+    capacity_tokens=maybe(counts),
+    overlap=maybe(overlaps()),
+    load=loads,
+    speed=speeds,
+    held_tokens=maybe(counts),
+)
+view_facts = st.builds(
+    View,
+    number=st.integers(0, 2**63),
+    seed=st.integers(),
+    model=st.just("warm-tiny"),
+    adapter=maybe(names),
+    prompt_tokens=maybe(counts),
+    prefix=maybe(counts),
+    session=maybe(st.text()),
+    last_target=st.none(),
+    pool=maybe(st.builds(PoolHit, counts, st.floats(0, 100), maybe(counts))),
+    busy=maybe(shares),
+    rows=st.lists(rows, min_size=1, max_size=4).map(tuple),
+    turn=counts,
+    now_s=rates,
+    nominal=maybe(speeds),
+    prefixes=st.lists(counts, max_size=4).map(tuple),
+    ask=asks,
+)
+last_targets = st.none() | st.integers(-1, 3)
 
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    """Any view that the router may build, with `None` wherever the contract allows it."""
-    targets = [draw(rows(f"host-{i}:8000")) for i in range(draw(st.integers(1, 4)))]
-    return View(
-        number=draw(st.integers(0, 2**63)),
-        seed=draw(st.integers()),
-        model="warm-tiny",
-        adapter=draw(maybe(names)),
-        prompt_tokens=draw(maybe(counts)),
-        prefix=draw(maybe(counts)),
-        session=draw(maybe(st.text())),
-        last_target=draw(maybe(st.sampled_from([row.target for row in targets] + ["gone/0"]))),
-        pool=draw(maybe(st.builds(PoolHit, counts, st.floats(0, 100), maybe(counts)))),
-        busy=draw(maybe(shares)),
-        rows=tuple(targets),
-        turn=draw(counts),
-        now_s=draw(rates),
-        nominal=draw(maybe(speeds)),
-        prefixes=draw(st.lists(counts, max_size=4).map(tuple)),
-        ask=draw(asks),
+    """Draw any view that the router may build, with `None` wherever the contract allows it. Strategies are built once,
+    outside: building them takes longer than drawing.
+    """
+    view, last = draw(view_facts), draw(last_targets)
+    named = tuple(
+        row._replace(target=f"host-{i}:8000/{row.rank}", instance=f"host-{i}:8000") for i, row in enumerate(view.rows)
     )
+    gone = last is None or not 0 <= last < len(named)
+    target = None if last is None else "gone/0" if gone else named[last].target
+    return view._replace(rows=named, last_target=target)

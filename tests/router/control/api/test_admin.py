@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import schemathesis
 from fastapi.testclient import TestClient
+from hypothesis import settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from router.config.sections.listeners import AdminTokenConfig
@@ -207,6 +208,7 @@ schema = schemathesis.openapi.from_asgi(
 
 
 @schema.parametrize()
+@settings(max_examples=40)
 def test_openapi_tells_the_truth(case: schemathesis.Case) -> None:
     # A policy is text: what stands in it no JSON schema can say.
     of_text = case.method == "PUT"

@@ -44,6 +44,7 @@ STRINGS = st.text() | st.text(st.characters(categories=["Cs", "Cc", "Lu"]))
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | STRINGS,
     lambda inner: st.lists(inner) | st.lists(st.tuples(STRINGS, inner)).map(Pairs),
+    max_leaves=20,
 )
 
 
