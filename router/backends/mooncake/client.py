@@ -132,8 +132,8 @@ class MooncakeStore:
         chain = model.hash_detection.chain
         if chain is None:
             return "uncalibrated"
-        told = min(known.keys) if len(known.keys) == 1 else None  # keys exist for every block size in the fleet
-        block_tokens = model.settings.block_tokens or told
+        only_size = min(known.keys) if len(known.keys) == 1 else None  # keys exist for every block size in the fleet
+        block_tokens = model.settings.block_tokens or only_size
         if block_tokens is None or (keys := known.keys.get(block_tokens)) is None:
             return "no_block_size"
         names = self._key_access(model, origin.path)

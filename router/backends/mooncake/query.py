@@ -60,7 +60,9 @@ _decode = msgspec.json.Decoder(_Answers).decode
 
 
 class StoreClient:
-    """Sends queries. Failures are values; `leader` is told when the queried master does not lead any more."""
+    """Sends queries to the leading master. Failures are values; `leader` learns when a queried master no longer
+    leads.
+    """
 
     def __init__(self, leader: MasterLeader, fetch: Fetch, clock: Clock) -> None:
         self._leader = leader

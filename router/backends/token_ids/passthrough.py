@@ -61,8 +61,8 @@ class PassthroughReport(NamedTuple):
 
 
 class TokenIdPassthrough:
-    """Decides for each attempt. `believed` returns whether the local tokenizer of a base model is trusted; `on` False:
-    nothing is tried or passed.
+    """Decides for each attempt. `is_trusted` returns whether the local tokenizer of a base model is trusted; `on`
+    False: nothing is tried or passed.
     """
 
     def __init__(self, support: TokenIdSupport, is_trusted: Callable[[str], bool], *, on: bool) -> None:

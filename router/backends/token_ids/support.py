@@ -75,7 +75,7 @@ class TokenIdSupport:
         self._results[instance] = meanwhile
         ids = local.tokenize(Text(TRIAL_IDS, add_special_tokens=False))
         if 0 < len(ids) < len(local.tokenize(Text(TRIAL_TEXT, add_special_tokens=False))):
-            self._tasks.spawn("try handing", self._run_trial(instance, model, list(ids), meanwhile, after_s))
+            self._tasks.spawn("try token ids", self._run_trial(instance, model, list(ids), meanwhile, after_s))
         else:
             self._results[instance] = InstanceSupport(
                 False, "the model's tokenizer does not tell the two prompts of the trial apart"

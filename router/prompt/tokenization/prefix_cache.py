@@ -5,7 +5,7 @@
 
 A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, everything else that changes the ids) and every
 byte of the prompt up to the segment's end. Ids go to engines, and a collision would answer another user's prompt: so
-nobody outside may be able to construct one, and by accident it takes 2**64 segments. Different salts never share a
+clients must not be able to construct one, and by accident it takes 2**64 segments. Different salts never share a
 name, so timing tells one tenant nothing about another's prompts.
 
 The least recently used segment is evicted. A prompt is touched from its end to its beginning, so a segment is always
