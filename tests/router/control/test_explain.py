@@ -364,7 +364,7 @@ async def test_isolated_arms_choose_among_their_own() -> None:
 # it leaves no trace
 
 
-KEPT_FACTS = {"row_cache", "_observer", "_ready", "_all_columns", "_nominal", "_lately", "_lately_since"}
+KEPT_FACTS = {"row_cache", "_observer", "_ready", "_all_columns", "_nominal", "_cache", "_cache_since"}
 """Readings of facts that are made anew when they are older than 0.1 s or so: by whoever looks next."""
 
 
@@ -418,5 +418,5 @@ async def test_the_traces_are_such_that_a_request_is_seen() -> None:
     before = dict(traces((house.core, house.tokens, house.ring)))
     house.request(about(session="s"))
     changed = {path for path, value in traces((house.core, house.tokens, house.ring)) if before.get(path) != value}
-    for part in (".request_count", "._turns", ".sessions", ".load_book.requests", "._expected", ".busy", "_order"):
+    for part in (".request_count", "._turns", ".sessions", ".load_book.requests", "._speculative", ".busy", "_order"):
         assert any(part in path for path in changed), part
