@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 import yaml
 
@@ -98,7 +99,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
                 assert time.monotonic() < until, "the fleet does not start"
                 time.sleep(0.1)
             engines = re.findall(r"engine-\d+  (http://\S+)", (folder / "fleet.log").read_text())
-            yield running._replace(engines=tuple(engines))
+            running = running._replace(engines=tuple(engines))
+            first = httpx.post(f"{url}/v1/completions", json={"model": "warm-tiny", "prompt": "Hello."}, timeout=30)
+            assert first.status_code == 200, first.text  # examples may ask for the newest record: there is one
+            yield running
         finally:
             process.terminate()
             process.wait(30)
