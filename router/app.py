@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from router import wiring
 from router.backends.discovery.base import Discovery
 from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
@@ -33,9 +34,8 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.membership import Membership
 from router.control.status import Status
-from router.control.workers.follower import FollowerWorker
-from router.control.workers.local_state import LocalState
-from router.control.workers.role import WorkerRole, create_leader_role
+from router.control.workers.follower import FollowerWorker, LocalState
+from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
@@ -55,19 +55,7 @@ from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
-from router.wiring import (
-    build_configured_policies,
-    build_decision_log,
-    build_discoveries,
-    build_kv_store,
-    build_read_options,
-    build_scheduler,
-    build_snapshots,
-    build_token_id_passthrough,
-    build_tokenization,
-    resolve_key_secret,
-    restore_index,
-)
+from router.wiring import WorkerRole
 
 log = logging.getLogger("warmroute.app")
 
@@ -105,19 +93,22 @@ class App:
         config, clock, limits = self._config, self._clock, self._config.limits
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
-        self._secret = secret = resolve_key_secret(config, saved) if role is None else role.secret
-        self._role = role = role or create_leader_role(config, secret, clock, self._tasks)
-        self._leader, self._follower = (None, None) if role is None else (role.leader, role.follower)
+        self._secret = secret = wiring.resolve_key_secret(config, saved) if role is None else role.secret
+        if role is None and config.workers > 1:
+            role = WorkerRole(0, secret, LeaderWorker(config, secret, clock, self._tasks))
+        self._role, worker = role, None if role is None else role.worker
+        self._leader = worker if isinstance(worker, LeaderWorker) else None
+        self._follower = worker if isinstance(worker, FollowerWorker) else None
         keyring, memory = Keyring(secret), MemoryBudget(config.tokens.memory_bytes)
-        self._pool = build_kv_store(config, self._upstreams, clock, memory)
-        policy_set = PolicySet(build_configured_policies(config), config.active, config.experiment)
-        self._scheduler = build_scheduler(config, policy_set, keyring, clock, self._pool, secret=secret, role=role)
+        self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
+        policies = PolicySet(wiring.build_configured_policies(config), config.active, config.experiment)
+        self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
-            restore_index(saved, secret, self._scheduler.indexer)
+            wiring.restore_index(saved, secret, self._scheduler.indexer)
         follows = self._follower is not None
-        self._snapshots = None if follows else build_snapshots(config, secret, self._scheduler, self._tasks)
-        self._tokenization = build_tokenization(config, keyring, self._upstreams, clock, memory)
-        self._passthrough = build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
+        self._snapshots = None if follows else wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
+        self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, memory)
+        self._passthrough = wiring.build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
 
     def _build_feeds(self) -> None:
         """Build what watches the engines, and connect it to the fleet's membership."""
@@ -131,7 +122,7 @@ class App:
             self._scheduler.indexer, tasks, clock, config.index.replay_timeout_s
         )
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
-        self._discoveries = build_discoveries(config.fleet)
+        self._discoveries = wiring.build_discoveries(config.fleet)
 
     def _build_control(self, file: Path | None) -> None:
         """Build what an operator changes policies with, and what is kept of past requests."""
@@ -140,7 +131,7 @@ class App:
         self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file)
         if self._leader is not None:
             self._control.wait_for_workers_with(self._leader.wait_until_applied)
-        self._decision_log = build_decision_log(self._config, self._secret, self._run_id, self._clock)
+        self._decision_log = wiring.build_decision_log(self._config, self._secret, self._run_id, self._clock)
 
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
@@ -177,7 +168,7 @@ class App:
         config, limits = self._config, self._config.limits
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
-        full_read, light_read = build_read_options(config)
+        full_read, light_read = wiring.build_read_options(config)
         services = Services(
             config=config,
             clock=self._clock,

@@ -10,6 +10,7 @@ import os
 import secrets
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from router.backends.discovery.base import Discovery, StaticDiscovery
@@ -23,7 +24,8 @@ from router.backends.vllm.disaggregation import PARAMS
 from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
-from router.control.workers.role import WorkerRole
+from router.control.workers.follower import FollowerWorker
+from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
@@ -45,6 +47,14 @@ from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
 
 log = logging.getLogger("warmroute.app")
+
+
+class WorkerRole(NamedTuple):
+    """One worker among several. All have the same `secret`, which seeds block keys and pseudonyms."""
+
+    number: int
+    secret: int
+    worker: LeaderWorker | FollowerWorker
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs.tools import diagrams, reference
+from docs.tools.config_keys import render_files as render_schemas
 from docs.tools.pages import DOCS, ROOT
-from router.config.generated_docs import render_files as render_schemas
 
 
 def generate() -> dict[Path, str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 
+from docs.tools.config_keys import iter_keys
 from docs.tools.pages import ROOT
 from router.cli.main import app
-from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics

@@ -18,9 +18,9 @@ import uvloop
 from router.app import App, raise_open_file_limit, tune_garbage_collector
 from router.control.workers.follower import FollowerWorker, parse_config
 from router.control.workers.messages import StartMessage
-from router.control.workers.role import WorkerRole
 from router.errors import WarmrouteError
 from router.tasks import Tasks
+from router.wiring import WorkerRole
 
 log = logging.getLogger("warmroute.app")
 

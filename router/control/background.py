@@ -1,18 +1,37 @@
-"""The background tasks of the control plane: configuration files, the experiment's guard, and the audit log."""
+"""The background tasks of the control plane: configuration files, the experiment's guard, and the audit log.
+
+Of the configuration files the folders are watched, not the files: an editor replaces the file, and an update of a
+ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file counts, through each
+symlink, and the watch is set up again when these have changed. Which file changed is not reported: the reader reads all
+of them, which takes a millisecond.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+
+from watchfiles import Change, awatch
 
 from router.clock import Clock
 from router.control.control import Control
-from router.control.file_watch import watch_changes
 from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
+log = logging.getLogger("warmroute.files")
+
 GUARD_INTERVAL_S = 1.0
 BACKLOG_PAUSE_S = 0.02  # before the next check, when one did not get through everything
+DEBOUNCE_MS = 1000  # a change that goes on this long is reported before its end
+STEP_MS = 50  # a change is complete after this long without another one
+POLL_S = 1.0  # for folders that came, went or were replaced: a watch on a deleted folder reports nothing
+MAX_LINKS = 40  # as the kernel's own limit
+
+Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: the folder does not exist
 
 
 def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
@@ -43,3 +62,84 @@ def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bo
     for finding in experiment.poll(clock.now()):
         control.handle_finding(finding)
     return before - experiment.open_units >= CLOSES_AT_ONCE
+
+
+async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POLL_S) -> AsyncIterator[None]:
+    """Yield after every change of the files and folders that `paths` names at that time, until cancelled.
+
+    Yields also when a watch has just been set up, since earlier changes were missed. A missing folder is logged once
+    and looked for every `poll_s` seconds.
+    """
+    logged: set[Path] = set()
+    while True:
+        before = find_folders(paths())
+        missing = {folder for folder, identity in before.items() if identity is None}
+        for folder in sorted(missing - logged):
+            log.error("configuration folder missing, checking every %g s: %s", poll_s, folder)
+        logged = missing
+        fresh = True
+        async with aclosing(_ticks(before, frozenset(path.name for path in paths()), poll_s)) as ticks:
+            async for changed in ticks:
+                if changed or fresh:
+                    yield
+                fresh = False
+                if find_folders(paths()) != before:
+                    break
+
+
+async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> AsyncGenerator[bool]:
+    """Yield True for a change, False after `every_s` without one."""
+    existing = [folder for folder, identity in watched.items() if identity is not None]
+
+    def is_configuration(change: Change, path: str) -> bool:
+        """Whether `path` may be a configuration file, unlike the logs beside it."""
+        name = Path(path).name
+        return name in names or name.startswith("..") or Path(path).suffix in ("", ".yaml", ".yml")
+
+    try:
+        async for found in awatch(
+            *existing,
+            watch_filter=is_configuration,
+            debounce=DEBOUNCE_MS,
+            step=STEP_MS,
+            rust_timeout=max(1, int(every_s * 1000)),
+            yield_on_timeout=True,
+            recursive=False,
+        ):
+            yield bool(found)
+    except OSError as error:  # a folder was deleted meanwhile, or no inotify watches are left
+        log.error("configuration files cannot be watched, trying again in %g s: %s", every_s, error)
+        await asyncio.sleep(every_s)
+
+
+def find_folders(paths: Iterable[Path]) -> Folders:
+    """Return the folders in which a change can replace one of `paths`: its parents' through all symlinks on the way.
+
+    For a path that is a folder, also the folder itself and the targets of symlinks in it.
+    """
+    found: set[Path] = set()
+    for path in paths:
+        found |= _follow_links(path.absolute())
+        if path.is_dir():
+            found.add(path.resolve())
+            for link in path.iterdir():
+                found |= _follow_links(link.absolute()) if link.is_symlink() else set()
+    return {folder: _identity(folder) for folder in found}
+
+
+def _follow_links(path: Path, links: int = 0) -> set[Path]:
+    found = {path.parent}
+    for part in (path, *path.parents):
+        if part.is_symlink() and links < MAX_LINKS:
+            found.add(part.parent)
+            found |= _follow_links(part.parent / part.readlink() / path.relative_to(part), links + 1)
+            break
+    return found
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        stat = folder.stat()
+    except OSError:
+        return None
+    return (stat.st_dev, stat.st_ino) if folder.is_dir() else None

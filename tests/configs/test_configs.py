@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from router.config.generated_docs import render_files
+from docs.tools.config_keys import render_files
 from router.config.reader import load_policies, read_config, read_policy_file
 from router.config.yaml_source import load
 from router.scheduling.policy.policy import build_policy

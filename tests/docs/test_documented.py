@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from typer import Typer
 
+from docs.tools.config_keys import iter_keys
 from docs.tools.pages import list_pages
 from router.cli.main import app
-from router.config.generated_docs import iter_keys
 from router.control.api.admin import admin_app
 from router.prompt.prompt import Endpoint
 from router.request.public_api import LOAD_ROUTED, OPS

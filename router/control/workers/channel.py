@@ -17,17 +17,8 @@ from typing import cast
 
 import msgspec
 
-from router.control.workers.messages import (
-    AnswerMessage,
-    AnyMessage,
-    AskMessage,
-    FrameReader,
-    Message,
-    Outbox,
-    Query,
-    ShareOf,
-    encode_frame,
-)
+from router.control.workers import messages
+from router.control.workers.messages import AnyMessage, Message, ShareOf
 
 log = logging.getLogger("warmroute.workers")
 
@@ -44,8 +35,8 @@ class Channel(asyncio.Protocol):
         self._on_message = on_message
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(share_of, self._wake)
-        self._frames = FrameReader()
+        self._outbox = messages.Outbox(share_of, self._wake)
+        self._frames = messages.FrameReader()
         self._transport: asyncio.Transport | None = None
         self._queries: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count()
@@ -61,11 +52,11 @@ class Channel(asyncio.Protocol):
         await channel._loop.create_unix_connection(lambda: channel, sock=sock)
         return channel
 
-    async def ask(self, query: Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
+    async def ask(self, query: messages.Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
         """Return the peer's answer; None when it does not come in time or the peer is gone."""
         number = next(self._numbers)
         answer = self._queries[number] = self._loop.create_future()
-        self.send(AskMessage(number, query, argument))
+        self.send(messages.AskMessage(number, query, argument))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except (TimeoutError, ConnectionError):
@@ -79,7 +70,7 @@ class Channel(asyncio.Protocol):
         if self._transport is None or not gathered:
             return
         self._sent_at = self._loop.time()
-        self._transport.write(encode_frame(gathered))
+        self._transport.write(messages.encode_frame(gathered))
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             log.error("worker channel: the peer does not read its messages; closing the channel")
             self._transport.abort()
@@ -98,7 +89,7 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
-                if isinstance(message, AnswerMessage):
+                if isinstance(message, messages.AnswerMessage):
                     self._on_answer(message)
                 else:
                     self._on_message(message)
@@ -116,7 +107,7 @@ class Channel(asyncio.Protocol):
 
     # parts of the above
 
-    def _on_answer(self, message: AnswerMessage) -> None:
+    def _on_answer(self, message: messages.AnswerMessage) -> None:
         answer = self._queries.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message.payload)

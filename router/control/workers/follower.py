@@ -10,22 +10,56 @@ import asyncio
 import logging
 import os
 import socket
+from typing import NamedTuple
+
+import msgspec
 
 from router.config.schema import Config
-from router.control.workers import messages
+from router.control.workers import messages, metrics_merge
 from router.control.workers.channel import Channel
-from router.control.workers.local_state import LocalState
 from router.control.workers.messages import AnyMessage, PolicyApplied
-from router.control.workers.policy_sync import build_from_rule
+from router.control.workers.scheduler import SyncedScheduler, build_from_rule
 from router.errors import ConfigError
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.record_view import describe_record
 from router.tasks import Tasks
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.recent_records import RecentRecords
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
 
 SCRAPE_TIMEOUT_S = 5.0
+
+
+class LocalState(NamedTuple):
+    """The parts of one worker's state that other workers change or query."""
+
+    run_id: str
+    scheduler: SyncedScheduler
+    recent_records: RecentRecords
+    metrics: Metrics
+
+    def apply(self, message: messages.SessionMoved | messages.ResponseStored) -> None:
+        if isinstance(message, messages.SessionMoved):
+            self.scheduler.apply_session(message)
+        else:
+            self.scheduler.apply_response(message)
+
+    async def encode_families(self) -> bytes:
+        """Encode the counters as of now; the encoding runs in a thread."""
+        return await asyncio.to_thread(metrics_merge.encode_families, self.metrics.page())
+
+    def encode_record(self, id: str) -> bytes:
+        """Encode a record as JSON; empty when it is not kept."""
+        record = self.recent_records.get(id)
+        return b"" if record is None else msgspec.json.encode(describe_record(record))
+
+    def encode_records(self, limit: int) -> bytes:
+        """Encode the newest records as a JSON list, the newest first."""
+        return msgspec.json.encode([describe_record(record) for record in self.recent_records.latest(limit)])
 
 
 class FollowerWorker:
@@ -147,3 +181,17 @@ class FollowerWorker:
 
 def parse_config(start: messages.StartMessage) -> Config:
     return Config.model_validate_json(start.config)
+
+
+def dump_follower_config(config: Config, seed: int, policy_set: PolicySet) -> str:
+    """Return the configuration of a follower as JSON: without what only the leader does (file watch, audit log).
+
+    Policies are inline instead of read again, since the files may have changed meanwhile. All workers share one memory
+    budget. The index snapshot is read by every worker but saved only by the leader.
+    """
+    tokens = config.tokens.model_copy(update={"memory_bytes": config.tokens.memory_bytes // config.workers})
+    admin = config.admin.model_copy(update={"audit_file": None})
+    changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False}
+    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
+    changes |= {"policies_dir": None, "policies": policies, "active": policy_set.active, "experiment": None}
+    return config.model_copy(update=changes).model_dump_json()

@@ -24,15 +24,13 @@ from router.config.schema import Config
 from router.control.workers import messages, metrics_merge
 from router.control.workers.channel import Channel
 from router.control.workers.experiment import FollowerRequests
-from router.control.workers.load_table import WorkerLoads
-from router.control.workers.local_state import LocalState
+from router.control.workers.follower import LocalState, dump_follower_config
 from router.control.workers.messages import AnyMessage, Message
 from router.control.workers.metrics_merge import MetricFamily
-from router.control.workers.policy_sync import make_rule
+from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
-from router.fleet.load import WorkerShare
+from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
-from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.workers")
@@ -53,6 +51,38 @@ class FollowerMember:
     digests: dict[str, str] = field(default_factory=dict)
     trouble: str | None = None  # why it could not apply the newest rule
     families: list[MetricFamily] = field(default_factory=list)  # its counters, as last received
+
+
+class WorkerLoads:
+    """Bookings of every follower by target. The leader's own are not in it, but in its own load books."""
+
+    def __init__(self) -> None:
+        self._shares: dict[TargetId, dict[int, WorkerShare]] = {}  # by target, then by follower's number
+
+    def put(self, follower: int, target: TargetId, share: WorkerShare) -> None:
+        """Replace the bookings of `target` by `follower`."""
+        shares = self._shares.setdefault(target, {})
+        if any(share):
+            shares[follower] = share
+            return
+        shares.pop(follower, None)
+        if not shares:
+            del self._shares[target]
+
+    def total(self, target: TargetId, excluding: int | None = None) -> WorkerShare:
+        """Return the bookings of `target` by all followers, except the one numbered `excluding`."""
+        total = NO_SHARE
+        for number, share in self._shares.get(target, {}).items():
+            if number != excluding:
+                total = share if total is NO_SHARE else total.plus(share)
+        return total
+
+    def drop(self, follower: int) -> list[TargetId]:
+        """Remove the bookings of a follower that ended, and return their targets."""
+        targets = [target for target, shares in self._shares.items() if follower in shares]
+        for target in targets:
+            self.put(follower, target, NO_SHARE)
+        return targets
 
 
 class LeaderWorker:
@@ -262,17 +292,3 @@ class LeaderWorker:
 
     async def _answer(self, member: FollowerMember, query: messages.AskMessage) -> None:
         member.channel.send(messages.AnswerMessage(query.number, await self.scrape()))
-
-
-def dump_follower_config(config: Config, seed: int, policy_set: PolicySet) -> str:
-    """Return the configuration of a follower as JSON: without what only the leader does (file watch, audit log).
-
-    Policies are inline instead of read again, since the files may have changed meanwhile. All workers share one memory
-    budget. The index snapshot is read by every worker but saved only by the leader.
-    """
-    tokens = config.tokens.model_copy(update={"memory_bytes": config.tokens.memory_bytes // config.workers})
-    admin = config.admin.model_copy(update={"audit_file": None})
-    changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False}
-    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
-    changes |= {"policies_dir": None, "policies": policies, "active": policy_set.active, "experiment": None}
-    return config.model_copy(update=changes).model_dump_json()

@@ -6,17 +6,21 @@
 So all workers decide on the same load, a few milliseconds old at most, and a session that arrives at another worker
 still goes to the target that has its cache. Not shared is what each worker learns by itself: the index (every worker
 subscribes to all events), prompts just routed, speeds, accuracy, breakers. A follower's experiment only forwards
-(`experiment.py`).
+(`experiment.py`). Policies are sent with their full text and built by the same functions as those of a configuration; a
+worker keeps the policies whose text did not change, with everything that their scorers learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from router.clock import Clock
+from router.config.schema import PolicyConfig
+from router.config.sections.experiment import ExperimentConfig
+from router.control import proposals
 from router.control.workers.experiment import SyncedExperiment
-from router.control.workers.messages import Broadcast, DrainMessage, ResponseStored, SessionMoved
-from router.control.workers.policy_sync import make_rule
+from router.control.workers.messages import Broadcast, DrainMessage, PolicyRule, ResponseStored, SessionMoved
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
@@ -32,6 +36,7 @@ from router.scheduling.policy.record import LegEnd
 from router.scheduling.scheduler import NO_USAGE, Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
+from scorers.registry import Registry
 
 NUMBERS_PER_WORKER = 10**12  # request numbers seed random choices, which must differ between workers
 
@@ -154,3 +159,31 @@ class SyncedScheduler(Scheduler):
         """Return this worker's own bookings of `target`."""
         here = self.fleet.target(target)
         return NO_SHARE if here is None else here.load_book.own
+
+
+def make_rule(policy_set: PolicySet, version: int) -> PolicyRule:
+    """Return `policy_set` as a message, without policies that were built in code and have no text."""
+    return PolicyRule(
+        version,
+        {
+            name: policy.spec.model_dump_json()
+            for name, policy in policy_set.policies.items()
+            if policy.spec is not None
+        },
+        policy_set.active,
+        None if policy_set.experiment is None else policy_set.experiment.model_dump_json(),
+        sorted(policy_set.rolled_back),
+    )
+
+
+def build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
+    """Build the policy set of `rule`, keeping unchanged policies of `before`.
+
+    Raises ConfigError when a policy cannot be built in this process, although the leader could build it.
+    """
+    specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
+    here = {name: policy for name, policy in before.policies.items() if name in specs}
+    experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
+    policies = proposals.build_changed(here, specs, registry)
+    policy_set = proposals.build_policy_set(policies, rule.active, experiment)
+    return replace(policy_set, rolled_back=frozenset(rule.rolled_back))

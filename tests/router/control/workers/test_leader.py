@@ -1,4 +1,4 @@
-"""What a leader tells whom, over real lines; the followers' ends are the test's own."""
+"""A leader's messages over real channels, whose other ends are the test's own, and its table of followers' bookings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
@@ -15,8 +17,8 @@ from router.config.lookup import list_shipped_policies
 from router.config.reader import read_policy_file
 from router.config.sections.experiment import ExperimentConfig
 from router.control.workers.channel import Channel
-from router.control.workers.leader import LeaderWorker
-from router.control.workers.local_state import LocalState
+from router.control.workers.follower import LocalState
+from router.control.workers.leader import LeaderWorker, WorkerLoads
 from router.control.workers.messages import (
     DrainMessage,
     LoadMessage,
@@ -28,7 +30,6 @@ from router.control.workers.messages import (
     StartMessage,
     WorkerUp,
 )
-from router.control.workers.role import WorkerRole
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.engine_facts import ModelCard
 from router.fleet.load import NO_SHARE, WorkerShare
@@ -39,11 +40,11 @@ from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
-from router.wiring import build_scheduler
+from router.wiring import WorkerRole, build_scheduler
 from tests.fakes.caches import RING
 from tests.fakes.engines import eventually
 
-A = TargetId("a/0")
+A, B = TargetId("a/0"), TargetId("b/0")
 WARM = build_policy("warm", read_policy_file(list_shipped_policies()["warm"]))
 OTHER = build_policy("other", schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]}))
 ARMS = ExperimentConfig.model_validate({"arms": {"warm": 50, "other": 50}})
@@ -178,3 +179,40 @@ async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() 
         assert trial is not None
         await eventually(lambda: trial.open_units)
         assert trial.open_units == 1
+
+
+def test_everybody_but_one() -> None:
+    loads = WorkerLoads()
+    for follower in (1, 2, 3):
+        loads.put(follower, A, WorkerShare(follower, follower, 10 * follower, 0.5, 100, 100))
+    assert loads.total(A) == WorkerShare(6, 6, 60, 1.5, 300, 300)
+    assert loads.total(A, excluding=2) == WorkerShare(4, 4, 40, 1.0, 200, 200)
+    assert loads.total(B) == NO_SHARE
+
+
+def test_the_last_word_counts() -> None:
+    loads = WorkerLoads()
+    loads.put(1, A, WorkerShare(requests=5))
+    loads.put(1, A, WorkerShare(requests=2))
+    assert loads.total(A) == WorkerShare(requests=2)
+    loads.put(1, A, NO_SHARE)
+    assert (loads.total(A), loads.drop(1)) == (NO_SHARE, [])
+
+
+def test_one_that_is_gone_has_nothing_booked() -> None:
+    loads = WorkerLoads()
+    loads.put(1, A, WorkerShare(requests=1))
+    loads.put(1, B, WorkerShare(requests=1))
+    loads.put(2, B, WorkerShare(requests=7))
+    assert sorted(loads.drop(1)) == [A, B]
+    assert (loads.total(A), loads.total(B)) == (NO_SHARE, WorkerShare(requests=7))
+    assert loads.drop(1) == []
+
+
+@given(st.dictionaries(st.integers(1, 5), st.tuples(*[st.integers(0, 100)] * 6).map(lambda n: WorkerShare(*n))))
+def test_the_whole_is_one_and_all_the_others(shares: dict[int, WorkerShare]) -> None:
+    loads = WorkerLoads()
+    for follower, share in shares.items():
+        loads.put(follower, A, share)
+    for follower, share in shares.items():
+        assert share.plus(loads.total(A, excluding=follower)) == loads.total(A)

@@ -1,4 +1,4 @@
-"""Two cores that tell each other: the same load everywhere, and nothing left at the end."""
+"""Two schedulers that synchronise: equal loads, nothing left at the end, and policies built from a message."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.reader import load_policies
+from router.config.schema import Config, PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import DrainMessage, Message, PolicyRule, ResponseStored, SessionMoved
-from router.control.workers.role import WorkerRole
-from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler
+from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler, build_from_rule, make_rule
+from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.policy.policy import build_policy
+from router.scheduling.policy.policy import build_policies, build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.ticket import Ticket
-from router.wiring import build_scheduler
+from router.wiring import WorkerRole, build_scheduler
+from scorers.registry import load_registry
 from tests.fakes.caches import RING, prompt_of
+from tests.paths import CONFIGS
 
 CARD = ModelCard("m", "/models/m", None, 8192)
 LEAST = build_policy("least", schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]}))
 STICKY = build_policy("sticky", schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]}))
 REGIME = PolicySet({"least": LEAST, "sticky": STICKY}, "least")
 EXPERIMENT = ExperimentConfig.model_validate({"arms": {"least": 50, "sticky": 50}})
+ROOT_POLICIES = load_policies(Config(policies_dir=str(CONFIGS / "policies")))
+SENT_EXPERIMENT = ExperimentConfig.model_validate(
+    {"arms": {"warm": 50, "round_robin": 30, "random": 20}, "shadows": ["lmetric"], "guard": {"worse_by": "20%"}}
+)
 
 
 class RecordingBroadcast:
@@ -204,3 +212,42 @@ def test_a_followers_trial_only_passes_on_and_the_leaders_counts() -> None:
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_chance_falls_differently_in_every_worker(worker: int) -> None:
     assert Worker(worker).core.selector.next_number() == worker * NUMBERS_PER_WORKER
+
+
+def regime() -> PolicySet:
+    return PolicySet(build_policies(ROOT_POLICIES), "warm", SENT_EXPERIMENT, frozenset({"random"}))
+
+
+def test_every_policy_that_comes_along_is_the_same_on_the_other_side() -> None:
+    told = regime()
+    heard = build_from_rule(
+        make_rule(told, 3), PolicySet(build_policies({"x": ROOT_POLICIES["random"]}), "x"), load_registry()
+    )
+    assert len(heard.policies) == len(ROOT_POLICIES) > 10
+    assert {name: policy.digest for name, policy in heard.policies.items()} == {
+        name: policy.digest for name, policy in told.policies.items()
+    }
+    assert (heard.active, heard.experiment, heard.rolled_back) == ("warm", SENT_EXPERIMENT, {"random"})
+    assert heard.digests == told.digests
+
+
+def test_policies_that_did_not_change_stay_with_all_that_they_learned() -> None:
+    here = regime()
+    changed = PolicyConfig.model_validate({"scorers": [{"name": "queue_depth"}]})
+    then = PolicySet(here.policies | build_policies({"round_robin": changed}), "warm", SENT_EXPERIMENT)
+    heard = build_from_rule(make_rule(then, 4), here, load_registry())
+    assert heard.policies["warm"] is here.policies["warm"]
+    assert heard.policies["round_robin"] is not here.policies["round_robin"]
+    assert heard.policies["round_robin"].spec == changed
+
+
+def test_policies_that_are_gone_are_gone() -> None:
+    here = regime()
+    then = PolicySet({"warm": here.policies["warm"]}, "warm")
+    assert list(build_from_rule(make_rule(then, 5), here, load_registry()).policies) == ["warm"]
+
+
+def test_what_cannot_be_built_is_said() -> None:
+    outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
+    with pytest.raises(ConfigError, match="not_installed_here"):
+        build_from_rule(outside, regime(), load_registry())

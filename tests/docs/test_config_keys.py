@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from router.config.generated_docs import iter_keys, render_files, render_json_schema
+from docs.tools.config_keys import iter_keys, render_files, render_json_schema
 from router.config.schema import Config, PolicyConfig
 
 
