@@ -24,6 +24,7 @@ from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
+from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
 from router.config.reader import read_client_keys
@@ -194,8 +195,8 @@ class App:
         api = PublicApi(services, ops_app(self.unready_reason, scrape), clients)
         server = configure_server(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, shared=self._role is not None)
-        fetch = self._upstreams.fetch
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, fetch, full_read)
+        remote = EngineTokenizer(self._upstreams.fetch)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, full_read)
         operator = admin_app(self._status, self._control, explain, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(operator, address))

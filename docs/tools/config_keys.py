@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from router.config.schema import Config, PluginConfig, PolicyConfig
-from router.config.sections.engine_profile import ProfileFile
-from router.config.sections.faults import TroubleFile
+from router.config.sections.simulation import ProfileFile, TroubleFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {

@@ -22,10 +22,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 
 def list_files(*folders: Path) -> dict[str, Path]:
-    """Return the YAML files of these folders by stem, sorted; the first folder wins where two have the same stem.
-
-    Raises ConfigError when a folder does not exist.
-    """
+    """Return YAML files by stem, sorted; the first folder with a stem wins. Raises ConfigError for a missing one."""
     found: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():

@@ -16,10 +16,7 @@ from router.config.yaml_source import YamlPath, YamlProblem
 
 
 def check_references(config: Config) -> list[YamlProblem]:
-    """Return a problem for everything that the main file names and that does not exist.
-
-    Policies are checked by `reader.load_policies`.
-    """
+    """Return a problem for each missing thing that the main file names, except policies (`reader.load_policies`)."""
     return [
         *_check_fleet(config),
         *_check_tokenizers(config),

@@ -22,9 +22,8 @@ from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
 from router.config.schema import Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
-from router.config.sections.engine_profile import ProfileFile
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.faults import TroubleFile
+from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import YamlDocument, YamlPath, YamlProblem, load, parse, read_text
 from router.errors import ConfigError
@@ -51,10 +50,7 @@ def read_config(path: Path | str) -> Config:
 
 
 def parse_config(text: str, name: str, folder: Path) -> Config:
-    """Return the main configuration of a text that is called `name` in messages.
-
-    Relative paths start at `folder`. Raises ConfigError with one line per problem, over all files.
-    """
+    """Parse the main file from `text`, called `name` in messages; paths start at `folder`. Raises ConfigError."""
     return _read_all(parse(text, name, folder)).config
 
 
@@ -138,10 +134,7 @@ def parse_policies(text: str) -> dict[str, PolicyConfig]:
 
 
 def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
-    """Parse an `experiment` section over `policies`, with or without the key `experiment` above it.
-
-    Raises ConfigError.
-    """
+    """Parse an `experiment` section over `policies`, with or without that key above it. Raises ConfigError."""
     document = parse(text, "experiment")
     nested = isinstance(document.data, dict) and "experiment" in document.data
     experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
@@ -170,10 +163,7 @@ def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | Pro
 
 
 def select_policy(config: Config, policy: str) -> Config:
-    """Return `config` with one policy active, given as name or file, and no experiment.
-
-    Raises ConfigError when no policy has that name, or the file is not a policy.
-    """
+    """Return `config` with `policy`, a name or file, active and no experiment. Raises ConfigError if it is neither."""
     file = Path(policy)
     is_file = file.suffix in YAML_SUFFIXES
     config = config.model_copy(update={"active": file.stem if is_file else policy, "experiment": None})

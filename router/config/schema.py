@@ -12,11 +12,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import BaseUrl, PathName, Positive, Seconds, Section
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
-from router.config.sections.listeners import AdminConfig, ClientsConfig, EdgeConfig, LimitsConfig, ListenConfig
+from router.config.sections.listeners import (
+    AdminConfig,
+    AdmissionConfig,
+    ClientsConfig,
+    EdgeConfig,
+    LimitsConfig,
+    ListenConfig,
+)
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 
 

@@ -139,10 +139,7 @@ class Control:
         return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
 
     async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Start an experiment, in place of a running one. Shipped policies need not be loaded before.
-
-        Raises ConfigError.
-        """
+        """Start an experiment, in place of a running one; shipped policies need not be loaded. Raises ConfigError."""
         request = SwitchRequest(ADMIN, who, "start experiment", dry_run)
         files = list_shipped_policies()
         with self._recording_failure(request):

@@ -14,11 +14,11 @@ no request number, retry or breaker trial is used up. Therefore
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from router.backends.fetch import Fetch
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import can_split
 from router.clock import Clock
@@ -63,45 +63,37 @@ class _Placement(NamedTuple):
     note: str | None = None
 
 
+@dataclass(frozen=True)
 class Explain:
     """`read_options` must want the prompt's source: the overlap is reported even when no policy needs it."""
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        scheduler: Scheduler,
-        tokenization: Tokenization,
-        fetch: Fetch,
-        read_options: ReadOptions,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._scheduler = scheduler
-        self._tokenization = tokenization
-        self._remote = EngineTokenizer(fetch)  # a client of its own, which takes no turn from requests
-        self._read_options = read_options
+    config: Config
+    clock: Clock
+    scheduler: Scheduler
+    tokenization: Tokenization
+    remote: EngineTokenizer  # a client of its own, which takes no turn from requests
+    read_options: ReadOptions
 
     @property
     def body_bytes(self) -> int:
-        return self._config.limits.body_bytes
+        return self.config.limits.body_bytes
 
     @property
     def extra_paths(self) -> frozenset[str]:
         """POST paths that the configuration adds to the built-in ones."""
-        return frozenset(extra.path for extra in self._config.edge.extra_endpoints if extra.method == "POST")
+        return frozenset(extra.path for extra in self.config.edge.extra_endpoints if extra.method == "POST")
 
     async def explain(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
         headers = RequestHeaders(request.session, request.ttft_ms, request.tpot_ms)
-        prompt = read_prompt(request.path, request.content_type, request.body, self._read_options, headers)
-        served = resolve_model(prompt, self._scheduler)
+        prompt = read_prompt(request.path, request.content_type, request.body, self.read_options, headers)
+        served = resolve_model(prompt, self.scheduler)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)
-        only = locate_response(prompt.previous_response_id, self._scheduler)
+        only = locate_response(prompt.previous_response_id, self.scheduler)
         tokens = known if isinstance(known, TokenizedPrompt) else None
-        decision = self._scheduler.explain(record, prompt, served, tokens, only)
+        decision = self.scheduler.explain(record, prompt, served, tokens, only)
         if decision is None:
             raise NoTarget("no engine can serve this model now")
         policy = record.policy
@@ -122,7 +114,7 @@ class Explain:
             "arm": placement.arm,
             "tokens": _describe_tokens(known),
             "overlap": to_plain(decision.row.overlap),
-            "pool": "none" if self._config.pool is None else "not asked",
+            "pool": "none" if self.config.pool is None else "not asked",
             "notes": [note for note in notes if note is not None],
             "decision": description,
         }
@@ -134,28 +126,28 @@ class Explain:
             return source
         if served is None:
             return UnknownIds("no_model")
-        sizes = self._scheduler.block_sizes(served.base)
-        if isinstance(source, Ids) or not self._tokenization.uses_remote(served.base):
-            return await self._tokenization.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
+        sizes = self.scheduler.block_sizes(served.base)
+        if isinstance(source, Ids) or not self.tokenization.uses_remote(served.base):
+            return await self.tokenization.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
         if isinstance(source, Chat) and source.has_media:
             return UnknownIds("media")
-        candidates = self._scheduler.fleet.candidates(served.base, (), self._clock.now())
+        candidates = self.scheduler.fleet.candidates(served.base, (), self.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
-        budget_s = self._config.tokens.budget_ms / 1e3
-        ids = await self._remote.tokenize(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
+        budget_s = self.config.tokens.budget_ms / 1e3
+        ids = await self.remote.tokenize(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
         if isinstance(ids, str):
             return UnknownIds(ids)
         with_ids = replace(prompt, source=Ids(list(ids)))
-        known = await self._tokenization.tokenize(with_ids, served.base, served.adapter, sizes, ())
+        known = await self.tokenization.tokenize(with_ids, served.base, served.adapter, sizes, ())
         return known._replace(source="remote") if isinstance(known, TokenizedPrompt) else known
 
     def _create_record(self, request: ExplainRequest, prompt: Prompt) -> Record:
         """Return the record that the decision needs. It is not kept."""
         return Record(
             id="",
-            number=self._scheduler.selector.request_count,
-            arrived_s=self._clock.now(),
-            at_wall_s=self._clock.wall(),
+            number=self.scheduler.selector.request_count,
+            arrived_s=self.clock.now(),
+            at_wall_s=self.clock.wall(),
             endpoint=prompt.path,
             model=prompt.model or "",
             stream=prompt.stream,
@@ -167,7 +159,7 @@ class Explain:
 
     def _place(self, request: ExplainRequest, prompt: Prompt, record: Record) -> _Placement:
         """Set the policy that would decide, and its arm, on `record`."""
-        policy_set = self._scheduler.selector.policy_set
+        policy_set = self.scheduler.selector.policy_set
         experiment = policy_set.experiment
         if request.policy is not None:
             record.policy = _find_policy(request.policy, policy_set)
@@ -189,12 +181,12 @@ class Explain:
         )
 
     def _note_on_pool(self, needs: Needs) -> str | None:
-        if self._config.pool is None or Needs.POOL not in needs:
+        if self.config.pool is None or Needs.POOL not in needs:
             return None
         return "the shared pool was not asked, so what it holds is unknown here; a request would ask it"
 
     def _note_on_pairs(self, prompt: Prompt, only: TargetId | None) -> str | None:
-        if only is not None or not self._scheduler.peers or not can_split(prompt.endpoint, prompt.body):
+        if only is not None or not self.scheduler.peers or not can_split(prompt.endpoint, prompt.body):
             return None
         return "a request like this may be split over a prefill and a decode instance; this is for the whole of it"
 

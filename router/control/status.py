@@ -1,6 +1,6 @@
 """The status of the router, read from all its parts, as JSON for the admin API and as a snapshot for the metrics.
 
-Implements `api.admin.AdminOperations`. Reads only, except for draining on an operator's request.
+Reads only, except for draining on an operator's request.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -21,8 +22,8 @@ from router.clock import Clock
 from router.control.control import Control
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
-from router.fleet.latency_model import LINKS
 from router.kvcache.events import Tier
+from router.kvcache.index import IndexStats
 from router.kvcache.indexer import EventStream
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
 from router.request.admission.controller import QUEUES
@@ -33,7 +34,6 @@ from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.snapshot import (
     ArmUnits,
-    LinkState,
     ModelAdmissionState,
     PolicyInForce,
     PolicyState,
@@ -44,131 +44,125 @@ from router.telemetry.metrics.snapshot import (
 )
 from router.telemetry.recent_records import RecentRecords
 
+NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 
+
+@dataclass(frozen=True)
 class Status:
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        tokenization: Tokenization,
-        passthrough: TokenIdPassthrough,
-        pool: MooncakeStore | NoKvStore,
-        health: HealthProbe,
-        discoveries: Mapping[str, Discovery],
-        recent_records: RecentRecords,
-        control: Control,
-        decision_log: DecisionLogWriter | None,
-        clock: Clock,
-        run_id: str,
-        leader: LeaderWorker | None = None,
-        admission: Iterable[ModelAdmission] = (),
-    ) -> None:
-        self._scheduler = scheduler
-        self._tokenization = tokenization
-        self._passthrough = passthrough
-        self._pool = pool
-        self._health = health
-        self._discoveries = discoveries
-        self._recent_records = recent_records
-        self._control = control
-        self._decision_log = decision_log
-        self._clock = clock
-        self._run_id = run_id
-        self._leader = leader
-        self._admission = admission
+    scheduler: Scheduler
+    tokenization: Tokenization
+    passthrough: TokenIdPassthrough
+    pool: MooncakeStore | NoKvStore
+    health: HealthProbe
+    discoveries: Mapping[str, Discovery]
+    recent_records: RecentRecords
+    control: Control
+    decision_log: DecisionLogWriter | None
+    clock: Clock
+    run_id: str
+    leader: LeaderWorker | None = None
+    admission: Iterable[ModelAdmission] = ()
 
-    # AdminOperations
+    # for the admin API, as plain JSON types
 
     def describe_instances(self) -> list[dict[str, Any]]:
-        support, tokenizers = self._passthrough.report().instances, self._tokenization.report()
+        """State, load, index size, stream health and tokenizer of each instance; at least `id`, `url`, `state`."""
+        support, tokenizers = self.passthrough.report().instances, self.tokenization.report()
         return [
             {
                 "id": instance.id,
                 "url": instance.config.url,
                 "state": instance.state.value,
-                "trouble": self._health.trouble(instance.id),
+                "trouble": self.health.trouble(instance.id),
                 "models": [card.id for card in instance.cards],
                 "tokenizer": self._describe_tokenizer(tokenizers.get(instance.base or "")),
                 "token_ids": support[instance.id]._asdict() if instance.id in support else None,
                 "targets": [self._describe_target(target) for target in instance.targets.values()],
             }
-            for instance in self._scheduler.fleet
+            for instance in self.scheduler.fleet
         ]
 
     def _describe_tokenizer(self, report: TokenizationReport | None) -> dict[str, Any] | None:
         """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for it."""
         if report is None:
             return None
-        memory = self._tokenization.memory
+        memory = self.tokenization.memory
         return {**report._asdict(), "memory_bytes": memory.held_bytes, "memory_limit_bytes": memory.limit_bytes}
 
     def describe_discovery(self) -> dict[str, str | None]:
-        return {name: discovery.trouble for name, discovery in self._discoveries.items()}
+        """Return, by discovery source, why its list may be out of date; None when it is current."""
+        return {name: discovery.trouble for name, discovery in self.discoveries.items()}
 
     def drain(self, instance: str, on: bool) -> bool:
-        return self._scheduler.drain(instance, on)
+        """Start or stop draining an instance. Return False when there is no such instance."""
+        return self.scheduler.drain(instance, on)
 
     async def find_record(self, record_id: str) -> dict[str, Any] | None:
-        record = self._recent_records.get(record_id)
+        """Return the record of a request; None when it is unknown or no longer kept."""
+        record = self.recent_records.get(record_id)
         if record is not None:
             return describe_record(record)
-        return None if self._leader is None else await self._leader.fetch_record(record_id)
+        return None if self.leader is None else await self.leader.fetch_record(record_id)
 
     async def list_records(self, limit: int) -> list[dict[str, Any]]:
-        own = [describe_record(record) for record in self._recent_records.latest(limit)]
-        if self._leader is None:
+        """Return the newest records, newest first."""
+        own = [describe_record(record) for record in self.recent_records.latest(limit)]
+        if self.leader is None:
             return own
-        merged = own + await self._leader.fetch_records(limit)
+        merged = own + await self.leader.fetch_records(limit)
         return sorted(merged, key=itemgetter("at_wall_s"), reverse=True)[:limit]
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        if self._leader is not None:
-            return self._leader.describe_workers()
-        own = {"number": 0, "pid": os.getpid(), "run": self._run_id, "up": True}
-        return [own | {"policies": self._scheduler.selector.policy_set.digests, "trouble": None}]
+        """Describe the processes that answer requests, this one first, and the policies in force in each."""
+        if self.leader is not None:
+            return self.leader.describe_workers()
+        own = {"number": 0, "pid": os.getpid(), "run": self.run_id, "up": True}
+        return [own | {"policies": self.scheduler.selector.policy_set.digests, "trouble": None}]
 
     def describe_pool(self) -> dict[str, Any] | None:
-        report = self._pool.report()
+        """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
+        report = self.pool.report()
         return None if report is None else describe_pool(report)
 
     def describe_admission(self) -> list[dict[str, Any]]:
-        return [describe_admission(model, self._clock.now()) for model in self._admission]
+        """Live sessions, capacity and queue of each model; empty while admission control is off."""
+        return [describe_admission(model, self.clock.now()) for model in self.admission]
 
     # metrics
 
     def snapshot(self) -> RouterSnapshot:
         """Return the values of all state metrics as of now."""
-        memory = self._tokenization.memory
+        memory = self.tokenization.memory
         return RouterSnapshot(
-            targets=[self._snapshot_target(i, target) for i in self._scheduler.fleet for target in i.targets.values()],
-            tokenizers=self._tokenization.report(),
-            policy_faults=self._scheduler.selector.faults,
+            targets=[self._snapshot_target(i, target) for i in self.scheduler.fleet for target in i.targets.values()],
+            tokenizers=self.tokenization.report(),
+            policy_faults=self.scheduler.selector.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.describe_discovery().items()},
-            unpaired=self._scheduler.peers.unpaired,
-            pool=snapshot_pool(self._pool.report()),
+            unpaired=self.scheduler.peers.unpaired,
+            pool=snapshot_pool(self.pool.report()),
             policies=self._snapshot_policies(),
-            passthrough=self._passthrough.report(),
+            passthrough=self.passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
-            admission=[snapshot_admission(model) for model in self._admission],
+            admission=[snapshot_admission(model) for model in self.admission],
         )
 
     def _snapshot_policies(self) -> PolicyState:
-        selector, experiment = self._scheduler.selector, self._scheduler.experiment
+        selector, experiment = self.scheduler.selector, self.scheduler.experiment
         policy_set = selector.policy_set
         units = {} if experiment is None else experiment.units
         return PolicyState(
             in_force=list_policies_in_force(policy_set),
-            switches=self._control.switches,
-            refusals=self._control.failures,
+            switches=self.control.switches,
+            refusals=self.control.failures,
             arms=[ArmUnits(arm, count, arm in policy_set.rolled_back) for arm, count in units.items()],
             shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in selector.shadows},
-            decision_log=None if self._decision_log is None else self._decision_log.stats,
-            audit_failures=self._control.audit.failures,
+            decision_log=None if self.decision_log is None else self.decision_log.stats,
+            audit_failures=self.control.audit.failures,
         )
 
     def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
-        now = self._clock.now()
-        books, speed = target.load_book, target.latency_model.speed(now)
-        stream = self._scheduler.indexer.describe_stream(target.id)
+        now, books = self.clock.now(), target.load_book
+        stream = self.scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         return TargetState(
             target=target.id,
@@ -177,12 +171,9 @@ class Status:
             breaker=target.breaker.state(now),
             requests=books.requests,
             prefilling=books.prefilling,
-            running=books.gauges.running,
-            waiting=books.gauges.waiting,
-            kv_usage=books.gauges.kv_usage,
-            index_blocks=stream.stats.blocks if stream is not None else (0, 0, 0),
-            index_bytes=stream.stats.bytes if stream is not None else 0,
-            orphans=stream.stats.orphans if stream is not None else 0,
+            gauges=books.gauges,
+            speed=target.latency_model.speed(now),
+            index_stats=stream.stats if stream is not None else NO_BLOCKS,
             stream_state=book.state if book is not None else "off",
             trusted=book is not None and book.trusted and target.overlap_accuracy.trusted,
             lag_s=book.lag_s if book is not None else None,
@@ -193,15 +184,12 @@ class Status:
             restarts=book.restarts if book is not None else 0,
             malformed=stream.malformed if stream is not None else 0,
             skipped=stream.skipped if stream is not None else {},
-            speed_us_per_token=speed.us_per_token,
-            speed_samples=speed.samples,
-            links=[LinkState(link, *getattr(speed, link)[:3]) for link in LINKS],
         )
 
     def _describe_target(self, target: Target) -> dict[str, Any]:
-        now = self._clock.now()
+        now = self.clock.now()
         speed = target.latency_model.speed(now)
-        stream = self._scheduler.indexer.describe_stream(target.id)
+        stream = self.scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         listening = book is not None and book.trusted and not book.joined_late
         return {

@@ -37,14 +37,8 @@ class SwitchSummary(NamedTuple):
         plan = None
         if self.plan is not None:
             plan = {"sentences": self.plan.lines(), **msgspec.to_builtins(self.plan)}
-        return {
-            "what": self.what,
-            "dry_run": self.dry_run,
-            "changed": self.changed,
-            "plan": plan,
-            "notes": list(self.notes),
-            "in_force": msgspec.to_builtins(self.in_force),
-        }
+        in_force = msgspec.to_builtins(self.in_force)
+        return {**self._asdict(), "plan": plan, "notes": list(self.notes), "in_force": in_force}
 
 
 def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
@@ -105,13 +99,8 @@ def _describe_shadow(shadow: Shadow) -> dict[str, Any]:
     summary = shadow.regret.summary()
     figures: dict[str, Any] = replace_infinities(to_plain(summary._replace(moves={})))
     del figures["moves"]  # one number per pair of targets
-    return {
-        "policy": shadow.policy.name,
-        "digest": shadow.policy.digest,
-        "out": shadow.fault,
-        "agreement": summary.agreement,
-        **figures,
-    }
+    names = {"policy": shadow.policy.name, "digest": shadow.policy.digest}
+    return {**names, "out": shadow.fault, "agreement": summary.agreement, **figures}
 
 
 def replace_infinities(value: Any) -> Any:

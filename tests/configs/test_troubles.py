@@ -9,7 +9,7 @@ import pytest
 
 from router.config.lookup import list_files
 from router.config.reader import read_trouble_file
-from router.config.sections.faults import TroubleFile
+from router.config.sections.simulation import TroubleFile
 from router.config.yaml_source import load as document
 from router.testbed.sweep import lookup
 from router.testbed.sweep.lookup import check_possible, load_troubles

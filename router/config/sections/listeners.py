@@ -1,4 +1,4 @@
-"""The `listen`, `admin`, `clients`, `limits` and `edge` sections: who reaches the router, and within which bounds."""
+"""The sections `listen`, `admin`, `clients`, `limits`, `admission` and `edge`: who gets in, and within which bounds."""
 
 from __future__ import annotations
 
@@ -87,6 +87,21 @@ class LimitsConfig(Section):
     """time that requests in progress have to finish after SIGTERM, seconds"""
     responses_kept: Positive = 10_000
     """stored response ids whose target is remembered; the oldest are forgotten first"""
+
+
+class AdmissionConfig(Section):
+    """Admission control by KV memory: a session begins when its context and those of all live sessions fit the fleet.
+
+    A turn of a live session whose context was evicted waits for room too, ahead of new sessions.
+    """
+
+    enabled: bool = False
+    """queue new sessions while the live ones fill the KV caches of the fleet"""
+    max_wait_s: Seconds = 300.0
+    """longest wait in the queue, seconds; after it: 429 with Retry-After"""
+    idle_s: Seconds = 300.0
+    """silence after which a session no longer counts as live, seconds; until then it counts with the probability,
+    learned from other sessions, that it returns"""
 
 
 class ExtraEndpoint(Section):

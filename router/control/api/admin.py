@@ -5,15 +5,15 @@ socket is allowed, so the configuration requires a loopback address; then browse
 site can resolve its name to 127.0.0.1 (DNS rebinding), so the Host header must be a loopback name, and any page can
 send a blind POST, so requests that a browser marks as cross-site are refused.
 
-Status and draining go through `AdminOperations`, policies through `Control` (`policies.py`); this module knows nothing
-of the parts behind them.
+Status and draining go through `Status`, policies through `Control` (`policies.py`), and their answers are plain JSON
+types: this module knows nothing of the parts behind them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
@@ -22,8 +22,10 @@ from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
-from router.control.api.records import Explainer, RecordShape, add_record_routes
+from router.control.api.records import RecordShape, add_record_routes
 from router.control.control import Control
+from router.control.explain import Explain
+from router.control.status import Status
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import encode_error, install_error_handlers
@@ -34,34 +36,6 @@ Right = Literal["read", "write"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 ANYBODY = "anybody"  # name of the caller when no token is required
 OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed into the address bar
-
-
-class AdminOperations(Protocol):
-    """Status and operations behind the admin API; plain JSON types throughout."""
-
-    def describe_instances(self) -> list[dict[str, Any]]:
-        """State, load, index size, stream health and tokenizer of each instance; at least `id`, `url`, `state`."""
-
-    def describe_discovery(self) -> dict[str, str | None]:
-        """Return, by discovery source, why its list may be out of date; None when it is current."""
-
-    def drain(self, instance: str, on: bool) -> bool:
-        """Start or stop draining an instance. Return False when there is no such instance."""
-
-    async def find_record(self, record_id: str) -> dict[str, Any] | None:
-        """Return the record of a request; None when it is unknown or no longer kept."""
-
-    async def list_records(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest records, newest first."""
-
-    def describe_workers(self) -> list[dict[str, Any]]:
-        """Describe the processes that answer requests, this one first, and the policies in force in each."""
-
-    def describe_admission(self) -> list[dict[str, Any]]:
-        """Live sessions, capacity and queue of each model; empty while admission control is off."""
-
-    def describe_pool(self) -> dict[str, Any] | None:
-        """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
 
 
 class InstanceShape(OpenShape):
@@ -135,9 +109,7 @@ DESCRIBED = ErrorDescriptions(
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
-def admin_app(
-    operations: AdminOperations, control: Control, explainer: Explainer, tokens: Sequence[AdminTokenConfig]
-) -> FastAPI:
+def admin_app(status: Status, control: Control, explainer: Explain, tokens: Sequence[AdminTokenConfig]) -> FastAPI:
     """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback only."""
     app = FastAPI(
         title="Warmroute admin",
@@ -149,9 +121,9 @@ def admin_app(
     install_error_handlers(app)
     guard = AdminGuard(tokens)
     read, write = Depends(guard.require("read")), Depends(guard.require("write"))
-    _add_status_routes(app, operations, [read])
-    _add_drain_routes(app, operations, [write])
-    add_record_routes(app, operations, explainer, [read], _describe_errors)
+    _add_status_routes(app, status, [read])
+    _add_drain_routes(app, status, [write])
+    add_record_routes(app, status, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
     _allow_all_methods(app)
     return app
@@ -171,52 +143,52 @@ def _allow_all_methods(app: FastAPI) -> None:
     app.add_exception_handler(405, wrong_method)
 
 
-def _add_status_routes(app: FastAPI, operations: AdminOperations, read: list[Any]) -> None:
+def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read)
     async def instances() -> InstanceList:
         """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances why
         its list may be out of date.
         """
         return InstanceList.model_validate(
-            {"instances": operations.describe_instances(), "discovery": operations.describe_discovery()}
+            {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
         )
 
     @app.get("/admin/records", dependencies=read)
     async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
         """Return the newest decision records, newest first."""
-        return RecordList.model_validate({"records": await operations.list_records(limit)})
+        return RecordList.model_validate({"records": await status.list_records(limit)})
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
         """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force."""
-        return WorkerList.model_validate({"workers": operations.describe_workers()})
+        return WorkerList.model_validate({"workers": status.describe_workers()})
 
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
         """Return by model live sessions, their contexts, the capacity, and each waiting request's position and wait."""
-        return ModelAdmissionList.model_validate({"models": operations.describe_admission()})
+        return ModelAdmissionList.model_validate({"models": status.describe_admission()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
         """Return which master leads, how queries ended, and by model how blocks are named and if that is proved."""
-        description = operations.describe_pool()
+        description = status.describe_pool()
         return PoolShape.model_validate({"configured": description is not None, **(description or {})})
 
 
-def _add_drain_routes(app: FastAPI, operations: AdminOperations, write: list[Any]) -> None:
+def _add_drain_routes(app: FastAPI, status: Status, write: list[Any]) -> None:
     @app.post("/admin/instances/{id}/drain", dependencies=write, responses=NOT_THERE)
     async def drain(id: Identifier) -> DrainAnswer:
         """Drain an instance: it finishes its requests and gets no new ones."""
-        return _set_draining(operations, id, True)
+        return _set_draining(status, id, True)
 
     @app.post("/admin/instances/{id}/undrain", dependencies=write, responses=NOT_THERE)
     async def undrain(id: Identifier) -> DrainAnswer:
         """Stop draining an instance: it gets requests again."""
-        return _set_draining(operations, id, False)
+        return _set_draining(status, id, False)
 
 
-def _set_draining(operations: AdminOperations, instance: str, on: bool) -> DrainAnswer:
-    if not operations.drain(instance, on):
+def _set_draining(status: Status, instance: str, on: bool) -> DrainAnswer:
+    if not status.drain(instance, on):
         raise NotFound("no such instance", param="id", code="unknown_instance")
     return DrainAnswer(id=instance, draining=on)
 

@@ -2,25 +2,26 @@
 
 A record is JSON for programs and an HTML page for a browser: one file without scripts or external resources, enforced
 by its Content-Security-Policy (the style sheet is allowed by digest). Records contain names from clients and engines,
-so every value is escaped. This module gets plain JSON types and knows nothing of the parts behind them.
+so every value is escaped.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import jinja2
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from router.control.api.policies import OpenShape, Responses
-from router.control.explain import ExplainRequest
+from router.control.explain import Explain, ExplainRequest
+from router.control.status import Status
 from router.errors import NotFound, TooLarge
 from router.proxy.asgi import read_body
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
@@ -40,24 +41,6 @@ Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 OptionalText = Annotated[str | None, Query(max_length=512)]
 
 
-class RecordSource(Protocol):
-    async def find_record(self, record_id: str) -> dict[str, Any] | None:
-        """Return the record of a request as plain JSON types; None when it is unknown or no longer kept."""
-
-
-class Explainer(Protocol):
-    @property
-    def body_bytes(self) -> int:
-        """Largest request body, bytes."""
-
-    @property
-    def extra_paths(self) -> Collection[str]:
-        """POST paths that are routed beyond the built-in ones."""
-
-    async def explain(self, request: ExplainRequest) -> dict[str, Any]:
-        """Explain where a request would go now, as plain JSON types. Raises `RequestRefused` as the router would."""
-
-
 class RecordShape(OpenShape):
     id: str
     target: str | None
@@ -71,13 +54,13 @@ class ExplanationShape(OpenShape):
 
 def add_record_routes(
     app: FastAPI,
-    records: RecordSource,
-    explainer: Explainer,
+    status: Status,
+    explainer: Explain,
     read: Sequence[Any],
     describe_errors: Callable[..., Responses],
 ) -> None:
     """Add both endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
-    _add_record(app, records, read, describe_errors(_404="no such record"))
+    _add_record(app, status, read, describe_errors(_404="no such record"))
     refusals = describe_errors(
         _400="invalid request, as the public API answers it",
         _404="no such model or path",
@@ -87,13 +70,13 @@ def add_record_routes(
     _add_explain(app, explainer, read, refusals)
 
 
-def _add_record(app: FastAPI, records: RecordSource, read: Sequence[Any], not_there: Responses) -> None:
+def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Responses) -> None:
     a_page: Responses = {200: {"description": "JSON, or an HTML page", "content": {HTML: {"schema": TEXT}}}}
 
     @app.get("/admin/records/{id}", dependencies=read, response_model=RecordShape, responses=not_there | a_page)
     async def record(id: Identifier, request: Request, response: Response) -> Any:
         """Return a record as JSON, or as an HTML page when the client prefers `text/html`."""
-        found = await records.find_record(id)
+        found = await status.find_record(id)
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         if prefers_html(request.headers.get("accept")):
@@ -102,7 +85,7 @@ def _add_record(app: FastAPI, records: RecordSource, read: Sequence[Any], not_th
         return found
 
 
-def _add_explain(app: FastAPI, explainer: Explainer, read: Sequence[Any], refusals: Responses) -> None:
+def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals: Responses) -> None:
     @app.post("/admin/explain", dependencies=read, responses=refusals, openapi_extra={"requestBody": REQUEST_BODY})
     async def explain(
         request: Request,

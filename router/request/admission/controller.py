@@ -23,7 +23,7 @@ from itertools import takewhile
 from math import exp
 from typing import Literal, NamedTuple
 
-from router.config.sections.admission import AdmissionConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.request.admission.live_sessions import ExpectedLoad, LiveSession, LiveSessions
 from router.request.admission.queue import WaitQueue
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal
 
 from router.clock import Clock
-from router.config.sections.admission import AdmissionConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.errors import TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt

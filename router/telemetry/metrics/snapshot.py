@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from router.backends.token_ids.passthrough import PassthroughReport
+from router.fleet.engine_facts import Gauges
+from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.scheduling.experiments.regret import ChoiceComparison
 from router.telemetry.decision_log.writer import WriterStats
+from scorers.contract import Speed
 
 TIERS = ("gpu", "cpu", "disk")
 INSTANCE_STATES = ("joining", "ready", "draining", "down")
@@ -24,15 +27,6 @@ POOL_NAMES = ("waiting", "proved", "refuted")
 ROLES = ("active", "arm", "shadow")
 
 
-class LinkState(NamedTuple):
-    """The fitted cost of loading KV over one link."""
-
-    link: str  # one of LINKS
-    base_ms: float
-    us_per_token: float
-    samples: int
-
-
 class TargetState(NamedTuple):
     """One target."""
 
@@ -42,12 +36,9 @@ class TargetState(NamedTuple):
     breaker: str  # one of BREAKER_STATES
     requests: int
     prefilling: int
-    running: int | None
-    waiting: int | None
-    kv_usage: float | None
-    index_blocks: tuple[int, int, int]  # per tier, as in TIERS
-    index_bytes: int
-    orphans: int
+    gauges: Gauges  # as last reported by the engine
+    speed: Speed
+    index_stats: IndexStats
     stream_state: str  # one of STREAM_STATES
     trusted: bool
     lag_s: float | None
@@ -58,9 +49,6 @@ class TargetState(NamedTuple):
     restarts: int
     malformed: int
     skipped: Mapping[str, int]  # by reason
-    speed_us_per_token: float
-    speed_samples: int
-    links: Sequence[LinkState]
 
 
 class PoolState(NamedTuple):

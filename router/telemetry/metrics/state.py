@@ -15,6 +15,7 @@ from router.prompt.tokenization.tokenization import TokenizationReport
 from router.telemetry.metrics.snapshot import (
     BREAKER_STATES,
     INSTANCE_STATES,
+    LINKS,
     POOL_NAMES,
     STREAM_STATES,
     TIERS,
@@ -107,11 +108,11 @@ HELP = {
 TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "target_requests": lambda t: t.requests,
     "target_prefilling_requests": lambda t: t.prefilling,
-    "engine_running_requests": lambda t: t.running,
-    "engine_waiting_requests": lambda t: t.waiting,
-    "engine_kv_usage_ratio": lambda t: t.kv_usage,
-    "index_bytes": lambda t: t.index_bytes,
-    "index_orphan_blocks": lambda t: t.orphans,
+    "engine_running_requests": lambda t: t.gauges.running,
+    "engine_waiting_requests": lambda t: t.gauges.waiting,
+    "engine_kv_usage_ratio": lambda t: t.gauges.kv_usage,
+    "index_bytes": lambda t: t.index_stats.bytes,
+    "index_orphan_blocks": lambda t: t.index_stats.orphans,
     "stream_trusted": lambda t: t.trusted,
     "stream_lag_seconds": lambda t: t.lag_s,
     "stream_batches_total": lambda t: t.batches,
@@ -120,8 +121,8 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "stream_replays_total": lambda t: t.replays,
     "stream_restarts_total": lambda t: t.restarts,
     "stream_decode_errors_total": lambda t: t.malformed,
-    "prefill_us_per_token": lambda t: t.speed_us_per_token,
-    "prefill_samples": lambda t: t.speed_samples,
+    "prefill_us_per_token": lambda t: t.speed.us_per_token,
+    "prefill_samples": lambda t: t.speed.samples,
 }
 
 
@@ -167,7 +168,7 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     states = {(t.instance,): t.state for t in targets}
     breakers = (((t.target, t.instance), t.breaker) for t in targets)
     streams = (((t.target, t.instance), t.stream_state) for t in targets)
-    blocks = (((t.target, t.instance, tier), t.index_blocks[n]) for t in targets for n, tier in enumerate(TIERS))
+    blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
     yield build_family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
     yield build_family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
@@ -184,11 +185,11 @@ def _tokenizers(reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
 
 
 def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
-    links = [((t.target, t.instance, link.link), link) for t in targets for link in t.links]
+    links = [((t.target, t.instance, link), getattr(t.speed, link)) for t in targets for link in LINKS]
     labels = (*TARGET, "link")
-    yield build_family("load_us_per_token", labels, ((names, link.us_per_token) for names, link in links))
-    yield build_family("load_base_ms", labels, ((names, link.base_ms) for names, link in links))
-    yield build_family("load_samples", labels, ((names, link.samples) for names, link in links))
+    yield build_family("load_us_per_token", labels, ((names, cost and cost.us_per_token) for names, cost in links))
+    yield build_family("load_base_ms", labels, ((names, cost and cost.base_ms) for names, cost in links))
+    yield build_family("load_samples", labels, ((names, cost and cost.samples) for names, cost in links))
 
 
 def _pool(pool: PoolState | None) -> Iterator[Metric]:

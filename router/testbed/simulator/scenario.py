@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from router.config.sections.admission import AdmissionConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.testbed.engine_profile import EngineProfile
 
 

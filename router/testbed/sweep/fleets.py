@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.config.sections.admission import AdmissionConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.sweep.option_values import OFF, parse_memory

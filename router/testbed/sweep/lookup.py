@@ -13,7 +13,7 @@ from pathlib import Path
 from router.config.lookup import SHIPPED, list_files, load_each, resolve_file
 from router.config.reader import read_policy_file, read_profile_file, read_trouble_file
 from router.config.schema import PolicyConfig
-from router.config.sections.faults import FaultWindow, TroubleFile
+from router.config.sections.simulation import FaultWindow, TroubleFile
 from router.errors import ConfigError
 from router.scheduling.policy.policy import build_policies
 from router.testbed.engine_profile import EngineProfile

@@ -22,7 +22,7 @@ from router.config.reader import (
     read_policy_file,
 )
 from router.config.schema import Config, PolicyConfig
-from router.config.sections.faults import TroubleFile
+from router.config.sections.simulation import TroubleFile
 from router.errors import ConfigError
 from tests.paths import CONFIGS
 

@@ -106,7 +106,7 @@ class House:
         self.tokens = Tokenization(self.config.tokens, {}, RING, EngineTokenizer(self.fetch), self.clock)
         self.ring = RecentRecords(10)
         reading = ReadOptions()
-        self.explain = Explain(self.config, self.clock, self.core, self.tokens, self.fetch, reading)
+        self.explain = Explain(self.config, self.clock, self.core, self.tokens, EngineTokenizer(self.fetch), reading)
         for name in names:
             self.core.fleet.join(schema.InstanceConfig(name=name, url=f"http://{name}:8000"))
             self.core.add_instance(name, [MODEL], [EventEndpoint(0, f"tcp://{name}:1", None, "")])

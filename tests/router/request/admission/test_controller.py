@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.sections import admission
+from router.config.sections import listeners
 from router.request.admission.controller import Admission, AdmissionController, Admitted, Arrival, Queued, Released
 
 MAX_WAIT_S = 100.0
@@ -15,7 +15,7 @@ def a_controller(
     capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0
 ) -> AdmissionController:
     controller = AdmissionController(
-        admission.AdmissionConfig(enabled=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
+        listeners.AdmissionConfig(enabled=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
     )
     controller.set_capacity(capacity_tokens)
     return controller

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.config.sections import admission
+from router.config.sections import listeners
 from router.request.admission.controller import AdmissionController, Admitted, Queued
 from router.request.admission.model_admission import MEASURE_INTERVAL_S, ModelAdmission
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
@@ -11,7 +11,7 @@ from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 def a_model_admission(house: House, share: float = 1.0) -> ModelAdmission:
     return ModelAdmission(
         "m",
-        AdmissionController(admission.AdmissionConfig(enabled=True, max_wait_s=60.0)),
+        AdmissionController(listeners.AdmissionConfig(enabled=True, max_wait_s=60.0)),
         house.core,
         house.clock,
         share,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.config.sections import admission
+from router.config.sections import listeners
 from router.errors import TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -23,7 +23,7 @@ class Scene:
     def __init__(self, **settings: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        controller = admission.AdmissionConfig(**({"enabled": True} | settings))
+        controller = listeners.AdmissionConfig(**({"enabled": True} | settings))
         self.queues = AdmissionQueues(
             controller,
             self.house.core,

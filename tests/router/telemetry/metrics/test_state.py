@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from router.backends.token_ids.passthrough import PassthroughReport
 from router.backends.token_ids.support import InstanceSupport
+from router.fleet.load import NO_GAUGES
+from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.telemetry.metrics.snapshot import (
-    LinkState,
     ModelAdmissionState,
     PoolState,
     PrefixCacheState,
@@ -16,15 +17,17 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 from router.telemetry.metrics.state import HELP, families
+from scorers.contract import Speed, Transfer
 
 READY = TargetState(
-    target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, running=5, waiting=2,
-    kv_usage=0.25, index_blocks=(10, 20, 30), index_bytes=6000, orphans=4, stream_state="live", trusted=True, lag_s=0.5,
-    batches=7, events=8, gaps=1, replays=2, restarts=3, malformed=4, skipped={"group": 5}, speed_us_per_token=90.5,
-    speed_samples=12, links=[LinkState("pool", 5.5, 10.25, 3)],
+    target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1,
+    gauges=NO_GAUGES._replace(running=5, waiting=2, kv_usage=0.25),
+    speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)),
+    index_stats=IndexStats((10, 20, 30), 4, 6000, True), stream_state="live", trusted=True, lag_s=0.5,
+    batches=7, events=8, gaps=1, replays=2, restarts=3, malformed=4, skipped={"group": 5},
 )  # fmt: skip
 SILENT = READY._replace(
-    target="b/0", instance="b", state="down", running=None, waiting=None, kv_usage=None, lag_s=None, skipped={},
+    target="b/0", instance="b", state="down", gauges=NO_GAUGES, lag_s=None, skipped={},
     trusted=False, stream_state="new", breaker="open",
 )  # fmt: skip
 

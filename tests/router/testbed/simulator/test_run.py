@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from router.config import schema
-from router.config.sections.admission import AdmissionConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.fleet.engine_facts import Gauges
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.admission.controller import Admission as Place

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.config.lookup import list_files
-from router.config.sections.engine_profile import ProfileFile
+from router.config.sections.simulation import ProfileFile
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import InstanceFailure, Trouble
