@@ -145,9 +145,7 @@ class EventSequencer:
         return []
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
-        """Handle the end of the replay; `complete`: its end marker arrived. An incomplete replay may still connect to
-        the live batches.
-        """
+        """Handle the end of the replay; without its end marker (`complete`) it may still connect to live batches."""
         if self.state != "replaying":
             return []
         steps: list[Step] = []

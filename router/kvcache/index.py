@@ -30,9 +30,7 @@ SWEEP_BLOCKS = 128  # blocks cleaned per event: about 100 us
 
 
 class HeldBlocks(NamedTuple):
-    """Leading blocks that a target holds without a hole. Cumulative: `cpu` counts blocks in GPU or CPU, `disk` in any
-    tier.
-    """
+    """Leading blocks that a target holds without a hole. `cpu` counts blocks in GPU or CPU, `disk` in any tier."""
 
     gpu: int
     cpu: int
@@ -187,9 +185,7 @@ class BlockIndex:
     # requests
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
-        """Return how far each of `targets` holds the chain `keys` from its first block; targets that hold nothing are
-        absent.
-        """
+        """Return how far each of `targets` holds the chain `keys` from its start; those without any are absent."""
         whole = other = 0
         for target in targets:
             if (blocks := self._blocks.get(target)) is not None:
@@ -204,9 +200,7 @@ class BlockIndex:
         return found
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
-        """Match every joined target, in groups of bits; a last group holds nothing. The cost grows with the number of
-        different depths, not with the number of targets.
-        """
+        """Match every joined target, in groups of bits, the last without blocks; different depths cost, not targets."""
         found = self._match(keys, self._contiguous_bits, self._all_bits ^ self._contiguous_bits)
         rest = self._all_bits
         for bits, _ in found:
@@ -219,9 +213,7 @@ class BlockIndex:
         return self._all_bits
 
     def targets_of(self, bits: int) -> list[TargetId]:
-        """Return the targets of `bits` of an `EqualHolders`. 0.2 us for each of a few, 20 ns per joined target where
-        they are many.
-        """
+        """Return the targets of `bits` of an `EqualHolders`. 0.2 us each for few, 20 ns per joined target for many."""
         if bits.bit_count() * 10 < bits.bit_length():
             return [self._targets[bit] for bit in single_bits(bits)]
         if self._by_position is None:
@@ -230,10 +222,8 @@ class BlockIndex:
         return [target for target in compress(self._by_position, chosen) if target is not None]
 
     def _match(self, keys: Sequence[Key], whole: int, other: int) -> list[EqualHolders]:
-        found = [
-            EqualHolders(bits, HeldBlocks(blocks, blocks, blocks))
-            for bits, blocks in self._holders.bisect(keys, whole).items()
-        ]
+        runs = self._holders.bisect(keys, whole)
+        found = [EqualHolders(bits, HeldBlocks(blocks, blocks, blocks)) for bits, blocks in runs.items()]
         if not other:
             return found
         gpu = cpu = disk = self._holders.walk(Tier.GPU, keys, other)

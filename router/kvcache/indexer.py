@@ -62,9 +62,7 @@ class _RestoredStream(NamedTuple):
 
 
 class KvIndexer:
-    """Implements `EventHandler` of the event feed: methods that return a number request a replay from that sequence
-    number.
-    """
+    """The `EventHandler` of the event feed: methods that return a number request a replay from that sequence number."""
 
     def __init__(
         self,
@@ -88,9 +86,7 @@ class KvIndexer:
     # membership
 
     def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
-        """Add `target`, which serves `model`. What was known of it is forgotten, except what a snapshot restored: that
-        is taken up again, unconfirmed.
-        """
+        """Add `target`, which serves `model`, with nothing but what a snapshot restored of it, unconfirmed."""
         self._forget_sent(target)
         self._states[target] = state = TargetCacheState(model)
         self._uncertain.add(target)  # until the first batch
@@ -157,8 +153,7 @@ class KvIndexer:
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a live batch of `target`."""
-        sequencer = self._sequencer(target)
-        if sequencer is None:
+        if (sequencer := self._sequencer(target)) is None:
             return None
         self._states[target].count(batch)
         return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
@@ -171,10 +166,9 @@ class KvIndexer:
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
         """Handle the end of a replay; `complete`: with the engine's end marker."""
-        sequencer = self._sequencer(target)
-        return (
-            None if sequencer is None else self._execute(target, sequencer.on_replay_end(complete, self._clock.now()))
-        )
+        if (sequencer := self._sequencer(target)) is None:
+            return None
+        return self._execute(target, sequencer.on_replay_end(complete, self._clock.now()))
 
     def on_malformed(self, target: TargetId, reason: str) -> None:
         """Count a message of `target` that could not be decoded."""
@@ -218,15 +212,11 @@ class KvIndexer:
     def estimate_overlaps(
         self, prompt: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens`, which gives their block sizes. `distrusted`: targets whose
-        answers contradicted the index.
-        """
+        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the index."""
         return self._estimator.estimate(prompt, block_tokens, distrusted, self._clock.now())
 
     def add_sent(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> SentPrompt | None:
-        """Record that a prompt is sent to `target`, given its `estimate` there. Return `None` where the block size is
-        unknown.
-        """
+        """Record that a prompt is sent to `target`, given its `estimate` there. `None`: the block size is unknown."""
         if estimate.block_tokens is None:
             return None
         keys = prompt.keys[estimate.block_tokens]

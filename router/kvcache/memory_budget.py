@@ -20,9 +20,7 @@ class MemoryBudget:
         self._evict: Callable[[], bool] = lambda: False
 
     def set_evictor(self, evict: Callable[[], bool]) -> None:
-        """Register the function that evicts the least recently used entry and gives its bytes back; it returns False
-        when empty.
-        """
+        """Register the function that evicts the least recently used entry, giving back its bytes; False when empty."""
         self._evict = evict
 
     def take(self, bytes_: int) -> None:

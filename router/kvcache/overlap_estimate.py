@@ -47,9 +47,7 @@ class _CachedEstimate(NamedTuple):
 
 
 class OverlapEstimator:
-    """Computes estimates for the targets in `states`, which the caller owns. The caller calls `invalidate` after every
-    change of a target.
-    """
+    """Computes estimates for targets in the caller's `states`, who calls `invalidate` after every change of one."""
 
     def __init__(
         self,
@@ -78,9 +76,7 @@ class OverlapEstimator:
         distrusted: Collection[TargetId],
         now: float,
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens`, which gives their block sizes. `distrusted`: targets whose
-        answers contradicted the index.
-        """
+        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the index."""
         estimates: dict[TargetId, OverlapEstimate] = {}
         for target, its_size in block_tokens.items():
             sequencer = self._trusted_sequencer(target) if its_size is None else None
@@ -124,9 +120,8 @@ class OverlapEstimator:
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
-        return (
-            state.sequencer if state is not None and state.sequencer is not None and state.sequencer.trusted else None
-        )
+        sequencer = state.sequencer if state is not None else None
+        return sequencer if sequencer is not None and sequencer.trusted else None
 
     def _estimate_one(
         self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, trusted: bool, now: float

@@ -14,7 +14,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from router.kvcache.events import Key, TargetId
-from router.kvcache.index import BlockIndex, HeldBlocks
+from router.kvcache.index import BlockIndex
 from router.kvcache.speculative import SpeculativeBlocks
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
@@ -55,25 +55,16 @@ def group_overlaps(
             if held.gpu < len(keys):
                 uncertain.update(speculative.targets_expecting(keys[held.gpu], now))
             if held.disk:
-                parts.append((_overlap(held, size), bits))
+                gpu = held.gpu * size
+                parts.append((Overlap(gpu, held.cpu * size, held.disk * size, gpu, "events", None), bits))
                 no_overlap &= ~bits
     parts.append((NO_OVERLAP, no_overlap))
-    parts.sort(key=_group_size)
+    parts.sort(key=lambda part: part[1].bit_count())
     rest, _ = parts.pop()
     return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, uncertain)
 
 
 def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:
-    """Return the keys that can be hit: the last token is always computed, so a hit ends at the block before (protocol
-    4.5).
-    """
+    """Return the keys that can be hit: a hit ends before the last token, which is always computed (protocol 4.5)."""
     keys = prompt.keys[size]
     return keys[:-1] if prompt.complete and len(prompt.ids) == len(keys) * size else keys
-
-
-def _group_size(part: tuple[Overlap, int]) -> int:
-    return part[1].bit_count()
-
-
-def _overlap(held: HeldBlocks, size: int) -> Overlap:
-    return Overlap(held.gpu * size, held.cpu * size, held.disk * size, held.gpu * size, "events", None)

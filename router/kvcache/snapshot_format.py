@@ -89,9 +89,7 @@ _target = msgspec.msgpack.Decoder(SavedTarget).decode
 
 
 def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
-    """Yield the snapshot in pieces, none larger than a target, so that a writing thread never holds the interpreter for
-    long.
-    """
+    """Yield the snapshot in pieces, none larger than a target: a writer never holds the interpreter for long."""
     checksum = xxh3_64(MAGIC)
     yield MAGIC
     values: Iterable[_Head | SavedTarget] = chain([_Head(sys.byteorder, secret, len(targets))], targets)

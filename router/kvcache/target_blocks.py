@@ -68,24 +68,12 @@ class _Chain(NamedTuple):
 
 
 class TargetBlocks:
-    """The blocks of one target. `bit` is its bit in `holders`; `orphan_blocks` limits the blocks that wait for their
-    parent.
-    """
+    """The blocks of one target. `bit` is its bit in `holders`; at most `orphan_blocks` wait for their parent."""
 
     __slots__ = (
-        "_holders",
-        "_keyring",
-        "_orphan_blocks",
-        "_waiting",
-        "bit",
-        "block_tokens",
-        "blocks",
-        "duplicates",
-        "groups",
-        "model",
-        "orphans",
-        "runs",
-    )  # fmt: skip
+        *("_holders", "_keyring", "_orphan_blocks", "_waiting"),
+        *("bit", "block_tokens", "blocks", "duplicates", "groups", "model", "orphans", "runs"),
+    )
 
     def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
         self.model = model
@@ -139,8 +127,8 @@ class TargetBlocks:
             and not (self._waiting and any((event.group, hash_) in self._waiting for hash_ in hashes))
         ):
             return self._store_new(group, event, hashes, after)
-        short = cast("list[EngineHash]", hashes), cast("EngineHash | None", parent)
-        return self._store_any(group, event._replace(hashes=short[0], parent=short[1]))
+        shortened = event._replace(hashes=cast("list[EngineHash]", hashes), parent=cast("EngineHash | None", parent))
+        return self._store_any(group, shortened)
 
     def _store_new(self, group: _Group, event: BlocksStored, hashes: list[Label], after: Key | None) -> list[Key]:
         """Add blocks that are all new here, after `after`, and that no orphan waits for."""

@@ -16,15 +16,9 @@ class TargetCacheState:
     """Counters and stream state from one join of the target to the next."""
 
     __slots__ = (
-        "batches",
-        "block_tokens",
-        "capacity_blocks",
-        "malformed",
-        "model",
-        "sequencer",
-        "skipped",
-        "stored_blocks"
-    )  # fmt: skip
+        *("batches", "block_tokens", "capacity_blocks", "malformed"),
+        *("model", "sequencer", "skipped", "stored_blocks"),
+    )
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -44,8 +38,8 @@ class TargetCacheState:
     @property
     def certain(self) -> bool:
         """Return whether the index is authoritative: what it holds is cached, and what it does not hold is not."""
-        book = self.sequencer
-        return book is not None and book.trusted and (not book.joined_late or self.turned_over)
+        sequencer = self.sequencer
+        return sequencer is not None and sequencer.trusted and (not sequencer.joined_late or self.turned_over)
 
     def count(self, batch: EventBatch) -> None:
         """Count a live or replayed batch."""

@@ -21,9 +21,7 @@ class TokenizedPrompt(NamedTuple):
     json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: not needed
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:
-        """Return the keys of the prefixes of `tokens`, 2 x `tokens`, ... length; empty where no block size divides
-        `tokens`.
-        """
+        """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty where no block size divides `tokens`."""
         size = min(self.keys, default=0)
         if not size or tokens % size:
             return ()

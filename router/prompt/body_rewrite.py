@@ -29,9 +29,7 @@ class RequestBody(NamedTuple):
 
 
 def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
-    """Return `raw` without the top-level fields `strip`, unchanged if it has none. Raises BadRequest if it is no JSON
-    object.
-    """
+    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object."""
     try:
         members = _MEMBERS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -68,10 +68,7 @@ Source = Chat | Text | Ids | UnknownIds
 
 
 class Prompt(msgspec.Struct):
-    """One request as the router understands it.
-
-    `body` is forwarded: already stripped, and with usage requested where `hide_usage` is True.
-    """
+    """One request. `body` is what is forwarded: already stripped, and with usage requested where `hide_usage`."""
 
     endpoint: Endpoint
     path: str

@@ -96,9 +96,7 @@ _JSON_ANSWER = msgspec.json.Decoder(_JsonAnswer)
 
 
 def _whole_usage(answer: bytes) -> dict[str, Any] | None:
-    """Read the usage of a tail that may be the whole answer: one strict parse costs a third of searching for
-    the key.
-    """
+    """Read the usage of a tail that may be the whole answer: one strict parse costs a third of the search."""
     try:
         usage = _JSON_ANSWER.decode(answer).usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -67,13 +67,9 @@ def _effort(fields: MessagesFields) -> str | None:
 def _system(system: Any) -> list[Message]:
     if isinstance(system, str):
         return [{"role": "system", "content": system}] if system else []
-    texts = _system_texts(_blocks(system))
-    return [{"role": "system", "content": "".join(texts)}] if texts else []
-
-
-def _system_texts(blocks: list[Message]) -> list[str]:
-    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
-    return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING)]
+    texts = [text_of(block.get("text")) for block in _blocks(system) if block.get("type") == "text"]
+    text = "".join(text for text in texts if text and not text.startswith(BILLING))
+    return [{"role": "system", "content": text}] if text else []
 
 
 def _convert(message: Message) -> list[Message]:

@@ -69,14 +69,6 @@ def conversation_digest(prompt: Prompt) -> bytes | None:
     return digest.digest()
 
 
-def _chat(parts: _Parts) -> list[bytes] | None:
-    return _to_first_user(parts.messages)
-
-
-def _anthropic(parts: _Parts) -> list[bytes] | None:
-    return _to_first_user(parts.messages, parts.system)
-
-
 def _responses(parts: _Parts) -> list[bytes] | None:
     if parts.previous_response_id is not None:
         return None
@@ -144,8 +136,8 @@ def _texts(content: Any) -> Iterator[bytes]:
 
 
 _READERS: dict[Endpoint, Callable[[_Parts], list[bytes] | None]] = {
-    Endpoint.CHAT: _chat,
+    Endpoint.CHAT: lambda parts: _to_first_user(parts.messages),
     Endpoint.COMPLETIONS: _completion,
     Endpoint.RESPONSES: _responses,
-    Endpoint.MESSAGES: _anthropic,
+    Endpoint.MESSAGES: lambda parts: _to_first_user(parts.messages, parts.system),
 }

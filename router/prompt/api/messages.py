@@ -31,8 +31,7 @@ def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] |
     """
     normal = []
     for message in messages:
-        one = _message(message, validated)
-        if one is None:
+        if (one := _message(message, validated)) is None:
             return None
         normal.append(one)
     return normal
@@ -46,13 +45,11 @@ def has_media(messages: list[Message]) -> bool:
 def _message(message: Any, validated: bool) -> Message | None:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         return None
-    content = _content(message.get("content"), role)
-    if content is None:
+    if (content := _content(message.get("content"), role)) is None:
         return None
     normal: Message = {"role": role, "content": content}
     if role == "assistant":
-        calls = _tool_calls(message.get("tool_calls"), validated)
-        if calls is None:
+        if (calls := _tool_calls(message.get("tool_calls"), validated)) is None:
             return None
         if calls:
             normal["tool_calls"] = calls
@@ -80,8 +77,7 @@ def _content(content: Any, role: str) -> list[Message] | None:
         return None
     parts: list[Message] = []
     for part in content:
-        normal = _part(part)
-        if normal is None:
+        if (normal := _part(part)) is None:
             return None
         if role == "system" and not _keep_after_billing(normal, part):
             continue

@@ -24,11 +24,8 @@ _TEXTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[str])
 _TOKEN_LISTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[list[TokenId]])
 _HF_ARGUMENTS = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "conversation"}
 _NOT_VARIABLES = _HF_ARGUMENTS | {
-    "tokenizer_kwargs",
-    "return_assistant_tokens_mask",
-    "add_generation_prompt",
-    "continue_final_message",
-    "messages",
+    *("tokenizer_kwargs", "return_assistant_tokens_mask"),
+    *("add_generation_prompt", "continue_final_message", "messages"),
 }  # parameters of Hugging Face's function or of the request itself, never template variables
 
 
@@ -91,17 +88,12 @@ def read_chat(fields: ChatFields) -> PromptFields:
         return unknown_ids("truncated")
     if fields.prompt_logprobs is not None or fields.echo:  # echo asks for prompt logprobs, which read no cache
         return unknown_ids("prompt_logprobs")
-    kwargs = template_kwargs(
-        value(fields.chat_template_kwargs, "chat_template_kwargs"),
-        fields.reasoning_effort,
-        value(fields.documents, "documents"),
-    )
+    client = value(fields.chat_template_kwargs, "chat_template_kwargs")
+    kwargs = template_kwargs(client, fields.reasoning_effort, value(fields.documents, "documents"))
     tools = template_tools(value(fields.tools, "tools"))
     messages = value(fields.messages, "messages")
-    return chat_prompt(
-        ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message),
-        add_special_tokens=fields.add_special_tokens,
-    )
+    request = ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message)
+    return chat_prompt(request, add_special_tokens=fields.add_special_tokens)
 
 
 def read_completion(fields: CompletionFields) -> PromptFields:
@@ -186,9 +178,7 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
 
 
 def template_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Return tools as the template sees them: known fields in a fixed order; a missing description or schema is
-    `None`.
-    """
+    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones."""
     if tools is None:
         return None
     if not isinstance(tools, list) or not tools:

@@ -52,10 +52,7 @@ _UNREAD = PromptFields(UnknownIds("not_needed"), {})
 
 
 class ReadOptions:
-    """Settings for reading bodies, and what the policies in use need of them.
-
-    `want_source` False: no policy uses cache state, so the prompt's content is not read.
-    """
+    """Settings for reading bodies. `want_source` False: no policy uses cache state, so prompts are not read."""
 
     def __init__(
         self,
@@ -70,11 +67,7 @@ class ReadOptions:
 
 
 def read_prompt(
-    path: str,
-    content_type: str | None,
-    body: bytes,
-    options: ReadOptions,
-    headers: RequestHeaders = NO_HEADERS,
+    path: str, content_type: str | None, body: bytes, options: ReadOptions, headers: RequestHeaders = NO_HEADERS
 ) -> Prompt:
     """Parse one request; `headers` are those of `read_request_headers`. Raises BadRequest.
 
@@ -133,9 +126,7 @@ def _session(header: str | None, fields: BodyFields) -> str | None:
 
 
 def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:
-    """Read the body of an endpoint placed by load. A body that is no JSON passes unchanged if its content type
-    says so.
-    """
+    """Read a body of an endpoint placed by load. One that is no JSON passes if its content type says so."""
     fields = BodyFields()
     if body:
         try:
@@ -145,14 +136,7 @@ def _read_other(path: str, content_type: str | None, body: bytes, options: ReadO
                 raise
         else:
             body, fields = opened.raw, _lenient(opened.members)
-    return Prompt(
-        endpoint=Endpoint.OTHER,
-        path=path,
-        model=fields.model,
-        body=body,
-        source=UnknownIds("endpoint"),
-        session=_session(header, fields),
-    )
+    return Prompt(Endpoint.OTHER, path, fields.model, body, UnknownIds("endpoint"), session=_session(header, fields))
 
 
 def _lenient(members: Mapping[str, Raw]) -> BodyFields:

@@ -21,7 +21,6 @@ from router.prompt.prompt import UnknownIds
 
 Message = dict[str, Any]
 
-_UNFINISHED = ("in_progress", "incomplete")
 _CUSTOM_SCHEMA = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
@@ -68,14 +67,12 @@ def read_responses(fields: ResponsesFields) -> PromptFields:
             if not isinstance(item, dict) or not _add_item(item, converted):
                 return unknown_ids("content")
         messages += converted
-        continued = bool(items) and _unfinished(items[-1])
+        last = items[-1] if items else {}
+        unfinished = last.get("status") in ("in_progress", "incomplete")
+        continued = unfinished and last.get("type", "message") in ("message", "reasoning")
     tools = _tools(value(fields.tools, "tools"))
     request = ChatRequest(messages, tools, kwargs, not continued, continued)
     return chat_prompt(request, add_special_tokens=True, validated=False)
-
-
-def _unfinished(item: Message) -> bool:
-    return item.get("type", "message") in ("message", "reasoning") and item.get("status") in _UNFINISHED
 
 
 def _add_item(item: Message, messages: list[Message]) -> bool:
@@ -87,9 +84,8 @@ def _add_item(item: Message, messages: list[Message]) -> bool:
         reasoning = None if item.get("encrypted_content") else _reasoning_text(item)
         return reasoning is not None and _fill(messages, "reasoning", reasoning)
     if kind in ("function_call_output", "custom_tool_call_output"):
-        messages.append(
-            _with_text_parts({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
-        )
+        output = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+        messages.append(_with_text_parts(output))
         return True
     if item.get("role") == "assistant":
         text = _first_text(item.get("content"))

@@ -32,14 +32,7 @@ Message = dict[str, Any]
 
 _MEDIA_MARK = "\ue0ffwarmroute-cut\ue0ff"  # marks where media follow; private use characters, which no prompt contains
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's mark, trailing space included
-_TEMPLATE_ERRORS = (
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    RecursionError,
-)  # from a template
+_TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -69,15 +62,12 @@ class ChatTemplate:
         self.source = source
         environment = _environment(wall)
         self._template = environment.from_string(source)
-        self.content_format: Literal["string", "openai"] = (
-            "openai" if iterates_content(environment.parse(source)) else "string"
-        )
+        in_parts = iterates_content(environment.parse(source))
+        self.content_format: Literal["string", "openai"] = "openai" if in_parts else "string"
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(self, chat: Chat, variables: dict[str, Any]) -> str:
-        """Return the prompt; for a chat with media, only the text before the first media part. Raises
-        UnrenderableChat.
-        """
+        """Return the prompt, up to the first media part of a chat with media. Raises UnrenderableChat."""
         return "".join(self.render_chunks(chat, variables))
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
@@ -133,9 +123,7 @@ class ChatTemplate:
         return before if after.startswith(" ") else before.rstrip()
 
     def _merge_system(self, messages: list[Message]) -> list[Message]:
-        """Merge all system messages into one at the front, without a separator, where the template refuses
-        later ones.
-        """
+        """Merge all system messages into one at the front, unseparated, where the template refuses later ones."""
         system = [message for message in messages if message["role"] == "system"]
         if not system or not self._system_first:
             return messages
@@ -145,9 +133,7 @@ class ChatTemplate:
 
     @cached_property
     def _system_first(self) -> bool:
-        """Return whether the engine's own probe fails. It runs without helper functions: a template that needs one
-        counts as refusing.
-        """
+        """Return whether the engine's own probe fails: it has no helper functions, so a template with one fails."""
         probe = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -202,9 +188,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter, escape nothing for HTML and keep the keys' order. Parameter names are those of
-    templates.
-    """
+    """Escape nothing for HTML, unlike Jinja's own filter, and keep the keys' order. Templates name the parameters."""
     if indent is not None and indent > 0 and separators is None:
         # Python's encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3 ms.
         with suppress(msgspec.DecodeError):  # NaN and infinities are no JSON
@@ -231,9 +215,7 @@ def _flatten(message: Message, content_format: str) -> Message:
 
 
 def _cut_at_media(parts: list[Message], content_format: str) -> Any:
-    """Cut content at the first media part. In a string the engine may put media before all text, so nothing of it is
-    certain.
-    """
+    """Cut content at the first media part. In a string nothing is certain: the engine may put media before all text."""
     if content_format == "string":
         return _MEDIA_MARK
     known = parts[: next(i for i, part in enumerate(parts) if part["type"] == MEDIA)]

@@ -29,26 +29,19 @@ class _Unsupported(Exception):
 
 
 def _over_content(loop: nodes.For, messages: list[str], through_macros: dict[int, set[str]]) -> bool:
-    if any(_reads(loop.iter, name, "content") for name in messages):
+    over = any(_reads(loop.iter, name, "content") for name in messages)
+    if not over and isinstance(loop.iter, nodes.Name):
+        over = loop.iter.name in through_macros.get(id(loop), {"content"})
+    if over:
         _target(loop.target)
-        return True
-    if not isinstance(loop.iter, nodes.Name):
-        return False
-    content = through_macros.get(id(loop), {"content"})
-    if loop.iter.name not in content:
-        return False
-    _target(loop.target)
-    return True
+    return over
 
 
 def _names_of_messages(template: nodes.Template) -> list[str]:
     """Return the variables that hold one message: targets of loops over `messages` or over what is assigned from it."""
     holders = _assigned_from(template, "messages")
-    return [
-        _target(loop.target)
-        for loop in template.find_all(nodes.For)
-        if any(_reads(loop.iter, holder) for holder in holders)
-    ]
+    loops = template.find_all(nodes.For)
+    return [_target(loop.target) for loop in loops if any(_reads(loop.iter, holder) for holder in holders)]
 
 
 def _assigned_from(template: nodes.Template, name: str) -> list[str]:
@@ -99,7 +92,7 @@ def _reads(node: nodes.Node, name: str, key: str | None = None) -> bool:
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         return _reads(node.node, name, key)
     if key is None:
-        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+        return _reads_name(node, name)
     if isinstance(node, nodes.Getitem):
         return _reads_name(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == key
     return isinstance(node, nodes.Getattr) and _reads_name(node.node, name) and node.attr == key

@@ -49,9 +49,7 @@ class _Task(NamedTuple):
 
     @property
     def root(self) -> bytes:
-        """Identity of everything but the text that determines ids and keys. `repr` is unambiguous and contains
-        no NUL.
-        """
+        """Identity of all that determines ids and keys but the text. `repr` is unambiguous and has no NUL."""
         source = self.source
         cut = isinstance(source, Chat) and source.has_media
         return repr((*self.chain[:3], source.add_special_tokens, cut, self.spell)).encode() + b"\0"

@@ -68,9 +68,7 @@ class LocalTokenizer:
         self.whole_prompt_reason = self._set_up_segmenter(least_bytes)  # why prompts are not segmented; None: they are
 
     def tokenize(self, source: Chat | Text) -> array[int]:
-        """Return the prompt's token ids; for a chat with media, the ids that are certain to come first. Raises
-        UnrenderableChat.
-        """
+        """Return the token ids; for a chat with media, those certain to come first. Raises UnrenderableChat."""
         return self._encode_whole(self.text(source).decode(), source)
 
     def text(self, source: Chat | Text) -> bytes:
@@ -84,9 +82,7 @@ class LocalTokenizer:
             raise UnrenderableChat("half of a surrogate pair") from None  # JSON can carry one, UTF-8 cannot
 
     def segment(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
-        """Return the segments of a prompt's `text`; as in `tokenize`, the last ids of a chat with media are
-        left out.
-        """
+        """Return the segments of a prompt's `text`, for a chat with media without the last ids, as `tokenize` does."""
         if self._segmenter is None:
             return SegmentedPrompt([], [text], [])
         segments = self._segmenter.split(text)
@@ -154,9 +150,7 @@ class LocalTokenizer:
 def load(
     source: TokenizerSource, where: str, wall: Callable[[], float], least_bytes: int = LEAST_BYTES
 ) -> LocalTokenizer:
-    """Read the model folder. `where` is the configuration key, named in the ConfigError for anything missing or
-    broken.
-    """
+    """Read the model folder. Raises ConfigError, naming the key `where`, for anything missing or broken."""
     if source.path is None:
         raise ConfigError(f"{where}.path: missing; a local tokenizer needs the model folder")
     folder = Path(source.path)
@@ -175,11 +169,8 @@ def load(
     special = _special_tokens(_settings(folder / "special_tokens_map.json", where) | config)
     local = LocalTokenizer(tokenizer, templates, special | source.template_kwargs, least_bytes)
     if local.whole_prompt_reason is not None:
-        log.warning(
-            "%s: every turn tokenises the whole prompt, because segments are not exact: %s",
-            where,
-            local.whole_prompt_reason,
-        )
+        reason = local.whole_prompt_reason
+        log.warning("%s: every turn tokenises the whole prompt, because segments are not exact: %s", where, reason)
     return local
 
 
@@ -208,9 +199,7 @@ def _template_texts(folder: Path, config: dict[str, Any], own: str | None) -> di
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and similar, which templates print; given as text or as an object with the text in
-    `content`.
-    """
+    """Return `bos_token` and similar, which templates print; given as text or as an object with `content`."""
     found = {}
     for name in _SPECIAL:
         token = config.get(name)

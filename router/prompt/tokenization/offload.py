@@ -31,9 +31,7 @@ class TokenizerThreads:
         self._queued = 0
 
     async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _discard) -> T | UnknownIds:
-        """Return the result of `work`, or why there is none in time. `done` gets the result on the event loop, even
-        after a timeout.
-        """
+        """Return the result of `work`, or why it is late; `done` gets it on the event loop even after a timeout."""
         if self._queued >= self._max_queued:
             return UnknownIds("tokens_busy")
         self._queued += 1

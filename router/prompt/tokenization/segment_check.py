@@ -28,9 +28,7 @@ FRAGMENTS = (
 
 
 def find_difference(encode: Encode, segmenter: Segmenter, added: Sequence[str]) -> str | None:
-    """Return a text whose segments do not give the ids of the whole, or `None`. `added`: all added tokens, to be used
-    in texts.
-    """
+    """Return a text whose segments have other ids than the whole, else `None`; texts use `added`, all added tokens."""
     fine = segmenter._replace(min_bytes=1)
     for text in _texts(segmenter.delimiter.decode(), added):
         bare: list[int] = []

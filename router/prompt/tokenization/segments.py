@@ -29,9 +29,7 @@ class Segmenter(NamedTuple):
     min_bytes: int = LEAST_BYTES  # minimum size of each segment but the last
 
     def split(self, text: bytes) -> list[bytes]:
-        """Return the segments of `text` (UTF-8), at least one. The end of a segment does not depend on what
-        follows it.
-        """
+        """Return the segments of `text` (UTF-8), at least one. No segment's end depends on what follows it."""
         segments, start = [], 0
         while (end := text.find(self.delimiter, start + self.min_bytes)) >= 0:
             segments.append(text[start:end])
@@ -40,9 +38,7 @@ class Segmenter(NamedTuple):
 
 
 def choose_delimiter(added: Sequence[AddedToken], prompt: str) -> str | None:
-    """Return the added token to split at: of the possible ones the most frequent in a typical `prompt`, then
-    the first.
-    """
+    """Return the added token to split at: the possible one most frequent in a typical `prompt`, then the first."""
     present = [token for token in added if token.content and token.content in prompt]
     possible = [token.content for token in present if _is_delimiter(token, added)]
     return max(possible, key=lambda token: (prompt.count(token), -prompt.index(token)), default=None)

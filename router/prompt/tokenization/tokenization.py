@@ -58,9 +58,7 @@ class TokenizationReport(NamedTuple):
 
 
 class RemoteTokenizer(Protocol):
-    """Token ids from an engine; `router.backends.remote_tokenizer` implements it over HTTP. A string result is the
-    reason why there are none.
-    """
+    """Token ids from an engine (`router.backends.remote_tokenizer`); a string says why there are none."""
 
     async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
@@ -127,38 +125,25 @@ class Tokenization:
         if isinstance(source, UnknownIds):
             return source
         if isinstance(source, Ids):
-            begun_s = self._clock.now()
-            return await self._add_keys(source.ids, "given", chain, begun_s)
+            return await self._add_keys(source.ids, "given", chain, self._clock.now())
         if self.uses_remote(model):
             return await self._tokenize_remotely(prompt, source, chain, instances)
         return await self._incremental.tokenize(self._locals[model], source, chain, len(prompt.body), remember=remember)
 
     def check_count(self, model: str, tokens: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
-        """Compare an answer's `prompt_tokens` with our count. On a difference stop trusting the local tokenizer and
-        return False.
-        """
-        if (
-            not isinstance(tokens, TokenizedPrompt)
-            or prompt_tokens is None
-            or not tokens.complete
-            or tokens.source != "local"
-        ):
+        """Compare an answer's `prompt_tokens` with our count; on a difference return False and stop trusting ours."""
+        if prompt_tokens is None or not isinstance(tokens, TokenizedPrompt):
             return True
-        if len(tokens.ids) == prompt_tokens:
+        if not tokens.complete or tokens.source != "local" or (counted := len(tokens.ids)) == prompt_tokens:
             return True
         self._accuracy[model].record_miscount()
-        log.warning(
-            "tokens of %s: local tokenizer counted %d prompt tokens, the engine %d; using the engine's tokenizer",
-            model,
-            len(tokens.ids),
-            prompt_tokens,
-        )
+        message = "tokens of %s: local tokenizer counted %d prompt tokens, the engine %d; using the engine's tokenizer"
+        log.warning(message, model, counted, prompt_tokens)
         return False
 
     async def verify(self, instance: str, model: str) -> bool | None:
         """Compare our ids with those of `instance` on every probe. `None`: no local tokenizer, or no answer."""
-        local = self._locals.get(model)
-        if local is None:
+        if (local := self._locals.get(model)) is None:
             return None
         accuracy = self._accuracy[model]
         options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
@@ -166,12 +151,7 @@ class Tokenization:
             prompt = read_prompt(path, "application/json", body, options)
             theirs = await self._remote.tokenize_at(instance, prompt.remote_fields, model, PROOF_TIMEOUT_S)
             if theirs == "tokenizer_silent":
-                log.warning(
-                    "tokens of %s: %s did not answer probe %r: local tokenizer not verified there",
-                    model,
-                    instance,
-                    name,
-                )
+                log.warning("tokens of %s: %s did not answer probe %r: not verified there", model, instance, name)
                 return None
             if theirs != _tokenize_or_refuse(local, prompt):
                 accuracy.record_mismatch(instance, name)

@@ -118,12 +118,8 @@ def subtract_counts(after: Counts, before: Counts) -> Counts:
 
 def add_counts(counts: Iterable[EngineCounts]) -> EngineCounts:
     """Add the counters of several engines; `None` only where no engine has the counter."""
-    return EngineCounts(
-        *(
-            sum(known) if (known := [value for value in column if value is not None]) else None
-            for column in zip(*counts, strict=True)
-        )
-    )
+    columns = ([value for value in column if value is not None] for column in zip(*counts, strict=True))
+    return EngineCounts(*(sum(known) if known else None for known in columns))
 
 
 async def fetch_counters(http: httpx.AsyncClient, url: str) -> CounterPage:

@@ -55,10 +55,7 @@ class BenchFailed(WarmrouteError):
 
 
 def environment_factory(settings: Config, logs: Path, report: ReportLine) -> EnvironmentFactory:
-    """Return the factory for the stack of `settings`; a stack that it starts writes its logs to the folder `logs`.
-
-    Raises ConfigError when there is no `stack` section.
-    """
+    """Return the factory for the `stack` of `settings`, with logs in `logs`. Raises ConfigError without `stack`."""
     stack_config = settings.stack
     if stack_config is None:
         raise ConfigError("stack: is needed to know which engines to measure")
@@ -102,10 +99,7 @@ async def _start_stack(config: LocalStackConfig, report: ReportLine) -> AsyncIte
 
 
 async def find_running_stack(settings: Config, stack: LocalStackConfig) -> Environment | None:
-    """Return the environment of the stack that `stack` describes, `None` unless all of its servers answer.
-
-    `settings` are those of the router in front of it.
-    """
+    """Return the environment of a running `stack` for a router with `settings`; `None` unless all servers answer."""
     engines = tuple(f"http://{HOST}:{stack.first_port + number}" for number in range(stack.engines))
     master = f"http://{HOST}:{stack.master_http_port}" if stack.store else None
     async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
@@ -189,10 +183,7 @@ async def run_router(config: Config, policy: str, log: Path, clock: Clock) -> As
 
 
 async def is_ready(http: httpx.AsyncClient) -> bool:
-    """Return whether the router, asked at its admin port, can send to all of its engines.
-
-    That port answers before the router has read which engines there are.
-    """
+    """Return whether the router can send to all its engines; its admin port answers before it has read them."""
     try:
         answer = await http.get("/admin/instances")
     except httpx.HTTPError:

@@ -52,10 +52,7 @@ class TokenStream:
         self._fetch: asyncio.Task[None] | None = None
 
     async def tokens(self) -> list[tuple[int, SequenceOutput]]:
-        """Return at least one new token, or an empty list when every sequence has ended.
-
-        Raises RequestGone after `abandon`, EngineFailed after `fail`.
-        """
+        """Return new tokens, none at the end. Raises RequestGone after `abandon`, EngineFailed after `fail`."""
         while not self._new and self._open and self._end is None:
             self._wake.clear()
             await self._wake.wait()
@@ -224,17 +221,12 @@ class EngineCores:
         self.faults = options.faults
         self._tasks = Tasks(f"engine {options.name}")
         self._context = zmq.Context()
-        self.all = [
-            EngineCore(
-                rank,
-                shape,
-                clock,
-                KvPublisher(self._context, options, rank, clock, lambda: self.faults) if options.events else None,
-                store,
-                self._tasks,
+        self.all: list[EngineCore] = []
+        for rank in range(options.ranks):
+            publisher = (
+                KvPublisher(self._context, options, rank, clock, lambda: self.faults) if options.events else None
             )
-            for rank in range(options.ranks)
-        ]
+            self.all.append(EngineCore(rank, shape, clock, publisher, store, self._tasks))
         self.apply_faults(options.faults)
 
     @property

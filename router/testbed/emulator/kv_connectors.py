@@ -65,10 +65,7 @@ class KvConnectors:
             self.bootstrap.restart()
 
     async def find(self, params: RequestParams, id: str, core: EngineCore) -> RequestParams:
-        """Return the request with the KV that the pool or a peer has for it.
-
-        Raises EngineFailed when it asks for a half that contradicts this engine's role.
-        """
+        """Return the request with what pool or peer hold of it. Raises EngineFailed if it contradicts the role."""
         transfer = read_transfer(self._options, params.body.get("kv_transfer_params"), id)
         match transfer:
             case DecodeParams():
@@ -117,9 +114,8 @@ class KvConnectors:
     async def _fetch(self, transfer: DecodeParams, stream: TokenStream) -> None:
         wait_s = self._options.transfer_timeout_s if self._options.transfer == "mooncake" else 0.0
         body = msgspec.json.encode({"engine_id": transfer.engine_id, "name": transfer.name, "wait_s": wait_s})
-        answer = await self._upstreams.fetch(
-            transfer.address, "POST", "/emulate/fetch", body, timeout_s=wait_s + REPLY_S
-        )
+        timeout_s = wait_s + REPLY_S
+        answer = await self._upstreams.fetch(transfer.address, "POST", "/emulate/fetch", body, timeout_s=timeout_s)
         if answer is not None and answer.status == 200:
             stream.core.finish_load(stream)
         elif self._options.kv_load_failure_policy == "recompute":

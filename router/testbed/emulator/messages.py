@@ -46,11 +46,8 @@ class MessageShape(AnswerShape):
             self._open = True
             block = {"type": "text", "text": ""} if tool is None else self._tool_use({})
             start = _event("content_block_start", index=0, content_block=block)
-        delta = (
-            {"type": "text_delta", "text": piece.text}
-            if tool is None
-            else {"type": "input_json_delta", "partial_json": piece.text}
-        )
+        kind, name = ("text_delta", "text") if tool is None else ("input_json_delta", "partial_json")
+        delta = {"type": kind, name: piece.text}
         return start + _event("content_block_delta", index=0, delta=delta)
 
     def closing(self, choices: list[ChoiceText], usage: AnswerUsage) -> bytes:

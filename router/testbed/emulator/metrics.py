@@ -20,10 +20,6 @@ class MetricLine(NamedTuple):
     part: str = ""  # of a histogram
 
 
-def _cached(gauges: EngineGauges) -> int:
-    return gauges.hit_tokens + gauges.external_hit_tokens
-
-
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 METRICS = (
     MetricLine("vllm:num_requests_running", "gauge", lambda g: g.running),
@@ -43,7 +39,7 @@ METRICS = (
     ),
     MetricLine(BY_SOURCE, "counter", lambda g: g.hit_tokens, 'source="local_cache_hit"'),
     MetricLine(BY_SOURCE, "counter", lambda g: g.external_hit_tokens, 'source="external_kv_transfer"'),
-    MetricLine("vllm:prompt_tokens_cached_total", "counter", _cached),
+    MetricLine("vllm:prompt_tokens_cached_total", "counter", lambda g: g.hit_tokens + g.external_hit_tokens),
     MetricLine("vllm:generation_tokens_total", "counter", lambda g: g.generated_tokens),
     MetricLine("vllm:request_success_total", "counter", lambda g: g.stopped, 'finished_reason="stop"'),
     MetricLine("vllm:request_success_total", "counter", lambda g: g.truncated, 'finished_reason="length"'),

@@ -25,12 +25,8 @@ class _OpenAIShape(AnswerShape):
     def __init__(self, facts: AnswerFacts, prefix: str, kind: str) -> None:
         super().__init__(facts)
         self._return_ids = bool(self._params.body.get("return_token_ids"))
-        self._head = {
-            "id": f"{prefix}-{facts.id}",
-            "object": kind,
-            "created": facts.created,
-            "model": self._params.model,
-        }
+        head = {"id": f"{prefix}-{facts.id}", "object": kind, "created": facts.created}
+        self._head = head | {"model": self._params.model}
 
     def closing(self, choices: list[ChoiceText], usage: AnswerUsage) -> bytes:
         if not self._params.include_usage:

@@ -68,24 +68,17 @@ class OtherEndpoints:
         body = read_json(exchange)
         self._params_reader.read_adapter(body.get("model"))
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
-        data = [
-            {"index": index, "object": "embedding", "embedding": _embedding(str(text))}
-            for index, text in enumerate(texts)
-        ]
+        data = [{"index": n, "object": "embedding", "embedding": _embedding(str(text))} for n, text in enumerate(texts)]
         await exchange.send_json(self._listing("embd", body, data) | {"usage": self._usage(texts)})
 
     async def rerank(self, exchange: HttpExchange) -> None:
         body = read_json(exchange)
         self._params_reader.read_adapter(body.get("model"))
         documents, query = body["documents"], str(body["query"])
-        results: list[dict[str, Any]] = [
-            {
-                "index": index,
-                "document": {"text": str(text), "multi_modal": None},
-                "relevance_score": _score(query, text),
-            }
-            for index, text in enumerate(documents)
-        ]
+        results: list[dict[str, Any]] = []
+        for index, text in enumerate(documents):
+            document = {"text": str(text), "multi_modal": None}
+            results.append({"index": index, "document": document, "relevance_score": _score(query, text)})
         results.sort(key=lambda result: -float(result["relevance_score"]))
         usage = self._usage([query, *documents])
         answer = {"id": f"rerank-{uuid.uuid4().hex[:16]}", "model": body["model"]}

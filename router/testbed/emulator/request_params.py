@@ -79,9 +79,7 @@ class RequestParamsReader:
         copies = body.get("n") or 1
         if not 1 <= copies <= MAX_CHOICES:
             raise BadRequest(f"n must be between 1 and {MAX_CHOICES}, got {copies}.", param="n")
-        sequences = [
-            self._sequence(prompt, body, adapter, script, copy) for prompt in prompts for copy in range(copies)
-        ]
+        sequences = [self._sequence(ids, body, adapter, script, copy) for ids in prompts for copy in range(copies)]
         stream_options = body.get("stream_options") or {}
         include_usage = bool(stream_options.get("include_usage"))
         return RequestParams(

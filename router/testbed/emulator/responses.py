@@ -41,9 +41,7 @@ class ResponseShape(AnswerShape):
         self._text += piece.text
         start = b"" if self._open else self._begin()
         if self._params.tool is not None:
-            return start + self._event(
-                "response.function_call_arguments.delta", item_id=self._item_id, output_index=0, delta=piece.text
-            )
+            return start + self._in_item("response.function_call_arguments.delta", delta=piece.text)
         return start + self._in_text("response.output_text.delta", delta=piece.text, logprobs=[])
 
     def closing(self, choices: list[ChoiceText], usage: AnswerUsage) -> bytes:
@@ -72,17 +70,15 @@ class ResponseShape(AnswerShape):
             done = self._in_text("response.output_text.done", text=self._text, logprobs=[])
             done += self._in_text("response.content_part.done", part=_part(self._text))
         else:
-            done = self._event(
-                "response.function_call_arguments.done",
-                item_id=self._item_id,
-                output_index=0,
-                arguments=self._text,
-                name=self._params.tool.name,
-            )
+            name = self._params.tool.name
+            done = self._in_item("response.function_call_arguments.done", arguments=self._text, name=name)
         return done + self._event("response.output_item.done", output_index=0, item=item)
 
     def _in_text(self, type: str, **fields: object) -> bytes:
-        return self._event(type, item_id=self._item_id, output_index=0, content_index=0, **fields)
+        return self._in_item(type, content_index=0, **fields)
+
+    def _in_item(self, type: str, **fields: object) -> bytes:
+        return self._event(type, item_id=self._item_id, output_index=0, **fields)
 
     def _event(self, type: str, **fields: object) -> bytes:
         event = {"type": type, "sequence_number": self._sequence} | fields

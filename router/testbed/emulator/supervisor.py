@@ -121,18 +121,14 @@ async def _keep_running(engine: _Engine) -> None:
 
 
 def _pin_ports(options: EngineOptions, announcement: dict[str, Any]) -> EngineOptions:
-    """Return the options with the ports that the engine has now.
-
-    Event ports of several ranks stay the system's choice unless they were configured.
-    """
+    """Return the options with the ports in use; event ports of several ranks stay as configured."""
     pinned = msgspec.structs.replace(options, port=_port(announcement["url"]))
     if announcement["bootstrap_url"] is not None:
         pinned = msgspec.structs.replace(pinned, bootstrap_port=_port(announcement["bootstrap_url"]))
     if options.ranks == 1 and options.events:
         source = announcement["events"]["0"]
-        pinned = msgspec.structs.replace(
-            pinned, events_port=_port(source["endpoint"]), replay_port=_port(source["replay_endpoint"])
-        )
+        events_port, replay_port = _port(source["endpoint"]), _port(source["replay_endpoint"])
+        pinned = msgspec.structs.replace(pinned, events_port=events_port, replay_port=replay_port)
     return pinned
 
 

@@ -21,10 +21,7 @@ class EndpointUnavailable(WarmrouteError):
 
 
 async def find_first_model(url: str, api_key: str | None) -> str:
-    """Return the first model that the endpoint lists.
-
-    Raises EndpointUnavailable when it cannot be reached, refuses, or lists none.
-    """
+    """Return the endpoint's first model. Raises EndpointUnavailable when it is unreachable, refuses or lists none."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         async with httpx.AsyncClient(base_url=base, headers=bearer(api_key), timeout=10.0, trust_env=False) as http:

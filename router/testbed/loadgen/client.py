@@ -92,9 +92,8 @@ class LoadClient:
         self._clock = clock
         limits = httpx.Limits(max_connections=None)
         base = url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.AsyncClient(
-            base_url=base, headers=bearer(api_key), timeout=TIMEOUT, limits=limits, trust_env=False
-        )
+        headers = bearer(api_key)
+        self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT, limits=limits, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self

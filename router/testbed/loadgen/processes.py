@@ -50,16 +50,12 @@ def pace_sessions(workload: Workload, rate: float) -> Workload:
     Only the starts are set: a session's later turns need its answers, and so wait for them.
     """
     interval_s = workload.turns / len(workload.sessions) / rate
-    return workload._replace(
-        sessions=tuple(session._replace(start_s=n * interval_s) for n, session in enumerate(workload.sessions))
-    )
+    sessions = tuple(session._replace(start_s=n * interval_s) for n, session in enumerate(workload.sessions))
+    return workload._replace(sessions=sessions)
 
 
 def split_sessions(sessions: Sequence[Session], concurrency: int | None, processes: int) -> list[ClientShare]:
-    """Return the shares of at most `processes` processes, each with a session; a closed loop deals them out by agent.
-
-    Raises ConfigError when there is no session.
-    """
+    """Deal the sessions out to at most `processes` shares, by agent in a closed loop. Raises ConfigError for none."""
     agents = min(len(sessions), concurrency or len(sessions))
     if not agents:
         raise ConfigError("the workload has no session: nothing to send")

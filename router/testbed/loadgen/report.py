@@ -48,9 +48,8 @@ class LoadReport:
 
     @property
     def failures(self) -> Counter[str]:
-        return Counter(
-            f"{one.status or 'no answer'}: {one.failure}" for one in self.requests if one.failure is not None
-        )
+        failed = (one for one in self.requests if one.failure is not None)
+        return Counter(f"{one.status or 'no answer'}: {one.failure}" for one in failed)
 
 
 class ClientReport(NamedTuple):
@@ -148,12 +147,8 @@ def load_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
         "versions": versions,
         "url": loaded.url,
         "model": loaded.model,
-        "workload": {
-            "name": workload.name,
-            "seed": workload.seed,
-            "sessions": len(workload.sessions),
-            "turns": workload.turns,
-        },
+        "workload": {"name": workload.name, "seed": workload.seed}
+        | {"sessions": len(workload.sessions), "turns": workload.turns},
         "loop": loaded.loop,
         "processes": loaded.processes,
         "prompts": loaded.prompts,

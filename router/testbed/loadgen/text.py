@@ -9,7 +9,6 @@ it, so texts can be cut and joined at any word without changing how the words ar
 from __future__ import annotations
 
 from hashlib import shake_128
-from itertools import chain
 
 from router.testbed.workloads import Span
 
@@ -30,11 +29,8 @@ class TextGenerator:
 
     def generate(self, *spans: Span) -> list[str]:
         """Return the words of the spans in a row: as many as make a span's tokens, at least one."""
-        return list(
-            chain.from_iterable(
-                self.generate_words(span.source, max(1, self.count_words(span.tokens))) for span in spans
-            )
-        )
+        lengths = [(span.source, max(1, self.count_words(span.tokens))) for span in spans]
+        return [word for source, count in lengths for word in self.generate_words(source, count)]
 
     def generate_words(self, source: int, count: int) -> list[str]:
         """Return the first `count` words of a source."""

@@ -32,9 +32,7 @@ STORE: Mapping[str, Any] = {
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
 HASH_ALGO = "sha256_cbor"  # of CBOR, not of Python's pickle: the router can compute it too
-METADATA_SERVER = (
-    "P2PHANDSHAKE"  # Mooncake's processes find each other through the master, with no metadata server beside it
-)
+METADATA_SERVER = "P2PHANDSHAKE"  # Mooncake's processes find each other through the master alone
 
 KV_EVENTS = {
     "enable_kv_cache_events": True,
@@ -131,13 +129,8 @@ class EngineProcess(NamedTuple):
 
 def engine(config: LocalStackConfig, process: EngineProcess, extra: EngineExtras) -> Program:
     """One vLLM server."""
-    command = [
-        str(process.venv / "bin" / "vllm"),
-        "serve",
-        str(config.model),
-        "--served-model-name",
-        config.served_name,
-    ]
+    command = [str(process.venv / "bin" / "vllm"), "serve", str(config.model)]
+    command += ["--served-model-name", config.served_name]
     command += ["--host", HOST, "--port", str(process.port), "--enforce-eager", "--dtype", "bfloat16"]
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", "8"]
     command += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes), "--prefix-caching-hash-algo", HASH_ALGO]
@@ -198,8 +191,6 @@ def _peer(role: str, store: bool) -> Mapping[str, Any]:
     }
     if not store:
         return peer
-    both = {
-        "connectors": [peer, dict(STORE)]
-    }  # the peer first: KV that a peer holds for this engine must come from there
+    both = {"connectors": [peer, dict(STORE)]}  # the peer first: KV that it holds for this engine must come from there
     multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     return {**multi, "kv_connector_extra_config": both}

@@ -183,8 +183,7 @@ def explain_pip_failure(log: Path) -> str:
     missing = re.search(r"No matching distribution found for ([^\s;]+)", text)
     if missing and missing[1].startswith("torch=="):
         return (
-            f"pip cannot find torch's CPU build ({missing[1]}): set {EXTRA_INDEX} to the address of an index that has "
-            f"PyTorch's CPU wheels"
+            f"pip cannot find torch's CPU build ({missing[1]}): set {EXTRA_INDEX} to an index with PyTorch's CPU wheels"
         )
     if missing:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -48,10 +48,7 @@ def choose_ports(config: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Check that the ports can be bound; keys are the settings that name them, and 0 always can.
-
-    Raises PortTaken for the first that cannot.
-    """
+    """Raise PortTaken for the first port that cannot be bound; keys are the settings, and 0 always can."""
     for setting, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

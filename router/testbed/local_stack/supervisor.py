@@ -217,10 +217,7 @@ class RunningStack:
 
 
 def build_router_config(settings: Config, stack: RunningStack) -> Config:
-    """Return `settings` with the engines, pool and tokenizer of a running stack added.
-
-    Instances of their own stay, and the pool's settings except its masters.
-    """
+    """Return `settings` with a running stack's engines beside its own, its pool masters and its tokenizer."""
     fleet = settings.fleet.model_copy(update={"instances": [*settings.fleet.instances, *stack.instances()]})
     tokenizers = {stack.config.served_name: TokenizerSource(path=str(stack.model)), **settings.tokenizers}
     pool = None
