@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from router import wiring
-from router.backends.discovery.base import Discovery
+from router.backends.discovery import Discovery
 from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
@@ -316,10 +316,7 @@ async def serve(
 
 
 def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one.
-
-    Each rank takes four descriptors and each stream two: more than the default of 1,024 on many systems.
-    """
+    """Raise the soft limit of open files, often 1,024, to the hard one: a rank takes four descriptors, a stream two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

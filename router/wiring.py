@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from router.backends.discovery.base import Discovery, StaticDiscovery
-from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery import Discovery, FileDiscovery, StaticDiscovery
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.remote_tokenizer import EngineTokenizer

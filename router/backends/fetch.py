@@ -23,6 +23,4 @@ class Fetch(Protocol):
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
     ) -> HttpAnswer | None:
-        """Return the whole answer of `instance`, or `None` when there was none in time. Never raises for failures
-        there.
-        """
+        """Return the whole answer of `instance`; `None` when none came in time. Never raises for failures there."""

@@ -53,10 +53,7 @@ def resolve_file(kind: str, name: str, *folders: Path) -> Path:
 
 
 def load_each(kind: str, names: Iterable[str], read: Callable[[Path], T], *folders: Path) -> dict[str, T]:
-    """Return what `read` makes of the file of each `--kind` name or path, by stem, in the given order.
-
-    Raises ConfigError with one line per problem, including those that `read` raises.
-    """
+    """Return `read` of each `--kind` name or path by stem, in order. Raises ConfigError with all problems."""
     problems: list[str] = []
     found: dict[str, T] = {}
     for name in names:

@@ -123,10 +123,7 @@ class Control:
             )
 
     async def activate(self, name: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Make a policy decide for all requests, which ends a running experiment.
-
-        A shipped policy need not be loaded before. Raises NotFound for an unknown name.
-        """
+        """Make a policy, loaded or shipped, decide for all requests; a running experiment ends. Raises NotFound."""
         file = None if name in self.policy_set.policies else list_shipped_policies().get(name)
         shipped = {} if file is None else {name: await asyncio.to_thread(read_policy_file, file)}
 

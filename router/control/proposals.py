@@ -111,10 +111,7 @@ def propose_end(before: PolicySet) -> Proposal:
 
 
 def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
-    """Apply what changed in the files from `seen` to `now`; everything else stays as it is in force.
-
-    Raises ConfigError when a policy in use is gone from the files.
-    """
+    """Apply only what changed in the files from `seen` to `now`. Raises ConfigError when a policy in use is gone."""
     changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
     gone = seen.policies.keys() - now.policies.keys()
     policies = {n: p for n, p in build_changed(before.policies, changed, registry).items() if n not in gone}

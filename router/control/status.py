@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from router.backends.discovery.base import Discovery
+from router.backends.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore

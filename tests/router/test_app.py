@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.app import App
-from router.backends.discovery.base import StaticDiscovery
-from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery import FileDiscovery, StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.errors import ConfigError

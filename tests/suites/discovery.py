@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from router.backends.discovery.base import Discovery
+from router.backends.discovery import Discovery
 from router.config.schema import InstanceConfig
 
 DEADLINE_S = 5.0

@@ -189,9 +189,7 @@ class HealthProbe:
         return await self._fetch(instance, "GET", path, timeout_s=self._config.timeout_s)
 
     def _is_current(self, instance: str, state: _ProbeState) -> bool:
-        """Return whether this instance is still watched: it may have left meanwhile, and another joined under
-        its name.
-        """
+        """Return whether this very instance is still watched, and not another that joined under its name."""
         return self._states.get(instance) is state
 
     def _pause_s(self) -> float:

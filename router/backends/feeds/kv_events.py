@@ -46,9 +46,7 @@ REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT
 
 
 class EventHandler(Protocol):
-    """Receives the events. A returned int requests a replay from that sequence number; replays of one target never
-    overlap.
-    """
+    """Receives events. A returned int requests a replay from that sequence number; a target has one at a time."""
 
     def on_connected(self, target: TargetId) -> int | None:
         """Handle a connect or reconnect: the process behind may be another."""

@@ -162,9 +162,7 @@ class MooncakeStore:
     async def _hash(
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
-        """Return the digests of `keys`. New ones are computed slice by slice; each slice finds the one before in the
-        cache.
-        """
+        """Return the digests of `keys`. New ones are computed in slices, each of which finds the one before cached."""
         cached = self._digests.count_cached(chain, keys, origin.adapter)
         blocks = max(1, SLICE_TOKENS // block_tokens)
         for end in range(cached + blocks, len(keys), blocks):

@@ -1,21 +1,23 @@
 """Checks that the keys the router queries are those that the engines write, on a block that an engine has just saved.
 
 Hash detection proves the hash in a key, not the rest of it: prefix, model name, ranks. A wrong part finds nothing,
-ever, and too few ranks find blocks that no engine can load. So the first block of a saved prompt is queried, and a
-listing of the pool (never of a big one: the master builds it in one piece) shows the names that it really has there.
+ever, and too few ranks find blocks that no engine can load; nothing else shows it, since a missing key looks like any
+block that was never stored. So the first block of a saved prompt is queried, and a listing of the pool (never of a big
+one: the master builds it in one piece) shows the names that it really has there, which `diagnose` compares with ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.key_diagnosis import diagnose
-from router.backends.mooncake.keys import KeyForm
+from router.backends.mooncake.keys import KeyForm, PoolKey, parse_key
 from router.backends.mooncake.query import StoreClient
 from router.clock import Clock
+from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
 
@@ -73,9 +75,7 @@ class KeyCheck:
             await self._evaluate(digest, presence[0] != BlockPresence.ABSENT)
 
     async def _evaluate(self, digest: Digest, there: bool) -> None:
-        """Evaluate a query; `there`: present under all our keys. After one agreement with a listing, presence is
-        enough.
-        """
+        """Evaluate a query; `there`: present under all our keys, which suffices after one agreement with a listing."""
         trouble = None
         if not (there and self.state == "right"):
             if self._clock.now() < self._listing_due_at:
@@ -93,3 +93,61 @@ class KeyCheck:
         else:
             self.state = "right"
         self.trouble = trouble
+
+
+def diagnose(name: str, form: KeyForm, keys_in_pool: Iterable[str], digest: Digest) -> str | None:
+    """Return one line that names every part of `pool.models.<name>` to change, and its new value.
+
+    `digest` is of a block that an engine put there, all of whose parts have arrived. `None`: the listing does not
+    contain this block, or exactly our keys.
+    """
+    ending = f"@{digest.hex()}"
+    found = [parsed for key in keys_in_pool if key.endswith(ending) and (parsed := parse_key(key)) is not None]
+    if not found:
+        return None
+    nearest = _name(max(found, key=lambda key: _likeness(key, form.parts[0])))
+    theirs = [key for key in found if _name(key) == nearest]  # other keys may belong to other fleets
+    changes = "; ".join((*_names(theirs[0], form.parts[0]), *_ranks(theirs, form)))
+    return f"pool.models.{name}: the engines' blocks have other keys, as {theirs[0]}: {changes}" if changes else None
+
+
+def _name(key: PoolKey) -> tuple[str, str, str]:
+    return key.cache_prefix, key.model, key.namespace
+
+
+def _likeness(key: PoolKey, ours: PoolKey) -> tuple[bool, int]:
+    """Rank a key's similarity to ours: other fleets' blocks have other names, too, and the model is rarely misspelt."""
+    return key.model == ours.model, sum(a == b for a, b in zip(_name(key), _name(ours), strict=True))
+
+
+def _names(there: PoolKey, here: PoolKey) -> Iterator[str]:
+    for setting, its, ours in zip(("cache_prefix", "name", "namespace"), _name(there), _name(here), strict=True):
+        if its != ours:
+            yield f"set {setting} to '{its}' (not '{ours}')"
+
+
+def _ranks(theirs: Sequence[PoolKey], form: KeyForm) -> Iterator[str]:
+    for setting, part in (
+        ("tensor_parallel", "tp_rank"),
+        ("prefill_context_parallel", "pcp"),
+        ("decode_context_parallel", "dcp"),
+        ("pipeline_parallel", "pp_rank"),
+        ("groups", "group"),
+    ):
+        there, here = (1 + max(getattr(key, part) for key in keys) for keys in (theirs, form.parts))
+        if there == here:
+            continue
+        if part == "tp_rank":
+            yield _shards(there, form.config)
+        else:
+            yield f"set {setting} to {there} (not {here})"
+
+
+def _shards(there: int, config: PoolModelConfig) -> str:
+    """Suggest a setting where a block has `there` parts along the tensor parallel ranks."""
+    if there <= config.tensor_parallel and config.kv_heads is not None:
+        return f"set kv_heads to {there} (not {config.kv_heads})"
+    line = f"set tensor_parallel to {there} (not {config.tensor_parallel})"
+    if there < config.tensor_parallel:
+        line += f", or kv_heads to {there} if the ranks beyond hold copies"
+    return line

@@ -73,9 +73,7 @@ class KeyForm:
 
     @classmethod
     def from_config(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
-        """Return the form for the model loaded from `path`. `None`: neither the path nor the configured `name` is
-        known.
-        """
+        """Return the form of the model loaded from `path`. `None`: neither `path` nor the setting `name` is known."""
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None
 

@@ -38,9 +38,7 @@ class _Health(msgspec.Struct):
 
 
 class MasterLeader:
-    """Polls `masters` (their names to `fetch`, in the configured order). Calls `changed` whenever one begins to
-    lead.
-    """
+    """Polls `masters`, names to `fetch` in the configured order. Calls `changed` whenever one begins to lead."""
 
     def __init__(
         self,

@@ -60,9 +60,7 @@ _decode = msgspec.json.Decoder(_Answers).decode
 
 
 class StoreClient:
-    """Sends queries to the leading master. Failures are values; `leader` learns when a queried master no longer
-    leads.
-    """
+    """Sends queries to the leading master. Failures are values; `leader` learns when a master no longer leads."""
 
     def __init__(self, leader: MasterLeader, fetch: Fetch, clock: Clock) -> None:
         self._leader = leader

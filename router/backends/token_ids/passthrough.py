@@ -94,9 +94,7 @@ class TokenIdPassthrough:
         adapter: str | None,
         engines: Iterable[PassthroughTarget],
     ) -> PassthroughOffer | None:
-        """Decide about one attempt at `prompt`, about to be sent to `engines`. `None`: the prompt can never go with
-        ids.
-        """
+        """Decide about the next attempt at `prompt`, at `engines`. `None`: the prompt can never go with ids."""
         source = prompt.source
         if not self._on or prompt.endpoint is not Endpoint.CHAT or not isinstance(source, Chat):
             return None
@@ -145,9 +143,7 @@ class TokenIdPassthrough:
             self._support.mark_failed(instance, offer.model, "it refused the ids of a prompt")
 
     def on_answer(self, offer: PassthroughOffer, instance: str, had_ids: bool, prompt_tokens: int | None) -> None:
-        """Compare the count in the answer of `instance`, which got the ids or (`handed` False) tokenised itself, with
-        ours.
-        """
+        """Compare the count answered by `instance`, which got the ids or (`handed` False) tokenised, with ours."""
         if prompt_tokens is None:
             return
         shapes = self._shapes.setdefault(offer.model, {})
@@ -172,9 +168,7 @@ def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
 
 
 def shape_of(chat: Chat, adapter: str | None) -> Shape:
-    """Return the chat's shape: hashable, and small whatever the client sent. An `adapter` may have a template of its
-    own.
-    """
+    """Return the chat's shape: hashable, and small whatever the client sent. An `adapter` may have its own template."""
     return (
         adapter,
         frozenset([(message["role"], *message) for message in chat.messages]),

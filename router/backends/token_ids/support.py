@@ -35,9 +35,7 @@ class InstanceSupport(NamedTuple):
 
 
 class TokenIdSupport:
-    """Trial results of all instances. `local` returns the tokenizer of a base model; instances of models without one
-    are not tried.
-    """
+    """Trial results of all instances. `local` returns a base model's tokenizer; without one there is no trial."""
 
     def __init__(self, local: Callable[[str], LocalTokenizer | None], fetch: Fetch, tasks: Tasks) -> None:
         self._local = local

@@ -84,9 +84,7 @@ def can_split(endpoint: Endpoint, body: bytes) -> bool:
 
 
 def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> MooncakeParams:
-    """Return the parameters of both halves. `engine_id` is that of the prefill target's rank; a `transfer_id` must
-    never be used twice.
-    """
+    """Return both halves' parameters. `engine_id` is of the prefill target's rank; a `transfer_id` is never reused."""
     prefill = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     decode = {
         "do_remote_decode": False,
@@ -120,16 +118,12 @@ def read_kv_params(answer: bytes) -> bytes | None:
 
 
 def ended_by_length(endpoint: Endpoint, answer: bytes) -> bool:
-    """Return whether the prefill half ended by length. Only `/v1/messages` may end otherwise: by an end of text as the
-    first token.
-    """
+    """Return whether the prefill half ended by length. `/v1/messages` alone may begin with an end of text instead."""
     return endpoint is not Endpoint.MESSAGES or _field(answer, "stop_reason") == Raw(b'"max_tokens"')
 
 
 def read_engine_ids(answer: bytes) -> dict[int, str] | None:
-    """Return engine ids by data-parallel rank from a Mooncake bootstrap server's `GET /query`; `None` for any other
-    answer.
-    """
+    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable."""
     try:
         ranks = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -84,9 +84,7 @@ def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | M
 
 
 def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | ReplayEnd | MalformedMessage:
-    """Decode one answer to a replay request, as a DEALER receives it. Read from the back: since 0.26 there is a topic
-    in front.
-    """
+    """Decode one replay answer, as a DEALER receives it. Read from the back: since 0.26 there is a topic in front."""
     if not 3 <= len(frames) <= 4:
         return MalformedMessage("frames")
     if frames[-2] == END_OF_REPLAY:
@@ -122,9 +120,7 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Malf
 
 
 def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
-    """Return whether a removal can be merged into the last event: vLLM sends one for each evicted block; merged they
-    cost half.
-    """
+    """Return whether a removal merges into the last event: vLLM sends one per evicted block; merged they cost half."""
     return type(last) is BlocksRemoved and last.tier is event.tier and last.group == event.group
 
 

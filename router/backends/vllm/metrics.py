@@ -57,9 +57,7 @@ def read_gauges(page: bytes) -> dict[int, Gauges]:
 
 
 def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
-    """Return the metric by rank, from the lines with the labels `only`. `join` combines an engine's lines for several
-    model names.
-    """
+    """Return the metric by rank from the lines with labels `only`; `join` combines lines of several model names."""
     values: PerRank = {}
     for rank, labels, value in _lines(page, name):
         if 0 <= value < MAX_VALUE and only.items() <= labels.items():

@@ -42,16 +42,12 @@ def add_ids(body: bytes, ids: JsonIds) -> bytes:
 
 
 def add_ids_to_params(body: bytes, ids: JsonIds) -> bytes:
-    """Return one half of a pair (see disaggregation.py) with these ids added to its `kv_transfer_params`, its last
-    member.
-    """
+    """Return one half of a pair (disaggregation.py) with the ids added last in its `kv_transfer_params`."""
     return _insert(body, body.rindex(b"}", 0, body.rindex(b"}")), b'"prompt_token_ids":[', ids, b"]}}")
 
 
 def _insert(body: bytes, end: int, opening: bytes, ids: JsonIds, closing: bytes) -> bytes:
-    """Insert the ids with one copy of everything, since both parts can be large: a comma separates ids and members
-    alike.
-    """
+    """Insert the ids with one copy of everything, as both may be large: a comma separates ids and members alike."""
     if len(ids) == 1:
         return b",".join((memoryview(body)[:end], opening + ids[0] + closing))
     return b",".join((memoryview(body)[:end], opening + ids[0], *ids[1:-1], ids[-1] + closing))

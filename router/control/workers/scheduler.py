@@ -177,10 +177,7 @@ def make_rule(policy_set: PolicySet, version: int) -> PolicyRule:
 
 
 def build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
-    """Build the policy set of `rule`, keeping unchanged policies of `before`.
-
-    Raises ConfigError when a policy cannot be built in this process, although the leader could build it.
-    """
+    """Build a rule's policies, keeping unchanged ones of `before`. Raises ConfigError if one cannot be built here."""
     specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
     here = {name: policy for name, policy in before.policies.items() if name in specs}
     experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)

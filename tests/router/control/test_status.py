@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.backends.discovery.base import StaticDiscovery
-from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery import FileDiscovery, StaticDiscovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.fetch import HttpAnswer
 from router.backends.kv_store import NoKvStore

@@ -1,4 +1,4 @@
-"""A list in a file that people and programs rewrite."""
+"""The list in the main configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,29 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery import FileDiscovery, StaticDiscovery
 from router.config.schema import InstanceConfig
 from tests.suites.discovery import DiscoverySuite, Source, instances, next_of, watching
+
+
+class Given:
+    changes = False
+
+    def __init__(self) -> None:
+        self.discovery = StaticDiscovery([])
+
+    def put(self, instances: list[InstanceConfig]) -> None:
+        self.discovery = StaticDiscovery(instances)
+
+
+class TestStatic(DiscoverySuite):
+    @pytest.fixture
+    def source(self) -> Source:
+        return Given()
+
+
+async def test_it_ends_because_it_can_never_change() -> None:
+    assert [found async for found in StaticDiscovery(instances("a")).watch()] == [instances("a")]
 
 
 def text(found: list[InstanceConfig]) -> str:
