@@ -27,9 +27,8 @@ from router.errors import BadRequest, NoTarget
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
-from router.prompt.request_headers import RequestHeaders
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
 from router.request.route import locate_response, resolve_model

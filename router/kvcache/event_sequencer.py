@@ -1,4 +1,4 @@
-"""Orders one rank's event batches and decides when the index can be trusted.
+"""Orders one rank's event batches and decides when the index can be trusted and is complete.
 
 Engines number their batches from 0 and keep the last few thousand for replay. They send no epoch, so a restart shows
 only in sequence numbers that fall while timestamps grow, and connections can lose batches silently. The sequencer is a
@@ -23,7 +23,7 @@ replays that do not move the cursor, the sequencer forgets, continues with the n
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Literal, NamedTuple
 
 from router.kvcache.events import BlocksCleared, Event, EventBatch
@@ -225,3 +225,42 @@ class EventSequencer:
         if any(isinstance(event, BlocksCleared) for event in batch.events):
             self.joined_late = False  # missed blocks are gone as well
         return [ApplyBatch(batch.events)]
+
+
+class TargetCacheState:
+    """Counters and stream state from one join of the target to the next.
+
+    A stream joined late does not cover what was cached before. The index becomes complete for the target when as many
+    blocks have been stored since as the target can hold: the earlier ones have been evicted by then.
+    """
+
+    __slots__ = (
+        *("batches", "block_tokens", "capacity_blocks", "malformed"),
+        *("model", "sequencer", "skipped", "stored_blocks"),
+    )
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.sequencer: EventSequencer | None = None
+        self.block_tokens: int | None = None
+        self.capacity_blocks: int | None = None
+        self.stored_blocks = 0  # stored on its GPU since the index of it began
+        self.batches = 0
+        self.malformed = 0
+        self.skipped: Counter[str] = Counter()
+
+    @property
+    def turned_over(self) -> bool:
+        """Return whether as many blocks were stored since the start as the cache holds."""
+        return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
+
+    @property
+    def certain(self) -> bool:
+        """Return whether the index is authoritative: what it holds is cached, and what it does not hold is not."""
+        sequencer = self.sequencer
+        return sequencer is not None and sequencer.trusted and (not sequencer.joined_late or self.turned_over)
+
+    def count(self, batch: EventBatch) -> None:
+        """Count a live or replayed batch."""
+        self.batches += 1
+        self.skipped.update(batch.skipped)

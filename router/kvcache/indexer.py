@@ -15,14 +15,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from router.clock import Clock
-from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step, StreamCursor
+from router.kvcache.event_sequencer import (
+    ApplyBatch,
+    EventSequencer,
+    ForgetTarget,
+    RequestReplay,
+    Step,
+    StreamCursor,
+    TargetCacheState,
+)
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksStored, Event, EventBatch, Key, TargetId, Tier
 from router.kvcache.index import BlockIndex, IndexStats
-from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
-from router.kvcache.overlap_groups import OverlapGroups, group_overlaps
+from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps
 from router.kvcache.snapshot_format import SavedTarget
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
-from router.kvcache.target_state import TargetCacheState
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 

@@ -1,4 +1,4 @@
-"""Estimates what a target holds of a prompt, from three sources.
+"""Estimates what one target, or a whole fleet, holds of a prompt, from three sources.
 
     trusted event stream            what the index holds of it -------------+
     no stream, or an untrusted one  prompts sent there recently ------------+--> OverlapEstimate
@@ -6,19 +6,23 @@
 
 A stream joined late does not cover what was cached before: where it announced nothing of the prompt, the overlap is
 *unknown* (`None`) until as many blocks have been stored as the cache holds.
+
+For a fleet, targets are grouped by what the index alone says. Most targets of a large fleet hold nothing of a prompt,
+or the same short beginning, and a decision looks at few of them. So the largest group is not listed: `rest` is the
+overlap of every target in no other group. The index answers in bits (`block_holders.py`), where one operation covers
+all targets; only the members of smaller groups are resolved. `unsure` names the targets that need a full estimate (no
+trusted stream, or blocks on their way).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from router.kvcache.event_sequencer import EventSequencer
+from router.kvcache.event_sequencer import EventSequencer, TargetCacheState
 from router.kvcache.events import Key, TargetId
 from router.kvcache.index import BlockIndex, HeldBlocks
-from router.kvcache.overlap_groups import NO_OVERLAP, usable
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
-from router.kvcache.target_state import TargetCacheState
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
 
@@ -36,6 +40,7 @@ class OverlapEstimate(NamedTuple):
     held_blocks: int  # leading blocks on its GPU, by events or approximately: not speculative
 
 
+NO_OVERLAP = Overlap(0, 0, 0, 0, "events", None)
 NOTHING = HeldBlocks(0, 0, 0)
 CACHE_TTL_S = 0.1
 HOLDS_NOTHING = OverlapEstimate(NO_OVERLAP, 0, None, 0)
@@ -145,3 +150,51 @@ class OverlapEstimator:
             return OverlapEstimate(None, indexed, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu)
+
+
+class OverlapGroup(NamedTuple):
+    """Targets with the same overlap."""
+
+    overlap: Overlap  # its age is unset
+    targets: Sequence[TargetId]
+
+
+class OverlapGroups(NamedTuple):
+    """The result of `group_overlaps`."""
+
+    groups: Sequence[OverlapGroup]
+    rest: Overlap  # of all targets in no group
+    unsure: Set[TargetId]  # targets that need a full estimate
+
+
+def group_overlaps(
+    index: BlockIndex,
+    speculative: SpeculativeBlocks,
+    prompt: TokenizedPrompt,
+    initially_unsure: Set[TargetId],
+    now: float,
+) -> OverlapGroups:
+    """Group all joined targets by overlap. `unsure`: targets whose index content is not authoritative; targets that
+    will get the next block of a group are added. The cost grows with the targets outside the largest group.
+    """
+    parts: list[tuple[Overlap, int]] = []
+    no_overlap, uncertain = index.all_bits, set(initially_unsure)
+    for size in prompt.keys:
+        keys = usable(prompt, size)
+        for bits, held in index.match_all(keys):
+            if held.gpu < len(keys):
+                uncertain.update(speculative.targets_expecting(keys[held.gpu], now))
+            if held.disk:
+                gpu = held.gpu * size
+                parts.append((Overlap(gpu, held.cpu * size, held.disk * size, gpu, "events", None), bits))
+                no_overlap &= ~bits
+    parts.append((NO_OVERLAP, no_overlap))
+    parts.sort(key=lambda part: part[1].bit_count())
+    rest, _ = parts.pop()
+    return OverlapGroups([OverlapGroup(overlap, index.targets_of(bits)) for overlap, bits in parts], rest, uncertain)
+
+
+def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:
+    """Return the keys that can be hit: a hit ends before the last token, which is always computed (protocol 4.5)."""
+    keys = prompt.keys[size]
+    return keys[:-1] if prompt.complete and len(prompt.ids) == len(keys) * size else keys

@@ -62,16 +62,12 @@ class SpeculativeBlocks:
         self._live[prompt] = None
         self._waiting[target] += 1
         while self._blocks > self._max_blocks:
-            self._end(next(iter(self._live)))
+            self.discard(next(iter(self._live)))
         return prompt
 
     def on_first_byte(self, prompt: SpeculativePrompt, now: float) -> None:
         """Start the expiry of `prompt`: its prefill is done and its events are published."""
         self._due.append((now + self._ttl_s, prompt))
-
-    def discard(self, prompt: SpeculativePrompt) -> None:
-        """Drop `prompt`, whose request ended before its first byte."""
-        self._end(prompt)
 
     def confirm(self, target: TargetId, keys: Sequence[Key]) -> None:
         """Drop `keys` of `target`: events have announced them, so only events count from now on."""
@@ -82,7 +78,7 @@ class SpeculativeBlocks:
         """Drop everything expected of `target`, which restarted or left."""
         if target in self._waiting:
             for prompt in [live for live in self._live if live.target == target]:
-                self._end(prompt)
+                self.discard(prompt)
 
     def targets_expecting(self, key: Key, now: float) -> Collection[TargetId]:
         """Return the targets to which a request in flight will bring `key`."""
@@ -107,9 +103,10 @@ class SpeculativeBlocks:
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
-            self._end(self._due.popleft()[1])
+            self.discard(self._due.popleft()[1])
 
-    def _end(self, prompt: SpeculativePrompt) -> None:
+    def discard(self, prompt: SpeculativePrompt) -> None:
+        """Drop `prompt`, whose request ended before its first byte, or which has expired."""
         if prompt not in self._live:
             return
         del self._live[prompt]

@@ -24,9 +24,8 @@ from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, Requ
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import read_prompt
+from router.prompt.api.parse import read_prompt, read_request_headers
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.prompt.request_headers import read_request_headers
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.admin_tokens import PolicyOverride, read_override

@@ -14,8 +14,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
 from router.kvcache.events import Key, TargetId
 from router.kvcache.indexer import KvIndexer
-from router.kvcache.overlap_estimate import OverlapEstimate
-from router.kvcache.overlap_groups import NO_OVERLAP
+from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.scheduling.policy.policy import Orders

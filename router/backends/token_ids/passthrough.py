@@ -1,6 +1,6 @@
 """Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the tokenising.
 
-A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/accuracy.py`), if
+A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`), if
 nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), and if the instance accepts ids
 (`support.py`).
 

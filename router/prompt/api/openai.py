@@ -160,10 +160,7 @@ def chat_prompt(
 
 
 def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | UnknownIds:
-    """Return the template variables of one request. Raises BadRequest if `client` is no object.
-
-    `None` and "auto" mean "not given": the engine then takes its default.
-    """
+    """Return the template variables; `None` and "auto": not given. Raises BadRequest if `client` is no object."""
     if client is None:
         client = {}
     if not isinstance(client, dict):

@@ -1,4 +1,4 @@
-"""Parses a request's body into a `Prompt`, or refuses it with the name of the field at fault.
+"""Parses a request's body and headers into a `Prompt`, or refuses it with the name of the field at fault.
 
 The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages, tools
 and schemas stay bytes until the conversion needs them (`want_source`). Only what the router itself must understand is
@@ -27,7 +27,10 @@ from router.prompt.api.openai import (
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.prompt.request_headers import NO_HEADERS, RequestHeaders
+
+SESSION, TTFT, TPOT = b"x-session-id", b"x-slo-ttft-ms", b"x-slo-tpot-ms"
+LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
+NAMES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
 
 
 class _BodyFormat(NamedTuple):
@@ -49,6 +52,32 @@ _FORMATS = {
     )
 }
 _UNREAD = PromptFields(UnknownIds("not_needed"), {})
+
+
+class RequestHeaders(NamedTuple):
+    """Header values as sent; `None` where a header is missing."""
+
+    session: str | None = None
+    ttft: str | None = None
+    tpot: str | None = None
+
+
+NO_HEADERS = RequestHeaders()
+
+
+def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
+    """Read the headers in `fields` (names in lower case). Most requests have none: one set operation finds that out."""
+    if fields.keys().isdisjoint(NAMES):
+        return NO_HEADERS
+    return RequestHeaders(
+        _header_text(fields, SESSION),
+        _header_text(fields, LLM_D_TTFT) or _header_text(fields, TTFT),
+        _header_text(fields, LLM_D_TPOT) or _header_text(fields, TPOT),
+    )
+
+
+def _header_text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
+    return fields.get(name, b"").decode("latin-1") or None
 
 
 class ReadOptions:

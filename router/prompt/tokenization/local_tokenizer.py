@@ -5,7 +5,7 @@ The template is, in this order: the operator's file, `chat_template.jinja` (with
 precedence.
 
 `tokenize` tokenises a whole prompt: the reference for everything else. Where the tokenizer is verified to allow it
-(segments.py, segment_check.py), `segment` splits a prompt, so that only new segments need be tokenised; otherwise the
+(segments.py), `segment` splits a prompt, so that only new segments need be tokenised; otherwise the
 whole prompt is one segment. Tokenising costs 1 to 2 us per token, during which the tokenizer releases the interpreter
 lock, except for 25 ns per token when a segment's ids are returned: long prompts belong into a thread, segment by
 segment. Several segments at once (`encode_batch`) would take every core of the machine, which the engines need.
@@ -28,10 +28,15 @@ from router.config.schema import TokenizerSource
 from router.errors import ConfigError
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
-from router.prompt.tokenization import segment_check
 from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.prompt.tokenization.probes import AGENT
-from router.prompt.tokenization.segments import LEAST_BYTES, Segmenter, choose_delimiter
+from router.prompt.tokenization.segments import (
+    LEAST_BYTES,
+    Segmenter,
+    choose_delimiter,
+    find_difference,
+    find_special_ids,
+)
 
 log = logging.getLogger("warmroute.tokens")
 
@@ -128,8 +133,8 @@ class LocalTokenizer:
         delimiter = choose_delimiter(added, self._render_typical_chat())
         if delimiter is None:
             return "no special token that chats hold can be cut at"
-        segmenter = Segmenter(delimiter.encode(), *segment_check.find_special_ids(self._encode), least_bytes)
-        failing_text = segment_check.find_difference(self._encode, segmenter, [token.content for token in added])
+        segmenter = Segmenter(delimiter.encode(), *find_special_ids(self._encode), least_bytes)
+        failing_text = find_difference(self._encode, segmenter, [token.content for token in added])
         if failing_text is not None:
             return f"cut at {delimiter!r}, the text {failing_text!r} has other ids"
         self._segmenter = segmenter

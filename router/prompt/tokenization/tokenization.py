@@ -6,7 +6,7 @@
 
 Short prompts are tokenised on the event loop, long new text in a thread, since 80,000 tokens take a tenth of a second,
 in which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds` and is routed by
-load. `accuracy.py` decides whether the local tokenizer is trusted; every mismatch is logged and counted, and the
+load. `TokenizerAccuracy` decides whether the local tokenizer is trusted; every mismatch is logged and counted, and the
 engine's tokenizer is used from then on.
 """
 
@@ -16,6 +16,7 @@ import logging
 import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -26,18 +27,16 @@ from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, Text, UnknownIds
-from router.prompt.tokenization.accuracy import TokenizerAccuracy
 from router.prompt.tokenization.chat_template import UnrenderableChat
-from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs
+from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs, TokenizerThreads
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.offload import TokenizerThreads
 from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache
 from router.prompt.tokenization.probes import probe_bodies
 
 log = logging.getLogger("warmroute.tokens")
 
+AGREEING = 20  # prompts in a row that end the distrust after a wrong count
 PROOF_TIMEOUT_S = 5.0
-
 
 RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy"]
 """Reason why an engine returned no token ids."""
@@ -55,6 +54,46 @@ class TokenizationReport(NamedTuple):
     whole_because: str | None
     remembered_tokens: int  # prompt tokens found in the cache since the start
     tokenised_tokens: int  # prompt tokens tokenised since the start
+
+
+@dataclass(slots=True)
+class TokenizerAccuracy:
+    """Whether one model's local tokenizer is trusted. `proofs` and `mismatches` only count up; they are metrics.
+
+    Two events end its use at once: a probe whose ids differ from the engine's, and an answer whose `prompt_tokens` is
+    not our count. A later check of the same instance in which every probe agrees clears the first. The second happened
+    on a real prompt that no probe covered, so it is graver: it is cleared only when `AGREEING` prompts in a row were
+    tokenised both here and by the engine, with the same ids.
+    """
+
+    proofs: int = 0
+    mismatches: int = 0
+    refuted: dict[str, str] = field(default_factory=dict)  # by instance: the first probe that differed
+    must_agree: int = 0  # prompts that must still agree after a wrong count
+
+    @property
+    def trusted(self) -> bool:
+        """Return whether the router's own tokenizer is used."""
+        return not self.refuted and self.must_agree == 0
+
+    def record_agreement(self, instance: str) -> None:
+        """Record that every probe agreed at `instance`."""
+        self.proofs += 1
+        self.refuted.pop(instance, None)
+
+    def record_mismatch(self, instance: str, probe: str) -> None:
+        """Record that `probe` gave other ids at `instance`."""
+        self.mismatches += 1
+        self.refuted[instance] = probe
+
+    def record_miscount(self) -> None:
+        """Record an answer whose prompt_tokens is not our count."""
+        self.mismatches += 1
+        self.must_agree = AGREEING
+
+    def record_comparison(self, same: bool) -> None:
+        """Record a prompt tokenised both here and by the engine, after a wrong count."""
+        self.must_agree = max(0, self.must_agree - 1) if same else AGREEING
 
 
 class RemoteTokenizer(Protocol):

@@ -16,8 +16,13 @@ import msgspec
 
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
-from router.testbed.emulator.bootstrap_server import BootstrapServer
-from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams, nixl_params, read_transfer
+from router.testbed.emulator.disaggregation import (
+    BootstrapServer,
+    DecodeParams,
+    PrefillParams,
+    nixl_params,
+    read_transfer,
+)
 from router.testbed.emulator.engine_cores import EngineCore, TokenStream
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.request_params import RequestParams

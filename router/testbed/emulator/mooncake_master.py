@@ -29,14 +29,8 @@ Handler = Callable[[HttpExchange], Awaitable[None]]
 
 INACTIVE = {"success": False, "error": "service plane is not active"}
 NO_KEYS = {"success": False, "error": "No keys provided. Use ?keys=key1,key2,..."}
-ABSENT = {
-    "ok": False,
-    "error": "OBJECT_NOT_FOUND",
-    "values": None,
-    "disk_values": None,
-    "local_disk_values": None,
-    "nof_values": None,
-}
+REPLICAS = ("values", "disk_values", "local_disk_values", "nof_values")
+ABSENT = {"ok": False, "error": "OBJECT_NOT_FOUND"} | dict.fromkeys(REPLICAS)
 IN_MEMORY = {"size_": 1, "buffer_address_": 1, "protocol_": "tcp", "transport_endpoint_": "127.0.0.1:12345"}
 ON_DISK = {"client_id": "1-1", "object_size": 1, "transport_endpoint": "127.0.0.1:12345"}
 

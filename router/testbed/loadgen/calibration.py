@@ -10,7 +10,7 @@ import httpx
 
 from router.errors import WarmrouteError
 from router.testbed.loadgen.client import ClientFailure, LoadClient, bearer
-from router.testbed.loadgen.text import TextGenerator
+from router.testbed.loadgen.conversations import TextGenerator
 
 SHORT_WORDS, LONG_WORDS = 16, 272
 CALIBRATION_SOURCE = 0  # of the text that is sent

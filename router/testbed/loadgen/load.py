@@ -20,8 +20,13 @@ import msgspec
 
 from router.clock import Clock
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
-from router.testbed.loadgen.conversations import Conversation, Prompts, TextConversation, TokenConversation
-from router.testbed.loadgen.text import TextGenerator
+from router.testbed.loadgen.conversations import (
+    Conversation,
+    Prompts,
+    TextConversation,
+    TextGenerator,
+    TokenConversation,
+)
 from router.testbed.workloads import Session, Turn
 
 

@@ -29,8 +29,7 @@ from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.request_headers import RequestHeaders
+from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
 from router.scheduling.experiments.policy_set import PolicySet

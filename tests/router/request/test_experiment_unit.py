@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from router.config.sections.experiment import ExperimentConfig, Unit
-from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Prompt
-from router.prompt.request_headers import RequestHeaders
 from router.request.experiment_unit import derive_unit
 
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.config import schema
 from router.fleet.instance import Target
-from router.kvcache.overlap_groups import NO_OVERLAP
+from router.kvcache.overlap_estimate import NO_OVERLAP
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision

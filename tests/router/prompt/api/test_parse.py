@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds
-from router.prompt.request_headers import RequestHeaders
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

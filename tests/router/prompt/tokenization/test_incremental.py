@@ -19,11 +19,16 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Chat, Text, UnknownIds
-from router.prompt.tokenization.incremental import RENDERED_ON_LOOP_BYTES, IncrementalTokenizer, KeyInputs, _Task
+from router.prompt.tokenization.incremental import (
+    RENDERED_ON_LOOP_BYTES,
+    IncrementalTokenizer,
+    KeyInputs,
+    TokenizerThreads,
+    _Task,
+)
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.offload import TokenizerThreads
 from router.prompt.tokenization.prefix_cache import PrefixCache
-from router.prompt.tokenization.segment_check import FRAGMENTS
+from router.prompt.tokenization.segments import FRAGMENTS
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, word_piece
 
 T = TypeVar("T")

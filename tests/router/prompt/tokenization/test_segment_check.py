@@ -8,9 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from router.prompt.prompt import Text
-from router.prompt.tokenization import segment_check
-from router.prompt.tokenization.segment_check import find_difference, find_special_ids
-from router.prompt.tokenization.segments import Segmenter
+from router.prompt.tokenization.segments import Encode, Segmenter, find_difference, find_special_ids
 from tests.router.prompt.tokenization.families import (
     CHATML,
     FAMILIES,
@@ -22,7 +20,7 @@ from tests.router.prompt.tokenization.families import (
 )
 
 
-def encode(tokenizer: Tokenizer) -> segment_check.Encode:
+def encode(tokenizer: Tokenizer) -> Encode:
     return lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids
 
 

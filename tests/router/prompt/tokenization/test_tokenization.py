@@ -20,10 +20,9 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Prompt, Text, UnknownIds
-from router.prompt.tokenization.accuracy import AGREEING
+from router.prompt.tokenization.incremental import QUEUED_PER_THREAD
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.offload import QUEUED_PER_THREAD
-from router.prompt.tokenization.tokenization import Tokenization
+from router.prompt.tokenization.tokenization import AGREEING, Tokenization
 
 KEYRING = Keyring(7)
 MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "image_url": {"url": "x"}}]}]

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from router.testbed.emulator.bootstrap_server import BootstrapServer
+from router.testbed.emulator.disaggregation import BootstrapServer
 from tests.fakes.engines import eventually
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from router.backends.vllm.kv_events import decode
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, Tier
-from router.testbed.emulator import kv_event_encoding
+from router.testbed.emulator import kv_publisher
 from tests.paths import FRAMES
 
 H1, H2 = EngineHash(2**64 - 1), EngineHash(7)
@@ -35,8 +35,8 @@ EVENTS: list[Event] = [
 ]
 
 
-def written(events: list[Event], form: kv_event_encoding.Format = "map") -> Any:
-    return msgspec.msgpack.decode(kv_event_encoding.encode_batch(events, 12.5, 3, form=form, adapter_ids={"sql": 1}))
+def written(events: list[Event], form: kv_publisher.Format = "map") -> Any:
+    return msgspec.msgpack.decode(kv_publisher.encode_batch(events, 12.5, 3, form=form, adapter_ids={"sql": 1}))
 
 
 def recorded(name: str) -> list[Any]:
@@ -95,8 +95,8 @@ def test_arrays_have_every_field_in_the_order_of_0_23() -> None:
 
 
 @pytest.mark.parametrize("form", ["map", "array"])
-def test_the_routers_decoder_reads_back_what_was_written(form: kv_event_encoding.Format) -> None:
-    payload = kv_event_encoding.encode_batch(EVENTS, 12.5, 3, form=form, adapter_ids={"sql": 1})
+def test_the_routers_decoder_reads_back_what_was_written(form: kv_publisher.Format) -> None:
+    payload = kv_publisher.encode_batch(EVENTS, 12.5, 3, form=form, adapter_ids={"sql": 1})
     batch = decode([b"", (41).to_bytes(8, "big"), payload])
     assert isinstance(batch, EventBatch)
     assert (batch.seq, batch.wall_s, batch.rank) == (41, 12.5, 3)

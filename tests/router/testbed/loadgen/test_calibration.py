@@ -13,7 +13,7 @@ from router.testbed.loadgen.calibration import (
     measure_tokens_per_word,
 )
 from router.testbed.loadgen.client import LoadClient
-from router.testbed.loadgen.text import TextGenerator
+from router.testbed.loadgen.conversations import TextGenerator
 from tests.fakes.engines import engine
 
 NOBODY = "http://127.0.0.1:1"

@@ -17,10 +17,10 @@ from router.testbed.loadgen.conversations import (
     ChatMessage,
     Conversation,
     TextConversation,
+    TextGenerator,
     TokenConversation,
     next_messages,
 )
-from router.testbed.loadgen.text import TextGenerator
 from router.testbed.workloads import CODEX, SCALING, AgentsWorkload, Session, Span, Turn
 from tests.fakes.engines import FakeEngine, engine
 

@@ -48,7 +48,7 @@ def test_other_pins_are_another_environment(pins: Path) -> None:
     [
         (
             "ERROR: No matching distribution found for torch==2.13.0+cpu",
-            f"pip cannot find torch's CPU build (torch==2.13.0+cpu): set {install.EXTRA_INDEX} to the address of",
+            f"pip cannot find torch's CPU build (torch==2.13.0+cpu): set {install.EXTRA_INDEX} to an index with",
         ),
         ("ERROR: No matching distribution found for other==1.0", "pip cannot find other==1.0 for Python 3."),
         ("ERROR: something else\nERROR: and more\n", "pip failed: ERROR: something else; full log: "),

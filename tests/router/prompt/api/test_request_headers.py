@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.prompt.request_headers import NO_HEADERS, RequestHeaders, read_request_headers
+from router.prompt.api.parse import NO_HEADERS, RequestHeaders, read_request_headers
 
 
 def test_most_say_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.prompt.tokenization.accuracy import AGREEING, TokenizerAccuracy
+from router.prompt.tokenization.tokenization import AGREEING, TokenizerAccuracy
 
 
 def test_believed_until_something_speaks_against_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.loadgen.text import WORDS, TextGenerator
+from router.testbed.loadgen.conversations import WORDS, TextGenerator
 from router.testbed.workloads import Span
 
 SOURCES = st.integers(0, 2**64 - 1)

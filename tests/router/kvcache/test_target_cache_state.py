@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from router.kvcache.event_sequencer import EventSequencer
+from router.kvcache.event_sequencer import EventSequencer, TargetCacheState
 from router.kvcache.events import EventBatch
-from router.kvcache.target_state import TargetCacheState
 
 
 def story(*, stream: bool = True, joined_late: bool = False) -> TargetCacheState:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.prompt.prompt import UnknownIds
-from router.prompt.tokenization.offload import QUEUED_PER_THREAD, TokenizerThreads
+from router.prompt.tokenization.incremental import QUEUED_PER_THREAD, TokenizerThreads
 
 
 @pytest.fixture
