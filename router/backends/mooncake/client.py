@@ -1,7 +1,7 @@
 """The shared pool as a Mooncake Store: looks up how much of a prompt it holds.
 
     token ids, keys  ->  engine digests   ->  cached answers   ->  queries to the leading master   ->  PoolHit
-                         digest_cache.py      answer_cache.py      prefix_lookup.py probe_plan.py query.py leader.py
+                         digest_cache.py      answer_cache.py      prefix_lookup.py query.py leader.py
 
 Store events of engines (`StoredBlockObserver`) prove which hash they use (hash_detection.py) and whether the rest of
 the keys is right (key_check.py); blocks that they put into the pool are cached as present. Where any of this is

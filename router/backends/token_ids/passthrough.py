@@ -143,7 +143,7 @@ class TokenIdPassthrough:
             self._support.mark_failed(instance, offer.model, "it refused the ids of a prompt")
 
     def on_answer(self, offer: PassthroughOffer, instance: str, had_ids: bool, prompt_tokens: int | None) -> None:
-        """Compare the count answered by `instance`, which got the ids or (`handed` False) tokenised, with ours."""
+        """Compare the count answered by `instance`, which got the ids or (`had_ids` False) tokenised, with ours."""
         if prompt_tokens is None:
             return
         shapes = self._shapes.setdefault(offer.model, {})

@@ -53,11 +53,7 @@ class ExplanationShape(OpenShape):
 
 
 def add_record_routes(
-    app: FastAPI,
-    status: Status,
-    explainer: Explain,
-    read: Sequence[Any],
-    describe_errors: Callable[..., Responses],
+    app: FastAPI, status: Status, explainer: Explain, read: Sequence[Any], describe_errors: Callable[..., Responses]
 ) -> None:
     """Add both endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
     _add_record(app, status, read, describe_errors(_404="no such record"))

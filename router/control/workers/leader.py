@@ -254,7 +254,7 @@ class LeaderWorker:
                 member.channel.report_load(target)
 
     def _on_message(self, number: int, message: AnyMessage) -> None:
-        member = self._members[number]
+        member, scheduler = self._members[number], self._local.scheduler
         match message:
             case messages.LoadMessage(target, share):
                 self._loads.put(number, TargetId(target), share)
@@ -264,8 +264,13 @@ class LeaderWorker:
                 self.send(message)  # to its sender too: when two moves cross, all workers end with the leader's order
                 if isinstance(message, messages.ResponseStored):
                     self.flush()
-            case messages.RequestBegan() | messages.RequestAnswered() | messages.RequestEnded():
-                self._count_request(number, message)
+            case messages.RequestBegan():  # does not count when an earlier experiment placed it
+                if scheduler.experiment is not None and message.version >= scheduler.experiment_since:
+                    self._requests.begin(number, message, scheduler.experiment)
+            case messages.RequestAnswered():
+                self._requests.answer(message)
+            case messages.RequestEnded():
+                self._requests.end(message, scheduler.experiment)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 log.info("worker %d accepts connections (pid %d)", number, pid)
@@ -275,20 +280,6 @@ class LeaderWorker:
                 self._tasks.spawn("scrape", self._answer(member, message))
             case _:
                 log.error("unexpected message from worker %d, ignored: %s", number, type(message).__name__)
-
-    def _count_request(
-        self, number: int, message: messages.RequestBegan | messages.RequestAnswered | messages.RequestEnded
-    ) -> None:
-        """Count a follower's request in the running experiment, unless an earlier one placed it."""
-        scheduler = self._local.scheduler
-        match message:
-            case messages.RequestBegan(version=version):
-                if scheduler.experiment is not None and version >= scheduler.experiment_since:
-                    self._requests.begin(number, message, scheduler.experiment)
-            case messages.RequestAnswered():
-                self._requests.answer(message)
-            case messages.RequestEnded():
-                self._requests.end(message, scheduler.experiment)
 
     async def _answer(self, member: FollowerMember, query: messages.AskMessage) -> None:
         member.channel.send(messages.AnswerMessage(query.number, await self.scrape()))
