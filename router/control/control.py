@@ -6,7 +6,7 @@ A change that cannot be read or built has no effect. Its error is kept for its s
 succeeds.
 
 `undo` returns to what was in force before the last switch, and repeated to the one before that; there is no redo. It
-does not bring back an arm that was rolled back (`rollbacks.py`). Policies added through the API are in memory only.
+does not bring back an arm that was rolled back (`switch.py`). Policies added through the API are in memory only.
 A file takes precedence when it changes; an unchanged file does not undo what the API did.
 """
 

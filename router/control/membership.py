@@ -6,7 +6,7 @@
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
 
 The parts do not know each other; this class forwards one event to all that need it. It implements what the feeds call:
-`feeds.health.Registry` and `feeds.metrics.Load`.
+`HealthRegistry` and `LoadRegistry`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Membership:
             for target in member.targets.values():
                 self.events.unsubscribe(target.id)
 
-    # feeds.health.Registry
+    # HealthRegistry
 
     def joined(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> None:
         self._drop_streams(instance)
@@ -138,7 +138,7 @@ class Membership:
         if self._scheduler.fleet.record_probe_failure(instance, now):
             log.warning("instance %s is down: %s", instance, self.health.trouble(instance) or "probes fail")
 
-    # feeds.metrics.Load
+    # LoadRegistry
 
     def in_flight(self, instance: str) -> int:
         member = self._scheduler.fleet.get(instance)

@@ -6,12 +6,12 @@ Plain JSON types, with sentences beside the figures. Infinity is written as text
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from math import isinf
 from typing import Any, NamedTuple
 
 import msgspec
 
-from router.control.rollbacks import fingerprint
 from router.scheduling.experiments.dry_run import DryRunReport
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
@@ -55,6 +55,25 @@ def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alik
         if after.experiment is not None:
             notes.append("the experiment begins with empty books")
     return tuple(notes)
+
+
+def fingerprint(policy_set: PolicySet) -> str | None:
+    """Return a hash of the experiment's section and its arms' policies, which identifies it; None without one."""
+    if policy_set.experiment is None:
+        return None
+    text = "\0".join((policy_set.experiment.model_dump_json(), *policy_set.arm_digests))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def summarize_policies(policy_set: PolicySet) -> PoliciesInForce:
+    """Return `policy_set` in the form of the audit log."""
+    return PoliciesInForce(
+        active=policy_set.active,
+        policies={policy.name: policy.digest for policy in policy_set.in_use},
+        experiment=fingerprint(policy_set),
+        arms={} if policy_set.experiment is None else dict(policy_set.experiment.arms),
+        rolled_back=sorted(policy_set.rolled_back),
+    )
 
 
 def describe_policies(policy_set: PolicySet) -> dict[str, Any]:

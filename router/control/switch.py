@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from router.clock import Clock
 from router.control.proposals import Proposal
-from router.control.rollbacks import ROLLBACK, Rollbacks, summarize_policies
-from router.control.summaries import SwitchSummary, collect_notes, describe_experiment
+from router.control.summaries import SwitchSummary, collect_notes, describe_experiment, fingerprint, summarize_policies
 from router.scheduling.experiments.dry_run import DryRun, DryRunReport
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
@@ -30,6 +30,7 @@ DRY_RUN_RECORDS = 10_000
 SLICE_S = 0.002  # of a dry run without a pause, too short to delay a first token noticeably
 
 FILES, ADMIN, GUARD = "files", "admin", "guard"
+ROLLBACK = "rollback"  # `what` of the audit entry of one
 STAYS_OUT = "an arm was rolled back in this very experiment and stays so: with another seed it is another experiment"
 
 
@@ -49,6 +50,36 @@ class SwitchStep(NamedTuple):
 
     what: str
     before: PolicySet
+
+
+class Rollbacks:
+    """The arms rolled back so far, starting with those in the audit log's `entries`. They stay so.
+
+    While the experiment's fingerprint is the same, a rollback outlives a restart (through the audit file), an undo, and
+    a file that is saved again. Another `seed` makes another experiment, which is how to try again.
+    """
+
+    def __init__(self, entries: Iterable[AuditEntry] = ()) -> None:
+        self._arms: dict[str, frozenset[str]] = {}  # by fingerprint
+        for entry in entries:
+            if entry.what == ROLLBACK and entry.arm is not None and entry.before is not None:
+                self._add(entry.before.experiment, entry.arm)
+
+    def add(self, policy_set: PolicySet, arm: str) -> None:
+        """Roll back an arm of the experiment in `policy_set`."""
+        self._add(fingerprint(policy_set), arm)
+
+    def _add(self, experiment: str | None, arm: str) -> None:
+        if experiment is not None:
+            self._arms[experiment] = self._arms.get(experiment, frozenset()) | {arm}
+
+    def apply(self, policy_set: PolicySet) -> PolicySet:
+        """Return `policy_set` without its rolled-back arms. An experiment without its first arm is over."""
+        experiment = fingerprint(policy_set)
+        arms = frozenset[str]() if experiment is None else self._arms.get(experiment, frozenset())
+        if policy_set.first in arms:
+            return replace(policy_set, experiment=None, rolled_back=frozenset())
+        return policy_set if arms == policy_set.rolled_back else replace(policy_set, rolled_back=arms)
 
 
 class PolicySwitch:

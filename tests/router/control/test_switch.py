@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.control.rollbacks import Rollbacks, fingerprint, summarize_policies
+from router.control.summaries import fingerprint, summarize_policies
+from router.control.switch import Rollbacks
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.telemetry.audit_log import AuditEntry
