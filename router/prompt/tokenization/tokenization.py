@@ -58,7 +58,7 @@ class TokenizationReport(NamedTuple):
 
 @dataclass(slots=True)
 class TokenizerAccuracy:
-    """Whether one model's local tokenizer is trusted. `proofs` and `mismatches` only count up; they are metrics.
+    """Trust in one model's local tokenizer. `proofs` and `mismatches` only count up; they are metrics.
 
     Two events end its use at once: a probe whose ids differ from the engine's, and an answer whose `prompt_tokens` is
     not our count. A later check of the same instance in which every probe agrees clears the first. The second happened

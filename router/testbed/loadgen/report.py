@@ -142,13 +142,13 @@ def target_name(one: SentRequest) -> str:
 def load_json(loaded: LoadReport, versions: str, when: str) -> dict[str, Any]:
     """Return the report as JSON values, with all requests in the order of sending."""
     workload = loaded.workload
+    sizes = {"sessions": len(workload.sessions), "turns": workload.turns}
     return {
         "when": when,
         "versions": versions,
         "url": loaded.url,
         "model": loaded.model,
-        "workload": {"name": workload.name, "seed": workload.seed}
-        | {"sessions": len(workload.sessions), "turns": workload.turns},
+        "workload": {"name": workload.name, "seed": workload.seed} | sizes,
         "loop": loaded.loop,
         "processes": loaded.processes,
         "prompts": loaded.prompts,
