@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from router.cli.admin.experiment import experiment as experiment_commands
-from router.cli.admin.policy import policy as policy_commands
+from router.cli.admin.commands import experiment as experiment_commands
+from router.cli.admin.commands import policy as policy_commands
 from router.cli.advise.command import advise as advise_command
 from router.cli.init.command import init as init_command
 from router.cli.policies import policies as policies_commands

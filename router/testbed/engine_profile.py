@@ -3,7 +3,7 @@
     step = step_ms + max( compute:  new tokens, attention over their context, one token for each request that decodes
                           memory:   the weights once, and the KV of every context in the batch )
 
-The files in `configs/profiles/` give the source of each number; `router/testbed/sweep/lookup.py` reads them.
+The files in `configs/profiles/` give the source of each number; `router/testbed/sweep/options.py` reads them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.errors import WarmrouteError
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from tests.agreement import kept, measured, regret, regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell, all_cells, reduced_cells
 from tests.agreement.grid import Grid, first_pass, tasks
@@ -59,12 +59,12 @@ def run_grid(chosen: argparse.Namespace, console: Console) -> int:
     cells = [cell for cell in (reduced_cells() if chosen.reduced else all_cells()) if pattern.search(cell.name)]
     if not cells:
         raise WarmrouteError(f"--cells {chosen.cells}: no such cell; one is named {all_cells()[0].name}")
-    arms = lookup.load_policies(chosen.arms.split(","))
+    arms = options.load_policies(chosen.arms.split(","))
     seeds = range(chosen.first_seed, chosen.first_seed + (chosen.seeds or (1 if chosen.reduced else 3)))
     if chosen.fresh:
         chosen.results.unlink(missing_ok=True)
     grid = Grid(chosen.results, console, chosen.jobs, accept_old=chosen.accept_old)
-    if chosen.reduced and chosen.arms == lookup.ALL:
+    if chosen.reduced and chosen.arms == options.ALL:
         arms = first_pass(grid, arms, seeds[0], effort)
         console.print(f"arms that stay: {', '.join(arms)}", highlight=False)
     found = grid.run(tasks(cells, arms, seeds, effort), "grid")
@@ -106,7 +106,7 @@ def arguments() -> argparse.Namespace:
     rows.add_argument("--json", type=Path, help="write every figure to this file")
     grid = commands.add_parser("grid", help="the default policy's grid")
     grid.set_defaults(run=run_grid)
-    grid.add_argument("--arms", default=lookup.ALL, help="policies by name or file, with commas between; all")
+    grid.add_argument("--arms", default=options.ALL, help="policies by name or file, with commas between; all")
     grid.add_argument("--cells", default="", help="only cells whose name has this regular expression in it")
     grid.add_argument("--seeds", type=int, help="so many; 3, or 1 with --reduced")
     grid.add_argument("--first-seed", type=int, default=1)

@@ -25,7 +25,7 @@ from dataclasses import replace
 from router.config.sections.listeners import AdmissionConfig
 from router.testbed.simulator.outcome import SimulationFigures
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import source
 from tests.agreement.row import Line, Row, ratio
 from tests.agreement.served import figures_of
@@ -40,7 +40,7 @@ THRASHES = 24  # from so many on
 
 def served(profile: str, per_instance: int, window: Window, *, admission: bool) -> SimulationFigures:
     scenario = Scenario(
-        profile=replace(lookup.load_profile(profile), kv_tokens=KV_TOKENS),
+        profile=replace(options.load_profile(profile), kv_tokens=KV_TOKENS),
         instances=INSTANCES,
         admission=OPEN if admission else None,
     )

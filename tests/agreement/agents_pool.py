@@ -33,7 +33,7 @@ from dataclasses import replace
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import SimulationFigures
 from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import source
 from tests.agreement.row import Line, Row, factor, ratio
 from tests.agreement.served import figures_of
@@ -50,10 +50,10 @@ WHY = "how many agents, and what a request takes beside computing and loading, i
 
 
 def scenario(units: int, *, pooled: bool, decodes: EngineProfile | None = None) -> Scenario:
-    prefills = lookup.load_profile("kimi-gb200-tp4")
+    prefills = options.load_profile("kimi-gb200-tp4")
     return Scenario(
         profile=prefills if pooled else replace(prefills, kv_tokens=BARE_TOKENS),
-        decode_profile=decodes or lookup.load_profile("kimi-gb200-dp1"),
+        decode_profile=decodes or options.load_profile("kimi-gb200-dp1"),
         instances=units * (1 + RANKS),
         prefills=units,
         block_tokens=BLOCK,
@@ -63,7 +63,7 @@ def scenario(units: int, *, pooled: bool, decodes: EngineProfile | None = None) 
 
 
 def few_agents(pooled: bool) -> Scenario:
-    decodes = replace(lookup.load_profile("kimi-gb200-dp1"), weights_ms=FEW_WEIGHTS_MS)
+    decodes = replace(options.load_profile("kimi-gb200-dp1"), weights_ms=FEW_WEIGHTS_MS)
     return scenario(1, pooled=pooled, decodes=decodes)
 
 

@@ -39,7 +39,7 @@ from dataclasses import replace
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import OpenArrivals, Span, Workload
 from tests.agreement import placement
 from tests.agreement.pauses import Prompts, between_tokens_s
@@ -53,7 +53,7 @@ WHY = "how the baselines were placed and chunked is not published; placed in tur
 
 def node() -> EngineProfile:
     """One of the paper's nodes, as fast as the seconds of its Figure 5 say."""
-    derived = lookup.load_profile("llama-3-70b-8xa800")
+    derived = options.load_profile("llama-3-70b-8xa800")
     return replace(derived, us_per_token=SLOWER * derived.us_per_token, ns_per_pair=SLOWER * derived.ns_per_pair)
 
 

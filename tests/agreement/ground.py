@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import Workload, offered_load
 from router.testbed.workloads import source as workload
 from tests.agreement import trace
@@ -73,7 +73,7 @@ def ground(cell: Cell, seed: int, effort: Effort) -> Ground:
 
 @lru_cache(maxsize=1)
 def profile() -> EngineProfile:
-    return replace(lookup.load_profile(PROFILE), kv_tokens=KV_TOKENS)
+    return replace(options.load_profile(PROFILE), kv_tokens=KV_TOKENS)
 
 
 def _scenario(cell: Cell, window: Window) -> Scenario:

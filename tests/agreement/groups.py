@@ -26,7 +26,7 @@ from typing import NamedTuple
 from router.config.schema import PolicyConfig
 from router.testbed.simulator.outcome import compute_figures
 from router.testbed.simulator.scenario import EventLags, Scenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import Workload
 from tests.agreement.questions import first_asked_s, questions
 from tests.agreement.row import Line, Row, order, ratio
@@ -66,7 +66,7 @@ class Stage(NamedTuple):
 
 def scenario(arm: Arm) -> Scenario:
     return Scenario(
-        profile=lookup.load_profile("qwen3-32b-2xh100"),
+        profile=options.load_profile("qwen3-32b-2xh100"),
         instances=8,
         block_tokens=64,
         lags=EventLags() if arm.hears else EventLags(events_s=inf),

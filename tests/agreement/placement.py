@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from tests.agreement.row import Line, Row, around, order, ratio
 from tests.agreement.served import figures_of, part_of_it
 
@@ -42,7 +42,7 @@ WHY = "how fast their nodes compute prompts is not published; random's queues ha
 
 def node() -> EngineProfile:
     """One of the paper's nodes, as fast as its Figure 5 says."""
-    derived = lookup.load_profile("llama-3-70b-8xa800")
+    derived = options.load_profile("llama-3-70b-8xa800")
     return replace(derived, us_per_token=SLOWER * derived.us_per_token, ns_per_pair=SLOWER * derived.ns_per_pair)
 
 

@@ -8,7 +8,7 @@ from router.config.schema import PolicyConfig
 from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import lookup
+from router.testbed.sweep import options
 from router.testbed.workloads import Workload, source, take_first
 from tests.agreement import trace
 from tests.agreement.windows import Window
@@ -18,7 +18,7 @@ SEED = 1
 
 @cache
 def policy(name: str) -> PolicyConfig:
-    return lookup.load_policies([name])[name]
+    return options.load_policies([name])[name]
 
 
 @cache

@@ -35,7 +35,7 @@ from router.testbed.bench.environment import environment_factory
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep.lookup import load_profile
+from router.testbed.sweep.options import load_profile
 from router.testbed.workloads import CODEX, Workload
 
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from router.config.lookup import list_files
 from router.config.reader import read_profile_file
 from router.config.yaml_source import load as document
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.sweep import lookup
-from router.testbed.sweep.lookup import load_profile
+from router.testbed.sweep import options
+from router.testbed.sweep.options import load_profile
 from tests.paths import CONFIGS, ROOT
 
-PROFILES = list_files(lookup.PROFILES)
+PROFILES = list_files(options.PROFILES)
 DENSE = ["llama-3.1-8b-h100", "qwen3-32b-2xh100", "llama-3-70b-8xa800", "llama-3-70b-8xh100"]
 
 

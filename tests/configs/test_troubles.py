@@ -11,11 +11,11 @@ from router.config.lookup import list_files
 from router.config.reader import read_trouble_file
 from router.config.sections.simulation import TroubleFile
 from router.config.yaml_source import load as document
-from router.testbed.sweep import lookup
-from router.testbed.sweep.lookup import check_possible, load_troubles
+from router.testbed.sweep import options
+from router.testbed.sweep.options import check_possible, load_troubles
 from tests.paths import CONFIGS, ROOT
 
-TROUBLES = list_files(lookup.TROUBLES)
+TROUBLES = list_files(options.TROUBLES)
 
 
 def test_there_are_those_that_are_promised() -> None:

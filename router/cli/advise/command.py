@@ -47,16 +47,14 @@ def advise(
     from router.cli.terminal.output import readable_console, render, report_written, write_json
     from router.testbed.simulator.scenario import LinkSpeed
     from router.testbed.simulator.sizing import advise as estimate
-    from router.testbed.sweep import lookup, option_values
-    from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
+    from router.testbed.sweep import options
+    from router.testbed.workloads.model import ClosedLoopPace, lay_out
 
     if out is not None and chart:
         require()
-    fleets = [
-        option_values.parse_whole("--instances", one) for one in option_values.parse_list("--instances", instances)
-    ]
-    link = LinkSpeed(option_values.parse_number("--pool-rate", str(pool_rate)))
-    engine = lookup.load_profile(profile)
+    fleets = [options.parse_whole("--instances", one) for one in options.parse_list("--instances", instances)]
+    link = LinkSpeed(options.parse_number("--pool-rate", str(pool_rate)))
+    engine = options.load_profile(profile)
     pools = [round(gb * 1e9 / engine.kv_bytes_per_token) for gb in report.parse_sizes_gb(pool_gb)]
     requested = read(workload, seed, requests=requests, sessions=sessions, tokens=scale)
     console = readable_console()
@@ -71,7 +69,5 @@ def advise(
         return
     write_json(console, out / "advice.json", found.as_json())
     if chart:
-        from router.cli.advise.chart import draw
-
-        draw(found, out / "advice.png")
+        report.draw(found, out / "advice.png")
         report_written(console, out / "advice.png")

@@ -1,4 +1,4 @@
-"""The report of `warmroute advise`: pool sizes in GB, two tables, the main findings as sentences, all of it as JSON.
+"""The report of `warmroute advise`: pool sizes in GB, two tables, the main findings as sentences, JSON, and a chart.
 
 People give pool sizes in GB, and the estimate counts tokens; the profile's KV bytes per token convert between them.
 """
@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
+from router.cli.terminal.drawing import bare, canvas, label, save, write_heading
 from router.cli.terminal.output import Grid, make_grid, progress_bar
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.simulator.sizing import Placement, SizingAdvice, SizingCell
-from router.testbed.sweep import option_values
-from router.testbed.workloads.timeline import TimedRequest
+from router.testbed.sweep import options
+from router.testbed.workloads.model import TimedRequest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LADDER_GB = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
 LEAST_SHARE = 0.01  # of the working set: smaller pools of the ladder are not worth a column
@@ -25,6 +31,7 @@ LEAST_POINTS = 0.05
 PROGRESS_EVERY = 64  # requests
 
 Fleet = tuple[int, Placement]
+COLOURS = ("#b9d3e6", "#8ab4d4", "#5b94c0", "#2f6f9f", "#1f4e73", "#123149")
 
 
 def parse_sizes_gb(text: str | None) -> list[float]:
@@ -35,8 +42,8 @@ def parse_sizes_gb(text: str | None) -> list[float]:
     if text is None:
         return [0.0, *LADDER_GB]
     sizes = {0.0}
-    for part in option_values.parse_list("--pool-gb", text):
-        sizes.add(0.0 if part == "0" else option_values.parse_number("--pool-gb", part))
+    for part in options.parse_list("--pool-gb", text):
+        sizes.add(0.0 if part == "0" else options.parse_number("--pool-gb", part))
     return sorted(sizes)
 
 
@@ -158,3 +165,39 @@ def counting(console: Console, total: int) -> Iterator[Callable[[Iterable[TimedR
 def in_gb(gb: float) -> str:
     """Return `gb` in two significant digits, or whole from 10 on."""
     return f"{gb:,.0f}" if gb >= 10 else f"{gb:.2g}"
+
+
+def draw(report: AdviceReport, file: Path) -> None:
+    """Draw the chart to `file`. Raises WarmrouteError when it cannot be written."""
+    save(make_chart(report), file)
+
+
+def make_chart(report: AdviceReport) -> Figure:
+    """Return the chart: a panel of hits and one of prefill times."""
+    figure = canvas(10.5, 4.4)
+    hits, times = figure.subplots(1, 2)
+    _lines(hits, report, lambda cell: 100 * cell.hit_share)
+    _lines(times, report, lambda cell: 1e3 * cell.prefill_s)
+    label(hits, "hits, % of the prompts' tokens")
+    label(times, "mean prefill, ms, loading included")
+    handles, labels = hits.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8.5, title="instances")
+    write_heading(figure, f"What a pool would bring: {Path(report.workload).name} on {report.profile.name}")
+    return figure
+
+
+def _lines(axes: Axes, report: AdviceReport, figure: Callable[[SizingCell], float]) -> None:
+    """Draw a line per fleet, a colour per fleet size: solid if placed by prefix, dashed if placed at random."""
+    sizes = [report.gb(cell.pool_tokens) for cell in next(iter(report.fleets.values()))]
+    counts = sorted({instances for instances, _ in report.fleets})
+    for (instances, placement), cells in report.fleets.items():
+        colour = COLOURS[round(counts.index(instances) * (len(COLOURS) - 1) / max(1, len(counts) - 1))]
+        name = f"{instances}, {placement}" if instances > 1 else "1"
+        style: dict[str, Any] = {"ls": "-", "lw": 1.9, "marker": "o", "ms": 4}
+        if placement == "at random":
+            style = {"ls": "--", "lw": 1.2}
+        axes.plot(range(len(cells)), [figure(cell) for cell in cells], color=colour, label=name, **style)
+    axes.set_xticks(range(len(sizes)), ["none" if not size else in_gb(size) for size in sizes], rotation=40)
+    label(axes, x="pool, GB")
+    axes.set_ylim(bottom=0)
+    bare(axes, 8.5, "y")

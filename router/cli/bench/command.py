@@ -6,18 +6,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.bench import charts, tables
-from router.cli.terminal.drawing import require
-from router.cli.terminal.interrupt import cancellable
-from router.cli.terminal.output import (
-    format_now,
-    progress_bar,
-    readable_console,
-    render,
-    report_written,
-    versions,
-    write_json,
+from router.cli.bench.report import (
+    agents_chart,
+    agents_remarks,
+    agents_table,
+    layers_chart,
+    layers_remarks,
+    layers_table,
+    store_table,
 )
+from router.cli.terminal import drawing, output
+from router.cli.terminal.interrupt import cancellable
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
 from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
@@ -41,31 +40,31 @@ async def bench_layers(
     Without a seed the prompts are new ones, which engines that ran this before have not cached. Raises BenchFailed
     with fewer than two engines, WarmrouteError for a file that cannot be written.
     """
-    clock, console = clock or SystemClock(), console or readable_console()
+    clock, console = clock or SystemClock(), console or output.readable_console()
     if chart:
-        require()
+        drawing.require()
     async with stage(True) as site:
         if len(site.engines) < 2:
             raise BenchFailed("two engines are needed: one fills the pool, the other loads from it")
         prompt_seed = int(clock.wall()) if seed is None else seed
         facts = await read_engine_facts(site)
-        report = TierReport(tokens, prompt_seed, f"{versions()}, {facts.version}", facts.block_tokens)
-        with progress_bar(console) as progress, cancellable(report):
+        report = TierReport(tokens, prompt_seed, f"{output.versions()}, {facts.version}", facts.block_tokens)
+        with output.progress_bar(console) as progress, cancellable(report):
             bar = progress.add_task("layers", total=2 + len(KINDS) * repetitions)
 
             def step(kind: str) -> None:
                 progress.update(bar, description=f"prompt: {kind}", completed=progress.tasks[bar].completed + 1)
 
             await measure_tiers(site, report, repetitions, clock, step)
-    console.print(render(tables.layers_table(report)))
-    if (store := tables.store_table(report)) is not None:
-        console.print(render(store))
-    console.print(tables.layers_remarks(report), soft_wrap=True, markup=False)
-    when = format_now(clock)
-    write_json(console, out / "layers.json", summary.layers_json(report, when))
+    console.print(output.render(layers_table(report)))
+    if (store := store_table(report)) is not None:
+        console.print(output.render(store))
+    console.print(layers_remarks(report), soft_wrap=True, markup=False)
+    when = output.format_now(clock)
+    output.write_json(console, out / "layers.json", summary.layers_json(report, when))
     if chart and report.measurements:
-        charts.layers_chart(report, when, out / "layers.png")
-        report_written(console, out / "layers.png")
+        layers_chart(report, when, out / "layers.png")
+        output.report_written(console, out / "layers.png")
     return not report.interrupted
 
 
@@ -82,22 +81,22 @@ async def bench_agents(
 
     Return False when interrupted: the report is partial. Raises WarmrouteError for a file that cannot be written.
     """
-    clock, console = clock or SystemClock(), console or readable_console()
+    clock, console = clock or SystemClock(), console or output.readable_console()
     if chart:
-        require()
-    report, compared = AgentsReport(workload, versions()), default_arms(policy)
-    with progress_bar(console) as progress, cancellable(report):
+        drawing.require()
+    report, compared = AgentsReport(workload, output.versions()), default_arms(policy)
+    with output.progress_bar(console) as progress, cancellable(report):
         bars = {arm: progress.add_task(arm.name, total=workload.turns) for arm in compared}
 
         def done(arm: BenchArm, turns: int) -> None:
             progress.update(bars[arm], completed=turns)
 
         await compare_arms(report, compared, stage, out, clock, done)
-    console.print(render(tables.agents_table(report)))
-    console.print(tables.agents_remarks(report), soft_wrap=True, markup=False)
-    when = format_now(clock)
-    write_json(console, out / "agents.json", summary.agents_json(report, when))
+    console.print(output.render(agents_table(report)))
+    console.print(agents_remarks(report), soft_wrap=True, markup=False)
+    when = output.format_now(clock)
+    output.write_json(console, out / "agents.json", summary.agents_json(report, when))
     if chart and any(outcome.answers for outcome in report.outcomes):
-        charts.agents_chart(report, when, out / "agents.png")
-        report_written(console, out / "agents.png")
+        agents_chart(report, when, out / "agents.png")
+        output.report_written(console, out / "agents.png")
     return not report.interrupted

@@ -15,7 +15,7 @@ from rich.console import Console
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.cli.init.findings import EngineSurvey
+    from router.cli.init.survey import EngineSurvey
 
 
 def init(

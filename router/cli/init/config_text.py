@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from router.cli.init.findings import EngineSurvey, describe_engine, recommend
+from router.cli.init.survey import EngineSurvey, describe_engine, recommend
 from router.config.lookup import SHIPPED
 from router.config.reader import parse_config
 from router.config.schema import Config

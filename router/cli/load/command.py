@@ -8,24 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from router.cli.load.chart import load_chart
-from router.cli.terminal.drawing import require_for
+from router.cli.terminal import drawing, output
 from router.cli.terminal.interrupt import cancellable
-from router.cli.terminal.output import (
-    MISSING,
-    Grid,
-    format_now,
-    make_grid,
-    progress_bar,
-    readable_console,
-    render,
-    report_written,
-    versions,
-    write_json,
-)
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
 from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
@@ -41,8 +29,15 @@ from router.testbed.loadgen.report import (
     load_json,
     summarize_client,
     summarize_load,
+    target_name,
 )
 from router.testbed.workloads import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#2f6f9f", "#e8963a", "#4b9b6e", "#b2557f", "#7a6bb0", "#9aa3af")  # the last one: all but the busiest
+FAILED = "#c0392b"
 
 
 @dataclass(frozen=True)
@@ -73,11 +68,11 @@ async def run_load(
     Raises EndpointUnavailable, NoAnswers when every request failed, and WarmrouteError for a file that cannot be
     written.
     """
-    clock, console = clock or SystemClock(), console or readable_console()
+    clock, console = clock or SystemClock(), console or output.readable_console()
     if request.chart is not None:
-        require_for(request.chart)
+        drawing.require_for(request.chart)
     report = await _start_report(request, workload, clock)
-    with progress_bar(console) as progress, cancellable(report):
+    with output.progress_bar(console) as progress, cancellable(report):
         bar = progress.add_task("requests", total=workload.turns)
 
         def count(sent: SentRequest) -> None:
@@ -131,25 +126,25 @@ def _jobs(request: LoadRequest, report: LoadReport) -> list[LoadJob]:
 
 
 def _print_report(request: LoadRequest, report: LoadReport, clock: Clock, console: Console) -> None:
-    console.print(render(load_table(report)))
+    console.print(output.render(load_table(report)))
     for line in load_remarks(report):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
-    when = format_now(clock)
+    when = output.format_now(clock)
     if request.json is not None:
-        write_json(console, request.json, load_json(report, versions(), when))
+        output.write_json(console, request.json, load_json(report, output.versions(), when))
     if request.chart is not None and report.answers:
-        load_chart(report, versions(), when, request.chart)
-        report_written(console, request.chart)
+        load_chart(report, output.versions(), when, request.chart)
+        output.report_written(console, request.chart)
 
 
 LATE_S = 0.1  # at the 99th percentile: from here on the client's own delay is no longer small beside a TTFT
 REASONS = 5
 
 
-def load_table(report: LoadReport) -> Grid:
+def load_table(report: LoadReport) -> output.Grid:
     """Return a row per figure."""
     title = f"{report.workload.name} at {report.url}, {report.loop}"
-    return make_grid(title, ("", ""), _rows(report))
+    return output.make_grid(title, ("", ""), _rows(report))
 
 
 def _rows(report: LoadReport) -> Iterator[tuple[str, str]]:
@@ -187,8 +182,45 @@ def load_remarks(report: LoadReport) -> list[str]:
 
 
 def _ms(seconds: float | None, digits: int = 0) -> str:
-    return MISSING if seconds is None else f"{seconds * 1e3:,.{digits}f}"
+    return output.MISSING if seconds is None else f"{seconds * 1e3:,.{digits}f}"
 
 
 def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{share:.1%}"
+    return output.MISSING if share is None else f"{share:.1%}"
+
+
+def load_chart(report: LoadReport, versions: str, when: str, file: Path) -> None:
+    """Draw a report with at least one answer to `file`. Raises WarmrouteError when the file cannot be written."""
+    figure = drawing.canvas(11.0, 4.2)
+    over_time, distribution = figure.subplots(1, 2, width_ratios=(1.6, 1.0))
+    _over_time(over_time, report)
+    drawing.draw_distribution(distribution, (one.ttft_s or 0.0 for one in report.answers), COLOURS[0])
+    drawing.label(distribution, x="seconds to the first token", y="share of answers that waited no longer")
+    for axes in (over_time, distribution):
+        drawing.bare(axes, 9, "both")
+    hit = compute_hit_share(report.answers)
+    title = f"{report.workload.name}, {report.loop}: {len(report.answers):,} answers"
+    title += "" if hit is None else f", {hit:.1%} of prompt tokens from a cache"
+    drawing.write_heading(figure, title, f"{report.url}, {versions}, {when}")
+    drawing.save(figure, file)
+
+
+def _over_time(axes: Axes, report: LoadReport) -> None:
+    """Draw a dot per answer and a cross per failure; the busiest targets have their own colours."""
+    busiest = sorted(group_by_target(report).items(), key=lambda item: -item[1].requests)
+    own_colour = [target for target, _ in busiest[: len(COLOURS) - 1]]
+    groups = {target: [one for one in report.answers if target_name(one) == target] for target in sorted(own_colour)}
+    groups["others"] = [one for one in report.answers if target_name(one) not in own_colour]
+    for colour, (target, rows) in zip(COLOURS, groups.items(), strict=False):
+        if rows:
+            name = "answers" if target == UNKNOWN_TARGET else target
+            sent, waited = [one.sent_s for one in rows], [one.ttft_s or 0.0 for one in rows]
+            axes.plot(sent, waited, "o", ms=3.5, alpha=0.6, mew=0, color=colour, label=name)
+    failed = [one.sent_s for one in report.requests if one.failure is not None]
+    if failed:
+        lowest = min(one.ttft_s or 0.0 for one in report.answers)
+        axes.plot(failed, [lowest] * len(failed), "x", ms=4, color=FAILED, label="failed")
+    axes.set_yscale("log")
+    drawing.plain_numbers(axes.yaxis)
+    drawing.label(axes, x="sent at, seconds from the start", y="seconds to the first token")
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))

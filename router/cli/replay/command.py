@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import DownloadColumn
 
-from router.cli.replay import charts, tables
+from router.cli.replay.report import contended_table, draw, remarks, reproduced_table
 from router.cli.terminal.drawing import require_for
 from router.cli.terminal.interrupt import catch_interrupt
 from router.cli.terminal.output import progress_bar, readable_console, render, report_written, write_json
@@ -79,7 +79,7 @@ def replay(
     if out_json is not None:
         _write(report, reading, out_json, console)
     if chart is not None and any(one.choices for one in report.contended):
-        charts.draw(report, chart)
+        draw(report, chart)
         report_written(console, chart)
     if not reading.interrupted and any(not one.whole and not one.learns for one in report.reproduced):
         raise NotReproduced(f"{report.choices - report.same:,} of {report.choices:,} choices were not reproduced")
@@ -119,10 +119,10 @@ def _size(file: Path) -> int:
 
 def _print_report(report: ReplayReport, reading: LogReading, console: Console) -> None:
     if report.reproduced:
-        console.print(render(tables.reproduced_table(report)))
+        console.print(render(reproduced_table(report)))
     if report.contended:
-        console.print(render(tables.contended_table(report)))
-    lines = tables.remarks(report)
+        console.print(render(contended_table(report)))
+    lines = remarks(report)
     if reading.bad:
         lines.append(f"[red]{reading.bad:,} lines could not be read and were skipped:[/]")
         lines += [f"  {escape(line)}" for line in reading.first_bad]

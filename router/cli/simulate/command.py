@@ -1,4 +1,4 @@
-"""`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a page.
+"""`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a report.
 
 Ctrl-C ends the simulation, not the report: what was done so far is reported and marked as partial.
 """
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from router.cli.simulate import charts, grids, page, plots
+from router.cli.simulate import report
+from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
 from router.cli.terminal.interrupt import catch_interrupt
 from router.cli.terminal.output import progress_bar, render, writing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.sweep import results
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.comparison import compare, summarize_capacities
+from router.testbed.sweep.comparison import compare, encode_results, summarize_capacities
 from router.testbed.sweep.parallel import run_parallel
 from router.testbed.sweep.spec import SweepSpec, make_cells
 
@@ -68,27 +68,25 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
     cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))
     tasks = cells if output.capacity_share is None else _searches(cells, output.capacity_share)
     done = _run(tasks, output.jobs or os.cpu_count() or 1, notes)
-    encoded = results.encode_results(
-        spec, cells, done.measured, done.capacities, done.failed, complete=not done.interrupted
-    )
-    report = _report(output.command_line, spec, cells, done)
+    encoded = encode_results(spec, cells, done.measured, done.capacities, done.failed, complete=not done.interrupted)
+    page = _report(output.command_line, spec, cells, done)
     if output.json:
         console.out(encoded.decode(), end="", highlight=False)
     else:
-        _print_report(report, console)
+        _print_report(page, console)
     if output.out is not None:
-        _write(output.out, encoded, report, done if output.chart else None, notes)
+        _write(output.out, encoded, page, done if output.chart else None, notes)
     if done.failed and not done.measured and not done.capacities:
         raise AllCellsFailed(f"nothing was simulated: all {len(done.failed)} cells failed")
     return not done.interrupted
 
 
-def _report(command_line: str, spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> page.ResultPage:
-    return page.ResultPage(
+def _report(command_line: str, spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> report.ResultPage:
+    return report.ResultPage(
         command_line,
-        tuple(grids.of_comparison(table) for table in compare(done.measured)),
-        tuple(grids.of_capacities(summarize_capacities(done.capacities))),
-        (*grids.fault_remarks(cells, done.measured), *grids.remarks(done.failed, done.interrupted, spec.seeds)),
+        tuple(report.of_comparison(table) for table in compare(done.measured)),
+        tuple(report.of_capacities(summarize_capacities(done.capacities))),
+        (*report.fault_remarks(cells, done.measured), *report.remarks(done.failed, done.interrupted, spec.seeds)),
     )
 
 
@@ -118,20 +116,20 @@ def _run(tasks: Sequence[SweepCell | CapacitySearch], jobs: int, console: Consol
         )
 
 
-def _print_report(report: page.ResultPage, console: Console) -> None:
-    for grid in (*report.comparisons, *report.capacities):
+def _print_report(results: report.ResultPage, console: Console) -> None:
+    for grid in (*results.comparisons, *results.capacities):
         console.print(render(grid))
-    for line in report.remarks:
+    for line in results.remarks:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _write(out: Path, encoded: bytes, report: page.ResultPage, drawn: SweepResult | None, console: Console) -> None:
-    """Write the files; `drawn` is what the charts show, None writes neither charts nor page."""
+def _write(out: Path, encoded: bytes, results: report.ResultPage, drawn: SweepResult | None, console: Console) -> None:
+    """Write the files; `drawn` is what the charts show, None writes neither charts nor report."""
     files = {"simulate.json": encoded}
     if drawn is not None:
-        figures = charts.make_charts(compare(drawn.measured), summarize_capacities(drawn.capacities))
-        files |= {f"{name}.png": plots.png(figure) for name, figure in figures.items()}
-        files["simulate.html"] = page.html(report, [plots.svg(figure) for figure in figures.values()]).encode()
+        figures = make_charts(compare(drawn.measured), summarize_capacities(drawn.capacities))
+        files |= {f"{name}.png": png(figure) for name, figure in figures.items()}
+        files["simulate.html"] = report.html(results, [svg(figure) for figure in figures.values()]).encode()
     for name, data in files.items():
         with writing(out / name, "--out"):
             (out / name).write_bytes(data)

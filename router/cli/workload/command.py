@@ -80,7 +80,7 @@ def write(
     says little about agents on a fleet that is slower than assumed.
     """
     from router.testbed.workloads.export import encode_mooncake, write_lines
-    from router.testbed.workloads.timeline import ClosedLoopPace
+    from router.testbed.workloads.model import ClosedLoopPace
 
     chosen = read(name, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
     count = write_lines(out, encode_mooncake(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))

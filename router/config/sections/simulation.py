@@ -6,7 +6,7 @@ In a profile a number without a source is an opinion, so each number is written 
 
 `router/testbed/engine_profile.py` defines what the numbers mean together and has the same fields. In a trouble file
 every key is optional and at least one is required; times are seconds of the simulation, and `Trouble` in
-`router/testbed/simulator/scenario.py` applies the faults. `router/testbed/sweep/lookup.py` converts both.
+`router/testbed/simulator/scenario.py` applies the faults. `router/testbed/sweep/options.py` converts both.
 """
 
 from __future__ import annotations

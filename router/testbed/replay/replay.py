@@ -3,6 +3,11 @@
     every choice of a record (retries and prefill halves too)  ->  the policy that made it: the same target?
     the first choice                                           ->  every contender: which target, at what gain or loss
 
+A choice depends on the view and the policy's definition only, so each must come out as logged. One that does not is a
+bug and is reported: in a plug-in that reads a clock or has a random generator of its own, in a version that decides
+otherwise, or in Warmroute. Only a plug-in that learns from choices and outcomes may differ: what it had learned is in
+no log.
+
 Contenders get only the first choice: a retry exists because the first choice failed, and the candidates for prefill
 depend on the target that answers, so neither would have come up for a policy that chose another target.
 """
@@ -16,16 +21,79 @@ from pydantic import ValidationError
 
 from router.errors import ConfigError
 from router.scheduling.experiments.regret import YARDSTICK
-from router.scheduling.policy.decision import FALLBACK
-from router.scheduling.policy.policy import Policy, build_policy, fallback_policy
+from router.scheduling.policy.decision import FALLBACK, Part
+from router.scheduling.policy.policy import Policy, PolicyFault, build_policy, fallback_policy
 from router.telemetry.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
 from router.testbed.replay.contender import Contender, ContenderResult
-from router.testbed.replay.reproduction import Reproduction, ReproductionResult
 from scorers.contract import Row, View
 from scorers.registry import Registry, load_registry
 
 NO_SPEC = "it was built by hand: the log does not hold its definition"
 NO_LINE = "the log has no line with its definition"
+NAMED = 5
+
+
+class DifferentChoice(msgspec.Struct, frozen=True):
+    """A choice that came out different."""
+
+    record: str
+    part: Part
+    logged: str  # target
+    replayed: str  # target, or the reason why there is none
+
+
+class ReproductionResult(msgspec.Struct, frozen=True):
+    """Counts of a policy's logged choices, decided again."""
+
+    policy: str
+    digest: str
+    choices: int
+    same: int
+    learns: bool  # its choices may depend on what no log holds
+    first: tuple[DifferentChoice, ...]  # of the choices that differ
+    unbuilt: str | None  # the reason why it could not be built; None: it was
+
+    @property
+    def whole(self) -> bool:
+        """Return whether every choice came out the same."""
+        return self.same == self.choices
+
+
+class Reproduction:
+    """Decides a policy's choices again.
+
+    `policy` None: it could not be built, for the reason `unbuilt`; its choices count as not reproduced.
+    """
+
+    def __init__(self, name: str, digest: str, policy: Policy | None, unbuilt: str | None = None) -> None:
+        self.policy = policy
+        self._name, self._digest, self._unbuilt = name, digest, unbuilt
+        self._choices = self._same = 0
+        self._learns = False
+        self._first: list[DifferentChoice] = []
+
+    def add(self, record: str, view: View, part: Part, logged: str) -> None:
+        """Decide on `view` again; `logged` is the target that was chosen."""
+        self._choices += 1
+        if self.policy is None:
+            return
+        try:
+            again = self.policy.decide(view, part)
+        except PolicyFault as fault:
+            replayed = str(fault)
+        else:
+            replayed = again.target
+            self._learns = self._learns or bool(again.learners)
+        if replayed == logged:
+            self._same += 1
+        elif len(self._first) < NAMED:
+            self._first.append(DifferentChoice(record, part, logged, replayed))
+
+    def result(self) -> ReproductionResult:
+        """Return the counts so far."""
+        return ReproductionResult(
+            self._name, self._digest, self._choices, self._same, self._learns, tuple(self._first), self._unbuilt
+        )
 
 
 class ReplayReport(msgspec.Struct, frozen=True):

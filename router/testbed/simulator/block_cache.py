@@ -1,11 +1,12 @@
-"""One instance's KV cache by block names: room shared by live and idle blocks, least recently used evicted first.
+"""KV by block names: one instance's cache, and the pool or host memory outside of its GPUs.
 
-    capacity = named blocks in use + tokens of live requests that have no name yet + idle named blocks
+    capacity of a cache = named blocks in use + tokens of live requests that have no name yet + idle named blocks
 
-Idle blocks can be evicted. A request's blocks become idle in reverse, so its tail goes before its head and a shared
-prefix goes last. So a cached block is cached with all blocks before it, and the cached prefix of a prompt is found by
-bisection. The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its
-name, and one that is computed twice at the same time is cached once.
+Idle blocks can be evicted, least recently used first. A request's blocks become idle in reverse, so its tail goes
+before its head and a shared prefix goes last. So a cached block is cached with all blocks before it, and the cached
+prefix of a prompt is found by bisection. Saving or loading a prompt outside uses its tail first, for the same reason.
+The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its name, and one
+that is computed twice at the same time is cached once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.workloads.block_names import NamedTokens
 
 
@@ -105,3 +107,46 @@ class BlockCache:
             parent = EngineHash(names[first - 1]) if first else None
             hashes, tokens = [EngineHash(name) for name in new], NamedTokens(new, size)
             self.events.append(BlocksStored(hashes, parent, tokens, size, Tier.GPU, 0, None, None, None))
+
+
+class KvTier:
+    """The blocks in the pool that a fleet shares, or in a host's memory; the least recently used goes first."""
+
+    def __init__(self, tokens: int, block_tokens: int) -> None:
+        self._capacity = tokens // block_tokens
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self.away = False  # it answers no request
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def count_held(self, names: Sequence[int]) -> int:
+        """Return how many leading blocks of `names` are held; 0 while away."""
+        if self.away:
+            return 0
+        blocks = self._blocks
+        return bisect_left(names, True, key=lambda name: name not in blocks)
+
+    def use(self, names: Sequence[int]) -> None:
+        """Save or load these blocks: add new ones, and evict those unused for longest."""
+        if self.away:
+            return
+        blocks = self._blocks
+        for name in reversed(names):
+            blocks[name] = None
+            blocks.move_to_end(name)
+        while len(blocks) > self._capacity:
+            blocks.popitem(last=False)
+
+
+class TransferLink:
+    """One instance's own link to a `KvTier` or a peer; loads follow each other."""
+
+    def __init__(self, link: LinkSpeed) -> None:
+        self._link = link
+        self._free_at_s = 0.0
+
+    def load(self, tokens: int, now: float) -> float:
+        """Return when a load of `tokens` that is requested now ends."""
+        self._free_at_s = max(now, self._free_at_s) + self._link.base_ms / 1e3 + tokens / self._link.tokens_per_s
+        return self._free_at_s

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from router.kvcache.events import EventBatch
 from router.testbed.rng import Rng
+from router.testbed.simulator.block_cache import KvTier, TransferLink
 from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
-from router.testbed.simulator.kv_tier import KvTier, TransferLink
 from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.scenario import InstanceFailure, Scenario

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from router.fleet.engine_facts import Gauges
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.block_cache import BlockCache
-from router.testbed.simulator.kv_tier import KvTier, TransferLink
+from router.testbed.simulator.block_cache import BlockCache, KvTier, TransferLink
 
 
 @dataclass(slots=True, eq=False)

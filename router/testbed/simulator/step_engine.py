@@ -36,8 +36,7 @@ from router.testbed.simulator.engine_types import (
     SequenceRequest,
     StepResult,
 )
-from router.testbed.simulator.kv_loads import KvLoad, KvLoads
-from router.testbed.simulator.sequence import Sequence
+from router.testbed.simulator.sequence import KvLoad, KvLoads, Sequence
 
 
 class StepEngine:

@@ -15,9 +15,8 @@ from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import lookup, option_values
-from router.testbed.sweep.cells import LoadLevel, SweepCell, WorkloadSource
-from router.testbed.sweep.fleets import FleetOption
+from router.testbed.sweep import options
+from router.testbed.sweep.cells import FleetOption, LoadLevel, SweepCell, WorkloadSource
 from router.testbed.workloads.source import WorkloadSpec
 
 T = TypeVar("T")
@@ -48,8 +47,8 @@ class SweepSpec:
     prefills: int = 0
     profile: str = PROFILE
     kv_tokens: int | None = None
-    pool: str = option_values.OFF
-    host_memory: str = option_values.OFF
+    pool: str = options.OFF
+    host_memory: str = options.OFF
     rate: str | None = None
     rho: str | None = None
     sessions_per_instance: str | None = None
@@ -57,7 +56,7 @@ class SweepSpec:
     admission: bool = False
     lags: str = "50:250"
     routers: int = 1
-    trouble: str = option_values.OFF
+    trouble: str = options.OFF
     seeds: int = 1
     first_seed: int = 1
     warmup_s: float = 0.0
@@ -83,7 +82,7 @@ def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[Swee
             problems.append(str(wrong))
             return None
 
-    rules = attempt(lambda: lookup.load_policies(spec.policies, spec.policies_dir or lookup.POLICIES))
+    rules = attempt(lambda: options.load_policies(spec.policies, spec.policies_dir or options.POLICIES))
     fleets = attempt(lambda: _fleets(spec))
     closed = attempt(lambda: source.workload(spec.first_seed, on_unusable).is_closed)
     loads = None if closed is None else attempt(lambda: _loads(spec, closed))
@@ -113,10 +112,7 @@ def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[Swee
 
 
 def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
-    sizes = [
-        option_values.parse_whole("--instances", text)
-        for text in option_values.parse_list("--instances", spec.instances)
-    ]
+    sizes = [options.parse_whole("--instances", text) for text in options.parse_list("--instances", spec.instances)]
     if spec.prefills and spec.prefills >= min(sizes):
         raise ConfigError(
             f"--prefills: {spec.prefills} of {min(sizes)} instances leave none to decode; "
@@ -124,14 +120,14 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
         )
     if spec.routers > min(sizes):
         raise ConfigError(f"--routers: {spec.routers} routers for {min(sizes)} instances; give at most {min(sizes)}")
-    pools = option_values.parse_list("--pool", spec.pool)
-    memories = option_values.parse_list("--host-memory", spec.host_memory)
-    troubles = lookup.load_troubles(spec.trouble)
+    pools = options.parse_list("--pool", spec.pool)
+    memories = options.parse_list("--host-memory", spec.host_memory)
+    troubles = options.load_troubles(spec.trouble)
     for name, trouble in troubles.items():
-        lookup.check_possible(
-            name, trouble, instances=min(sizes), prefills=spec.prefills, pooled=pools != [option_values.OFF]
+        options.check_possible(
+            name, trouble, instances=min(sizes), prefills=spec.prefills, pooled=pools != [options.OFF]
         )
-    profile, lags = _profile(spec), option_values.parse_lags(spec.lags)
+    profile, lags = _profile(spec), options.parse_lags(spec.lags)
     fleets = [
         FleetOption(size, spec.prefills, pool, memory, spec.admission, spec.routers, trouble)
         for size, pool, memory, trouble in product(sizes, pools, memories, troubles)
@@ -140,7 +136,7 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
 
 
 def _profile(spec: SweepSpec) -> EngineProfile:
-    profile = lookup.load_profile(spec.profile)
+    profile = options.load_profile(spec.profile)
     return profile if spec.kv_tokens is None else replace(profile, kv_tokens=spec.kv_tokens)
 
 
@@ -162,6 +158,4 @@ def _loads(spec: SweepSpec, closed: bool) -> list[LoadLevel]:
             f"{option}: {spec.workload} is an open workload, whose requests do not wait for answers; "
             f"set their rate with {LOADS['rho']} or {LOADS['rate']}"
         )
-    return [
-        LoadLevel(kind, option_values.parse_number(option, part)) for part in option_values.parse_list(option, text)
-    ]
+    return [LoadLevel(kind, options.parse_number(option, part)) for part in options.parse_list(option, text)]

@@ -16,9 +16,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.model import Session, Span, Workload, session_contexts
+from router.testbed.workloads.model import ClosedLoopPace, Session, Span, Workload, lay_out, session_contexts
 from router.testbed.workloads.offered_load import arrival_rate
-from router.testbed.workloads.timeline import ClosedLoopPace, lay_out
 
 
 class WorkloadStatistics(NamedTuple):

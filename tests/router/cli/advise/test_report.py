@@ -1,15 +1,16 @@
-"""Advice in words: sizes, the ladder's columns, and sentences whose figures are the cells'."""
+"""The report of advice: sizes, tables, sentences, and a chart with a line per fleet."""
 
 from __future__ import annotations
 
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from router.cli.advise.report import LADDER_GB, AdviceReport, in_gb, parse_sizes_gb
+from router.cli.advise.report import LADDER_GB, AdviceReport, draw, in_gb, make_chart, parse_sizes_gb
 from router.cli.terminal.output import render
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
@@ -117,3 +118,16 @@ def test_kv_bytes_turn_tokens_into_gb() -> None:
         whole_ladder=True,
     )
     assert bigger.title().endswith("700 GB")
+
+
+def test_a_line_per_fleet() -> None:
+    hits, times, *_ = make_chart(some()).axes
+    assert [line.get_label() for line in hits.get_lines()] == ["1", "2, by prefix", "2, at random"]
+    assert list(hits.get_lines()[0].get_ydata()) == [10.0, 11.0, 18.3, 19.0]
+    assert list(times.get_lines()[2].get_ydata()) == [356, 350, 350, 350]
+    assert [label.get_text() for label in times.get_xticklabels()] == ["none", "200", "400", "900"]
+
+
+def test_a_file(tmp_path: Path) -> None:
+    draw(some(), tmp_path / "new" / "advice.png")
+    assert (tmp_path / "new" / "advice.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from router.cli.init.config_text import config_of_urls, config_text, parse_tokenizers
-from router.cli.init.findings import EngineSurvey
+from router.cli.init.survey import EngineSurvey
 from router.config.reader import parse_config
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard

@@ -1,4 +1,4 @@
-"""The load as a command: what it shows and writes, and what it says when there is little or nothing to show."""
+"""`warmroute load` against an endpoint: its report, and its chart, drawn whatever is in the report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.cli.load.command import REASONS, LoadRequest, NoAnswers, load_remarks, load_table, run_load
+from router.cli.load.command import (
+    COLOURS,
+    REASONS,
+    LoadRequest,
+    NoAnswers,
+    load_chart,
+    load_remarks,
+    load_table,
+    run_load,
+)
 from router.cli.terminal.output import render
-from router.errors import ConfigError
+from router.errors import ConfigError, WarmrouteError
 from router.testbed.loadgen.calibration import EndpointUnavailable
 from router.testbed.loadgen.report import LoadReport
 from router.testbed.workloads import CODEX, GROUPS, Workload
@@ -24,6 +33,7 @@ from tests.router.testbed.bench.rows import answered, failed, loaded
 
 NOBODY = "http://127.0.0.1:1"
 AGENTS = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
+MANY = [answered(target=f"engine-{number}/0", sent_s=float(number)) for number in range(2 * len(COLOURS))]
 
 
 def console() -> Console:
@@ -188,3 +198,30 @@ def test_a_late_client_a_lost_process_and_an_interruption_are_told() -> None:
     assert "--processes" in late
     assert lost == "client process 1 ended with status -9"
     assert "interrupted" in part
+
+
+@pytest.mark.parametrize(
+    "some",
+    [loaded(answered()), loaded(answered(target=None), failed(None, "gone")), loaded(*MANY)],
+    ids=["one", "without targets", "more targets than colours"],
+)
+def test_a_png_is_drawn(some: LoadReport, tmp_path: Path) -> None:
+    load_chart(some, "warmroute 0", "now", tmp_path / "deep" / "load.png")
+    assert (tmp_path / "deep" / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_svg_names_the_busiest_targets_and_failures(tmp_path: Path) -> None:
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):
+        load_chart(loaded(*MANY, MANY[0], failed(503, "no")), "warmroute 0", "now", tmp_path / "load.svg")
+    drawn = (tmp_path / "load.svg").read_text()
+    assert "engine-0/0" in drawn
+    assert ">others<" in drawn
+    assert ">failed<" in drawn
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WarmrouteError, match="--chart"):
+        load_chart(loaded(answered()), "warmroute 0", "now", tmp_path / "file" / "load.png")

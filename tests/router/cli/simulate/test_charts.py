@@ -6,12 +6,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from router.cli.simulate.charts import make_charts
-from router.cli.simulate.plots import COLOURS, OTHER, TITLE, PlotLine, line_chart, png, svg
+from router.cli.simulate.charts import COLOURS, OTHER, TITLE, PlotLine, line_chart, make_charts, png, svg
 from router.testbed.simulator.scenario import Trouble
-from router.testbed.sweep.cells import LoadLevel
+from router.testbed.sweep.cells import FleetOption, LoadLevel
 from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, compare
-from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.cli.replay.tables import remarks
+from router.cli.replay.report import remarks
 from router.config import schema
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.shortlist import SMALL
 from router.telemetry.decision_log.format import LoggedPolicy
-from router.testbed.replay.replay import NO_LINE, NO_SPEC, Replay, ReplayReport
-from router.testbed.replay.reproduction import DifferentChoice
+from router.testbed.replay.replay import NO_LINE, NO_SPEC, DifferentChoice, Replay, ReplayReport
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, View

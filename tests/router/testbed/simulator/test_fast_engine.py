@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator import step_engine
+from router.testbed.simulator.block_cache import KvTier, TransferLink
 from router.testbed.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
-from router.testbed.simulator.kv_tier import KvTier, TransferLink
 from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.workloads import Span, make_token_ids
 from router.testbed.workloads.block_names import SessionContext

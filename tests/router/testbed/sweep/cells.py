@@ -6,8 +6,7 @@ from router.config.schema import PluginConfig, PolicyConfig, WeightedPluginConfi
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures
 from router.testbed.simulator.scenario import EventLags, Trouble
-from router.testbed.sweep.cells import CellResult, LoadLevel, SweepCell, WorkloadSource
-from router.testbed.sweep.fleets import FleetOption
+from router.testbed.sweep.cells import CellResult, FleetOption, LoadLevel, SweepCell, WorkloadSource
 
 PROFILE = EngineProfile(
     name="small",

@@ -6,7 +6,7 @@ import pytest
 
 from router.testbed.simulator.scenario import Trouble
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch, TriedLoad
-from router.testbed.sweep.cells import LoadLevel
+from router.testbed.sweep.cells import FleetOption, LoadLevel
 from router.testbed.sweep.comparison import (
     COLUMNS,
     FigureValue,
@@ -17,7 +17,6 @@ from router.testbed.sweep.comparison import (
     select_columns,
     summarize_capacities,
 )
-from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result, some_figures
 
 

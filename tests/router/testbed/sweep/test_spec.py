@@ -9,8 +9,7 @@ import pytest
 
 from router.errors import ConfigError
 from router.testbed.simulator.scenario import EventLags, Trouble
-from router.testbed.sweep.cells import LoadLevel, SweepCell
-from router.testbed.sweep.fleets import FleetOption
+from router.testbed.sweep.cells import FleetOption, LoadLevel, SweepCell
 from router.testbed.sweep.spec import SweepSpec, make_cells
 
 HEARD: list[str] = []

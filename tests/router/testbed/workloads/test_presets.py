@@ -1,16 +1,19 @@
-"""Every preset has what was published of its model, whatever the seed."""
+"""Presets: what they generate, and their statistics beside the published ones."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from statistics import quantiles
 
 import pytest
 
-from router.testbed.workloads import CODEX, PRESETS, PUBLISHED, SCALING
+from router.testbed.workloads import CODEX, GROUPS, PRESETS, PUBLISHED, SCALING, TOOLS
 from router.testbed.workloads.statistics import compute_statistics
 
 SEEDS = pytest.mark.parametrize("seed", [1, 2])
+SMALL = CODEX.scale(sessions=5 / 610, tokens=0.1, turns=0.3)
+SMALL_OPEN = replace(TOOLS, requests=400)
 
 
 @SEEDS
@@ -82,3 +85,89 @@ def test_tools_has_its_published_statistics(seed: int) -> None:
 def test_published_statistics_are_of_presets() -> None:
     assert PUBLISHED.keys() == PRESETS.keys()
     assert all(preset.name == name for name, preset in PRESETS.items())
+
+
+def test_a_workload_follows_from_its_seed() -> None:
+    assert SMALL.workload(1) == SMALL.workload(1)
+    assert SMALL.workload(1).sessions != SMALL.workload(2).sessions
+
+
+def test_a_turn_keeps_all_but_the_tail_of_what_was_said() -> None:
+    for session in SMALL.workload(4).sessions:
+        first, *later = session.turns
+        assert first.context_tokens == 0
+        assert first.fresh[0].tokens == SMALL.shared_tokens
+        for before, turn in zip(session.turns, later, strict=False):
+            context = before.prompt_tokens + before.output_tokens
+            assert turn.context_tokens == max(SMALL.shared_tokens, context - SMALL.rendered_tokens)
+            assert turn.prompt_tokens > context  # it grows by the answer and something new
+
+
+def test_nothing_rendered_anew_is_all_kept() -> None:
+    (session, *_) = SCALING.workload(1).sessions
+    assert [turn.context_tokens for turn in session.turns[:3]] == [0, 30_900, 30_900 + 2_948]
+    assert [turn.prompt_tokens for turn in session.turns[:3]] == [30_000, 32_948, 35_896]
+    assert all(turn.think_s == 0 for turn in session.turns)
+
+
+def test_scaling_keeps_the_shape() -> None:
+    one = CODEX.scale(sessions=1 / 610)
+    (whole,), (tenth,) = one.workload(5).sessions, one.scale(tokens=0.1, think=0.5).workload(5).sessions
+    assert len(whole.turns) == len(tenth.turns)
+    for large, small in zip(whole.turns, tenth.turns, strict=True):
+        assert small.prompt_tokens == pytest.approx(large.prompt_tokens / 10, rel=0.02)
+        assert small.think_s == pytest.approx(large.think_s / 2)
+
+
+def test_a_session_ends_before_the_cap() -> None:
+    capped = replace(CODEX, sessions=50, cap_tokens=40_000)
+    real = compute_statistics(capped.workload(1), 16)
+    assert 30_000 < real.longest_tokens <= 40_000
+    assert real.median_turns < 20
+
+
+def test_an_open_workload_follows_from_its_seed() -> None:
+    assert SMALL_OPEN.workload(1) == SMALL_OPEN.workload(1)
+    assert SMALL_OPEN.workload(1).sessions != SMALL_OPEN.workload(2).sessions
+    assert not SMALL_OPEN.workload(1).is_closed
+
+
+def test_another_rate_only_moves_requests() -> None:
+    slow, fast = (replace(SMALL_OPEN, per_s=rate).workload(3).sessions for rate in (1.0, 4.0))
+    for one, other in zip(slow, fast, strict=True):
+        assert other.start_s == pytest.approx(one.start_s / 4)
+        assert other.turns == one.turns
+
+
+def test_scaling_keeps_choices_and_times() -> None:
+    whole, half = SMALL_OPEN.workload(3).sessions, SMALL_OPEN.scale(tokens=0.5).workload(3).sessions
+    for one, other in zip(whole, half, strict=True):
+        assert other.start_s == one.start_s
+        assert [span.source for span in other.turns[0].fresh] == [span.source for span in one.turns[0].fresh]
+        assert other.turns[0].prompt_tokens == pytest.approx(one.turns[0].prompt_tokens / 2, abs=2)
+
+
+def test_more_requests_begin_with_the_same_ones() -> None:
+    assert list(replace(SMALL_OPEN, requests=50).workload(5).sessions) == list(SMALL_OPEN.workload(5).sessions[:50])
+
+
+def test_every_group_is_asked_for_alike() -> None:
+    asked = Counter(session.turns[0].fresh[0].source for session in GROUPS.workload(1).sessions)
+    assert len(asked) == 150
+    # 6,000 / 150 = 40 each, sd sqrt(40) = 6.3: of 150 none further off than 4 sd
+    assert all(abs(count - 40) < 26 for count in asked.values())
+
+
+def test_the_first_tool_is_the_hottest() -> None:
+    fresh = [session.turns[0].fresh for session in TOOLS.workload(1).sessions]
+    asked = sorted(Counter(spans[0].source for spans in fresh if len(spans) == 2).values(), reverse=True)
+    assert len(asked) == 12
+    # the harmonic sum to 12 is 3.103: the first has 0.8 x 23,608 / 3.103 = 6,086, the twelfth a twelfth of that
+    assert asked[0] == pytest.approx(6_086, rel=0.05)
+    assert asked[-1] == pytest.approx(507, rel=0.2)
+    assert sum(asked) == pytest.approx(0.8 * 23_608, rel=0.02)
+
+
+def test_nobody_shares_what_is_its_own() -> None:
+    own = [session.turns[0].fresh[-1].source for session in SMALL_OPEN.workload(1).sessions]
+    assert len(set(own)) == len(own)

@@ -1,6 +1,7 @@
-"""Policies, profiles and troubles for a simulation, by name or file: from YAML to the values that it computes with.
+"""Values of command-line options, from text such as `4,8,32` or `50:250`, and from the names of files.
 
-Names are those of the files that ship with Warmroute, or of another folder; a path with a YAML suffix is a file.
+Policies, profiles and troubles are files: a name is that of a file that ships with Warmroute, or of another folder; a
+path with a YAML suffix is a file. Each error names the option, the text found and what is expected.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from router.config.lookup import SHIPPED, list_files, load_each, resolve_file
 from router.config.reader import read_policy_file, read_profile_file, read_trouble_file
@@ -17,11 +19,68 @@ from router.config.sections.simulation import FaultWindow, TroubleFile
 from router.errors import ConfigError
 from router.scheduling.policy.policy import build_policies
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep.option_values import OFF, parse_list
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, Trouble
 
 POLICIES, PROFILES, TROUBLES = (SHIPPED / kind for kind in ("policies", "profiles", "troubles"))
 ALL = "all"
+OFF = "off"
+
+
+class MemoryOption(NamedTuple):
+    """A pool or a host's memory."""
+
+    tokens_per_s: float  # of one instance's link
+    tokens: int | None  # its size; None: not given
+
+
+def parse_list(option: str, text: str) -> list[str]:
+    """Return the parts between commas, each once, in order. Raises ConfigError when there are none."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise ConfigError(f"{option}: no value found, expected one or several with commas between them")
+    return list(dict.fromkeys(found))
+
+
+def parse_whole(option: str, text: str, least: int = 1) -> int:
+    """Return a whole number from `least` on. Raises ConfigError."""
+    value = parse_number(option, text)
+    if value != int(value) or value < least:
+        raise ConfigError(f"{option}: found {text!r}, expected a whole number from {least} on")
+    return int(value)
+
+
+def parse_number(option: str, text: str) -> float:
+    """Return a number above 0, such as `2e6` or `150_000`. Raises ConfigError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{option}: found {text!r}, expected a number above 0")
+    return value
+
+
+def parse_memory(option: str, text: str) -> MemoryOption | None:
+    """Return the value of `TOKENS_PER_S` or `TOKENS_PER_S:TOKENS`; None for `off`. Raises ConfigError."""
+    if text == OFF:
+        return None
+    rate, colon, size = text.partition(":")
+    return MemoryOption(parse_number(option, rate), parse_whole(option, size) if colon else None)
+
+
+def parse_lags(text: str) -> EventLags:
+    """Return the value of `EVENTS:POLLS` in milliseconds, where EVENTS may be 0. Raises ConfigError."""
+    events, colon, polls = text.partition(":")
+    try:
+        found = EventLags(float(events) / 1e3, float(polls) / 1e3)
+    except ValueError:
+        found = EventLags(-1.0)
+    if not colon or not 0 <= found.events_s < float("inf") or not 0 < found.metrics_s < float("inf"):
+        raise ConfigError(
+            f"--lags: found {text!r}, expected two numbers in milliseconds: from a cached block to the router's index, "
+            "and between two polls of an instance, as 50:250"
+        )
+    return found
 
 
 def load_policies(names: Sequence[str], folder: Path = POLICIES) -> dict[str, PolicyConfig]:

@@ -1,4 +1,4 @@
-"""What is told, as rows of text; on the terminal; on the page."""
+"""What is told, as rows of text; on the terminal; on the report."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from math import inf
 
 from rich.console import Console
 
-from router.cli.simulate import grids, page
-from router.cli.simulate.grids import FaultRemark, describe_trouble, fault_remarks
+from router.cli.simulate import report
+from router.cli.simulate.report import FaultRemark, describe_trouble, fault_remarks
 from router.cli.terminal.output import Grid, GridEntry, render
 from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep.cells import CellFailure, LoadLevel
+from router.testbed.sweep.cells import CellFailure, FleetOption, LoadLevel
 from router.testbed.sweep.comparison import CapacityTable, FigureValue, compare
-from router.testbed.sweep.fleets import FleetOption
 from tests.router.testbed.sweep.cells import a_cell, a_result
 
 
 def a_grid() -> Grid:
     slow, fast = a_result(a_cell("slow"), ttft_p90_s=2.0, ttft_mean_s=None), a_result(a_cell("<fast>"), ttft_p90_s=1.25)
     (table,) = compare([slow, fast])
-    return grids.of_comparison(table)
+    return report.of_comparison(table)
 
 
 def test_a_row_per_policy_the_best_known_and_the_missing_shown() -> None:
@@ -36,7 +35,7 @@ def test_a_row_per_policy_the_best_known_and_the_missing_shown() -> None:
 
 def test_seeds_bring_their_spread_to_the_headline_figures_only() -> None:
     (table,) = compare([a_result(a_cell(seed=1), ttft_p90_s=1.0), a_result(a_cell(seed=2), ttft_p90_s=3.0)])
-    grid = grids.of_comparison(table)
+    grid = report.of_comparison(table)
     told = dict(zip(grid.heads, grid.rows[0], strict=True))
     assert told["p90"].text == "2.00 ±1.00"
     assert told["p99"].text == "1.00"
@@ -51,7 +50,7 @@ def test_capacities_a_grid_per_fleet() -> None:
         ),
         CapacityTable("a", FleetOption(8), "rate", None, None, None, bounded=True),
     ]
-    small, large = grids.of_capacities(found)
+    small, large = report.of_capacities(found)
     assert small.title == "Capacity of 4 instances, no pool"
     assert [row[1] for row in small.rows] == [GridEntry("at least 6.00 ±0.50", best=True), GridEntry("4.00")]
     assert [row[3].text for row in small.rows] == ["91.0%", "90.5%"]
@@ -60,11 +59,11 @@ def test_capacities_a_grid_per_fleet() -> None:
 
 def test_what_went_wrong_is_said() -> None:
     failed = [CellFailure("warm, 8 instances", "MemoryError")]
-    said = grids.remarks(failed, interrupted=True, seeds=3)
+    said = report.remarks(failed, interrupted=True, seeds=3)
     assert said[0] == "warm, 8 instances failed: MemoryError"
     assert "3 seeds" in said[1]
     assert said[2].startswith("Interrupted")
-    assert grids.remarks([], interrupted=False, seeds=1) == []
+    assert report.remarks([], interrupted=False, seeds=1) == []
 
 
 def test_the_terminal_marks_the_best_with_a_star() -> None:
@@ -92,9 +91,9 @@ class Outline(HTMLParser):
 
 
 def test_the_page_holds_all_and_needs_nothing_from_elsewhere() -> None:
-    told = page.ResultPage("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
+    told = report.ResultPage("warmroute simulate -p '<fast>'", (a_grid(),), (), ("One & two.",))
     outline = Outline()
-    outline.feed(page.html(told, ['<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><path/></svg>']))
+    outline.feed(report.html(told, ['<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><path/></svg>']))
     assert {"warmroute simulate -p '<fast>'", "One & two."} <= set(outline.text.splitlines())
     assert "1.25" in outline.text
     assert [attributes for tag, attributes in outline.tags if tag == "td"].count({"class": "best"}) == 1

@@ -1,40 +1,51 @@
-"""Results of a run as tables of text and remarks below them, for the terminal and for the HTML page."""
+"""Results of a run as tables and remarks, for the terminal, and as one self-contained HTML page.
+
+The page has the command that made it and charts as inline SVG. It looks the same opened from a disk or sent by mail: no
+scripts, no fonts, no network.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
 from router.testbed.simulator.scenario import InstanceFailure, Trouble
+from router.testbed.sweep import comparison
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.comparison import (
-    CapacityTable,
-    ComparisonTable,
-    FigureColumn,
-    FigureValue,
-    average_over_seeds,
-    find_best,
-    select_columns,
-)
-from router.testbed.sweep.option_values import OFF
+from router.testbed.sweep.options import OFF
 
 LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 78rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.05rem; margin: 2rem 0 .4rem }
+pre { background: #f3f4f6; padding: .7rem 1rem; overflow-x: auto; border-radius: .3rem; white-space: pre-wrap }
+.wide { overflow-x: auto } svg { max-width: 100%; height: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .86rem }
+th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+thead th { border-bottom: 1px solid #9aa3af; color: #6b7280; font-weight: 500 }
+tbody tr:nth-child(even) { background: #f8f9fa } .best { font-weight: 700; color: #2f6f9f }
+""".strip()
 
 
-def of_comparison(table: ComparisonTable) -> Grid:
+def of_comparison(table: comparison.ComparisonTable) -> Grid:
     """Return a row per policy and a column per figure."""
-    columns = select_columns([own for row in table.rows for own in row.seeds])
-    values = [[average_over_seeds([column.of(own) for own in row.seeds]) for row in table.rows] for column in columns]
+    columns = comparison.select_columns([own for row in table.rows for own in row.seeds])
+    values = [
+        [comparison.average_over_seeds([column.of(own) for own in row.seeds]) for row in table.rows]
+        for column in columns
+    ]
     entries = [_entries(column, own) for column, own in zip(columns, values, strict=True)]
     policies = [row.policy for row in table.rows]
     heads = ["policy", *(column.head for column in columns)]
     return make_grid(str(table.situation), heads, zip(policies, *entries, strict=True))
 
 
-def of_capacities(found: Sequence[CapacityTable]) -> list[Grid]:
+def of_capacities(found: Sequence[comparison.CapacityTable]) -> list[Grid]:
     """Return a table per fleet, with a row per policy."""
     grids = []
     for fleet, group in groupby(found, lambda one: one.fleet):
@@ -67,15 +78,15 @@ def remarks(failed: Sequence[CellFailure], interrupted: bool, seeds: int) -> lis
     return lines
 
 
-def _entries(column: FigureColumn, values: Sequence[FigureValue | None]) -> list[GridEntry]:
-    best = find_best(column, values)
+def _entries(column: comparison.FigureColumn, values: Sequence[comparison.FigureValue | None]) -> list[GridEntry]:
+    best = comparison.find_best(column, values)
     return [
         GridEntry(MISSING if value is None else value.format(column.digits, column.spread), row in best)
         for row, value in enumerate(values)
     ]
 
 
-def _format(value: FigureValue | None, digits: int) -> str:
+def _format(value: comparison.FigureValue | None, digits: int) -> str:
     return "none" if value is None else value.format(digits)
 
 
@@ -125,3 +136,38 @@ def _when(from_s: float, until_s: float) -> str:
     if until_s < inf:
         return f"from {from_s:g} s to {until_s:g} s"
     return f"from {from_s:g} s on" if from_s else "all the time"
+
+
+class ResultPage(NamedTuple):
+    """The results of a run, for the terminal and for the page."""
+
+    command_line: str
+    comparisons: tuple[Grid, ...]
+    capacities: tuple[Grid, ...]
+    remarks: tuple[str, ...]
+
+
+def html(page: ResultPage, charts: Sequence[str]) -> str:
+    """Return the page; `charts` are SVG documents."""
+    parts = [f"<h1>Policies in virtual time</h1>\n<pre>{escape(page.command_line)}</pre>"]
+    parts += [f"<p>{escape(line)}</p>" for line in page.remarks]
+    parts += [f'<div class="chart">{chart[chart.index("<svg") :]}</div>' for chart in charts]
+    parts += [_table(grid) for grid in (*page.comparisons, *page.capacities)]
+    body = "\n".join(parts)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>warmroute simulate</title>\n'
+        f"<style>\n{STYLE}\n</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _table(grid: Grid) -> str:
+    heads = "".join(f"<th>{escape(head)}</th>" for head in grid.heads)
+    rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in grid.rows)
+    return (
+        f'<h2>{escape(grid.title)}</h2>\n<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
+    )
+
+
+def _cell(entry: GridEntry) -> str:
+    return f'<td class="best">{escape(entry.text)}</td>' if entry.best else f"<td>{escape(entry.text)}</td>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, StoreScenario, Trouble
-from router.testbed.sweep.fleets import SHARE, FleetOption
+from router.testbed.sweep.cells import SHARE, FleetOption
 from tests.router.testbed.sweep.cells import PROFILE
 
 SMALL = replace(PROFILE, kv_tokens=100_000)

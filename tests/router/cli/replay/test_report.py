@@ -1,6 +1,6 @@
 import pytest
 
-from router.cli.replay.tables import share_of
+from router.cli.replay.report import share_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Policies, profiles and troubles by name and by file, and which fleets a trouble can happen to."""
+"""Values of options: from text, and from the names of policies, profiles and troubles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from router.config.lookup import list_files
 from router.config.sections.simulation import ProfileFile
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep.lookup import POLICIES, PROFILES, check_possible, load_policies, load_profile, load_troubles
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, Trouble
+from router.testbed.sweep import options
+from router.testbed.sweep.options import POLICIES, PROFILES, check_possible, load_policies, load_profile, load_troubles
 
 
 def test_names_are_those_of_the_projects_folder() -> None:
@@ -179,3 +180,44 @@ def test_what_it_can_is_not() -> None:
     possible(down(0, 1, 2, 3, until_s=20.0))  # all of them, but they come back
     possible(down(0, 1), prefills=2)
     possible(Trouble(pool_away=((1.0, 2.0),)), pooled=True)
+
+
+def test_lists_have_commas_and_each_value_once() -> None:
+    assert options.parse_list("--instances", "8, 4,8,") == ["8", "4"]
+    with pytest.raises(ConfigError, match="--instances: no value found"):
+        options.parse_list("--instances", " , ")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "many", "nan", "inf"])
+def test_a_whole_number_is_wanted(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--instances: found '{text}'"):
+        options.parse_whole("--instances", text)
+
+
+def test_numbers_may_be_written_for_people() -> None:
+    assert options.parse_number("--rate", "1.5e2") == 150.0
+    assert options.parse_whole("--pool", "2e6") == 2_000_000
+    assert options.parse_whole("--pool", "150_000") == 150_000
+
+
+def test_what_keeps_kv_is_off_or_a_speed_or_a_speed_and_a_size() -> None:
+    assert options.parse_memory("--pool", "off") is None
+    assert options.parse_memory("--pool", "40000") == options.MemoryOption(40_000.0, None)
+    assert options.parse_memory("--pool", "40000:2e6") == options.MemoryOption(40_000.0, 2_000_000)
+
+
+@pytest.mark.parametrize("text", ["on", "0", "40000:", ":5", "40000:-1"])
+def test_nothing_that_could_keep_kv(text: str) -> None:
+    with pytest.raises(ConfigError, match="--host-memory: found"):
+        options.parse_memory("--host-memory", text)
+
+
+def test_lags_are_two_numbers_in_milliseconds() -> None:
+    assert options.parse_lags("200:500") == EventLags(0.2, 0.5)
+    assert options.parse_lags("0:50") == EventLags(0.0, 0.05)
+
+
+@pytest.mark.parametrize("text", ["50", "50:", "a:b", "-1:50", "50:0", "inf:1", "nan:1"])
+def test_no_lags(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lags: found"):
+        options.parse_lags(text)

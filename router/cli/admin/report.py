@@ -1,21 +1,29 @@
-"""Answers of the admin API about policies and experiments, as tables and lines for a terminal."""
+"""Answers of the admin API about policies and experiments, as tables and lines for a terminal, and as a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from router.cli.terminal.drawing import FAINT, INK, bare, canvas, label, save
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid, render
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SHARES = frozenset({"hit_share", "error_rate"})
-COLOURS = {"better": "green", "worse": "red"}
+VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 Answer = Mapping[str, Any]
+COLOURS = {"better": "#2f8f5b", "worse": "#c0392b"}
+FIRST_ARM = "#2f6f9f"
 
 
 def show_policies(answer: Answer) -> RenderableType:
@@ -74,7 +82,7 @@ def show_experiment(answer: Answer) -> RenderableType:
 
 def _experiment(answer: Answer) -> RenderableType:
     report = answer["report"]
-    grids = [_arms(report), _metrics(report), *([_shadows(answer)] if answer["shadows"] else [])]
+    grids = [_arms(report), _metrics_grid(report), *([_shadows(answer)] if answer["shadows"] else [])]
     lines = [escape(sentence) for sentence in answer["sentences"] if " is out: " in sentence]
     lines += [f"[yellow]{escape(warning)}[/]" for warning in report["warnings"]]
     return Group(*map(render, grids), *_lines(lines))
@@ -89,7 +97,7 @@ def _arms(report: Answer) -> Grid:
     return make_grid("", ("arm", "share", "units over", "open", "requests", "failed", "spread"), rows)
 
 
-def _metrics(report: Answer) -> Grid:
+def _metrics_grid(report: Answer) -> Grid:
     rows = []
     for i, first in enumerate(report["arms"][0]["standings"]):
         for arm in report["arms"]:
@@ -103,8 +111,8 @@ def _metrics(report: Answer) -> Grid:
 
 def _verdict(standing: Answer) -> GridEntry:
     verdict, needed = standing["verdict"], standing["requests_needed"]
-    if verdict is None or verdict in COLOURS:
-        return GridEntry(verdict or MISSING, colour=COLOURS.get(verdict))
+    if verdict is None or verdict in VERDICT_STYLES:
+        return GridEntry(verdict or MISSING, colour=VERDICT_STYLES.get(verdict))
     return GridEntry(verdict if needed is None else f"{verdict}: about {needed:,} more requests")
 
 
@@ -145,3 +153,47 @@ def _format(value: float | None, form: str) -> str:
 
 def _lines(lines: Iterator[str] | list[str]) -> list[Text]:
     return [Text.from_markup(line) for line in lines]
+
+
+def experiment_chart(experiment: Mapping[str, Any], when: str, file: Path) -> None:
+    """Draw `experiment`, as `GET /admin/experiment` returns it, to `file`.
+
+    Raises WarmrouteError when the file cannot be written.
+    """
+    arms = experiment["report"]["arms"]
+    metrics = [standing["metric"] for standing in arms[0]["standings"]]
+    chart = canvas(8.6, 0.9 + len(metrics) * (0.5 + 0.3 * len(arms)))
+    rows = chart.subplots(len(metrics), 1, squeeze=False)[:, 0]
+    for i, axes in enumerate(rows):
+        _metric(axes, metrics[i], [(arm["arm"], arm["standings"][i]) for arm in arms])
+    shares = ", ".join(f"{arm['arm']} {arm['share']:g}%" for arm in arms)
+    chart.suptitle(f"{shares}\n{when}; intervals hold at every look", color=INK, fontsize=9, x=0.01, ha="left")
+    save(chart, file)
+
+
+def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any]]]) -> None:
+    """Draw one row per arm, from 0 on. An interval without a finite end runs off the chart; text gives the estimate."""
+    scale = 100.0 if metric in SHARES else 1.0
+    figures = [[_number(own[key], scale) for key in ("low", "estimate", "high")] for _, own in standings]
+    right = 1.08 * max((value for row in figures for value in row if value is not None and value < inf), default=1.0)
+    right = right or 1.0
+    for row, ((_, standing), (low, middle, high)) in enumerate(zip(standings, figures, strict=True)):
+        colour = FIRST_ARM if standing["verdict"] is None else COLOURS.get(standing["verdict"], FAINT)
+        if low is not None and high is not None:
+            ends = [min(low, right), min(high, right)]
+            axes.plot(ends, [row, row], color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
+        if middle is not None and middle < inf:
+            axes.plot([middle], [row], "o", ms=6, color=colour)
+        text = f"  {format_figure(standing['estimate'], metric)}  {standing['verdict'] or ''}"
+        axes.text(1.0, row, text, transform=axes.get_yaxis_transform(), va="center", color=colour, fontsize=8)
+    axes.set_yticks(range(len(standings)), [name for name, _ in standings])
+    axes.set_ylim(len(standings) - 0.5, -0.5)
+    axes.set_xlim(0, right)
+    label(axes, f"{metric} ({'%' if metric in SHARES else 'ms'})", size=9)
+    bare(axes, 8, "x")
+    axes.spines["left"].set_visible(False)
+
+
+def _number(value: float | str | None, scale: float) -> float | None:
+    """Return an estimate in the chart's unit; the API writes infinity as text."""
+    return inf if isinstance(value, str) else None if value is None else value * scale
