@@ -108,7 +108,7 @@ def load(
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and hits."""
     from router.cli.load.command import LoadRequest, run_load
     from router.testbed.loadgen.processes import limit_requests, pace_sessions
-    from router.testbed.workloads import PRESETS, AgentsWorkload
+    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
     from router.testbed.workloads.source import load_workload
 
     _check_exclusive((agents, rate), (preset, workload))
@@ -163,7 +163,7 @@ def agents(
     from router.cli.bench.command import bench_agents
     from router.config.reader import read_config
     from router.testbed.bench.environment import environment_factory
-    from router.testbed.workloads import CODEX
+    from router.testbed.workloads.presets import CODEX
 
     shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
     scaled = CODEX.scale(tokens=scale, think=think, **shares)

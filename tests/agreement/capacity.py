@@ -40,7 +40,8 @@ from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import options
-from router.testbed.workloads import OpenArrivals, Span, Workload
+from router.testbed.workloads.arrivals import OpenArrivals
+from router.testbed.workloads.model import Span, Workload
 from tests.agreement import placement
 from tests.agreement.pauses import Prompts, between_tokens_s
 from tests.agreement.row import Line, Row, order, ratio

@@ -31,7 +31,7 @@ from router.testbed.bench.environment import Environment, environment_factory
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.loadgen.conversations import VOCABULARY
 from router.testbed.sweep.options import load_profile
-from router.testbed.workloads import Span, make_token_ids
+from router.testbed.workloads.model import Span, make_token_ids
 
 ROOT = Path(__file__).parents[2]
 REPETITIONS = 3

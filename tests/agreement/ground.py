@@ -19,8 +19,9 @@ from typing import NamedTuple
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.sweep import options
-from router.testbed.workloads import Workload, offered_load
+from router.testbed.workloads import offered_load
 from router.testbed.workloads import source as workload
+from router.testbed.workloads.model import Workload
 from tests.agreement import trace
 from tests.agreement.cells import KV_TOKENS, Cell
 from tests.agreement.windows import Window, stretch

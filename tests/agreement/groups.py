@@ -27,7 +27,7 @@ from router.config.schema import PolicyConfig
 from router.testbed.simulator.outcome import compute_figures
 from router.testbed.simulator.scenario import EventLags, Scenario
 from router.testbed.sweep import options
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 from tests.agreement.questions import first_asked_s, questions
 from tests.agreement.row import Line, Row, order, ratio
 from tests.agreement.served import outcome_of, policy

@@ -8,8 +8,9 @@ measured. Not the preset `groups`, whose questions are all different ones, as ll
 from __future__ import annotations
 
 from router.testbed.rng import Rng
-from router.testbed.workloads import OpenArrivals, Span, Workload
+from router.testbed.workloads.arrivals import OpenArrivals
 from router.testbed.workloads.distributions import draw_gap_s
+from router.testbed.workloads.model import Span, Workload
 
 GROUPS, PER_GROUP = 150, 5
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 6000, 1200, 1000

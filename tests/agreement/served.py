@@ -9,7 +9,9 @@ from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcom
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import options
-from router.testbed.workloads import Workload, source, take_first
+from router.testbed.workloads import source
+from router.testbed.workloads.arrivals import take_first
+from router.testbed.workloads.model import Workload
 from tests.agreement import trace
 from tests.agreement.windows import Window
 

@@ -36,7 +36,8 @@ from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario
 from router.testbed.sweep.options import load_profile
-from router.testbed.workloads import CODEX, Workload
+from router.testbed.workloads.model import Workload
+from router.testbed.workloads.presets import CODEX
 
 ROOT = Path(__file__).parents[2]
 BAR = 0.03

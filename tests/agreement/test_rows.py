@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
-from router.testbed.workloads import OpenArrivals, Span, Workload, source, take_first
+from router.testbed.workloads import source
+from router.testbed.workloads.arrivals import OpenArrivals, take_first
+from router.testbed.workloads.model import Span, Workload
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions

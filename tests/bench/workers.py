@@ -29,7 +29,8 @@ from router.testbed.emulator.supervisor import EmbeddedFleet
 from router.testbed.loadgen.load import LoadJob, SentRequest
 from router.testbed.loadgen.load import load as drive
 from router.testbed.loadgen.report import compute_hit_share
-from router.testbed.workloads import CODEX, Workload
+from router.testbed.workloads.model import Workload
+from router.testbed.workloads.presets import CODEX
 from tests.bench import load, routers
 from tests.bench.answers import MODEL
 from tests.bench.load import Shape

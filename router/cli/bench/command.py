@@ -22,7 +22,7 @@ from router.testbed.bench import summary
 from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
 from router.testbed.bench.cache_tiers import KINDS, TierReport, measure_tiers
 from router.testbed.bench.environment import BenchFailed, EnvironmentFactory, read_engine_facts
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 
 
 async def bench_layers(

@@ -31,7 +31,7 @@ from router.testbed.loadgen.report import (
     summarize_load,
     target_name,
 )
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

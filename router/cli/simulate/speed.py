@@ -21,7 +21,8 @@ from router.errors import ConfigError
 from router.testbed.simulator.run import simulate
 from router.testbed.sweep.cells import SweepCell
 from router.testbed.sweep.spec import SweepSpec, make_cells
-from router.testbed.workloads import Workload, speed_up, take_first
+from router.testbed.workloads.arrivals import speed_up, take_first
+from router.testbed.workloads.model import Workload
 from router.testbed.workloads.offered_load import workload_speed_factor
 
 SIZES = "8,64,250,1000"

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from router.testbed.workloads import Workload
+    from router.testbed.workloads.model import Workload
 
 workload = typer.Typer(name="workload", no_args_is_help=True, help="Count workloads, and write them as traces.")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from router.cli.terminal.output import Grid, make_grid
-from router.testbed.workloads import PUBLISHED, Workload
+from router.testbed.workloads.model import Workload
+from router.testbed.workloads.presets import PUBLISHED
 from router.testbed.workloads.statistics import BlockReuse, WorkloadStatistics, compute_statistics, count_reuse
 
 REUSE_TOKENS = 512

@@ -29,7 +29,7 @@ from router.testbed.bench.environment import (
 )
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
 from router.testbed.loadgen.conversations import TokenConversation
-from router.testbed.workloads import Session, Workload
+from router.testbed.workloads.model import Session, Workload
 
 
 class BenchArm(NamedTuple):

@@ -32,7 +32,7 @@ from router.testbed.bench.engine_counters import (
 from router.testbed.bench.environment import BenchFailed, Environment
 from router.testbed.loadgen.client import ClientAnswer, LoadClient
 from router.testbed.loadgen.conversations import VOCABULARY
-from router.testbed.workloads import Span, make_token_ids
+from router.testbed.workloads.model import Span, make_token_ids
 
 Kind = Literal["cold", "local", "pool", "control"]
 Source = Literal["computed", "local", "pool"]

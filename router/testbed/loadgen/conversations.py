@@ -19,7 +19,7 @@ from hashlib import shake_128
 from typing import Literal, NamedTuple, Protocol
 
 from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
-from router.testbed.workloads import Span, Turn, make_token_ids
+from router.testbed.workloads.model import Span, Turn, make_token_ids
 
 Prompts = Literal["text", "ids"]
 

@@ -27,7 +27,7 @@ from router.testbed.loadgen.conversations import (
     TextGenerator,
     TokenConversation,
 )
-from router.testbed.workloads import Session, Turn
+from router.testbed.workloads.model import Session, Turn
 
 
 class LoadJob(msgspec.Struct, frozen=True, kw_only=True):

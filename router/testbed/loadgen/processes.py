@@ -19,7 +19,7 @@ from router.errors import ConfigError, WarmrouteError
 from router.tasks import Tasks
 from router.testbed.child_process import ChildProcess
 from router.testbed.loadgen.load import LoadJob, ReportRequest, SentRequest, encode_frame, read_frame
-from router.testbed.workloads import Session, Workload
+from router.testbed.workloads.model import Session, Workload
 
 READY_TIMEOUT_S = 60.0
 START_DELAY_S = 0.1  # until the common start, so that all processes know of it by then

@@ -17,7 +17,7 @@ import msgspec
 from router.testbed.loadgen.conversations import Prompts
 from router.testbed.loadgen.load import SentRequest
 from router.testbed.simulator.outcome import RequestEnd, SimulationFigures, SimulationOutcome, compute_figures, quantile
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 
 UNKNOWN_TARGET = "?"  # the target when no router reports it
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from router.testbed.rng import Rng
 from router.testbed.simulator.event_queue import EventQueue
-from router.testbed.workloads import Session
 from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.model import Session
 
 AGAIN_S = 1.0  # until a refused request is sent again
 

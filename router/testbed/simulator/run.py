@@ -32,7 +32,7 @@ from router.testbed.simulator.router import (
     instance_number,
 )
 from router.testbed.simulator.scenario import Scenario
-from router.testbed.workloads import Session, Workload
+from router.testbed.workloads.model import Session, Workload
 
 ROUND_ROBIN = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
 SOON_S = 0.001  # least time between two timed releases of an admission queue

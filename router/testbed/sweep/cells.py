@@ -16,7 +16,7 @@ from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, compute_figures
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.sweep.options import OFF, parse_memory
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 from router.testbed.workloads.source import WorkloadSpec, load_workload
 
 SHARE = 4  # size of a pool or host memory, if not given, as a multiple of the GPU memory that it serves

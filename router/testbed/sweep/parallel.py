@@ -26,7 +26,7 @@ from router.testbed.simulator.outcome import SimulationOutcome
 from router.testbed.simulator.run import simulate
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch, search_capacity
 from router.testbed.sweep.cells import CellFailure, CellResult, LoadLevel, SweepCell, WorkloadSource, measure_cell
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 from router.testbed.workloads.offered_load import OfferedLoad, measure_demand, set_rate, speed_factor
 
 LOOK_S = 0.2  # between two checks of what is done

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest as digest
 
 from router.kvcache.block_keys import SHORT, Keyring
 from router.kvcache.events import Key
-from router.testbed.workloads import Span
+from router.testbed.workloads.model import Span
 
 _piece = Struct("<QII").pack  # source, its first token here, how many
 _parent = Struct("<Q").pack

@@ -16,9 +16,8 @@ from typing import BinaryIO
 import msgspec
 
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.workloads import Span, Workload
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.model import DEFAULT_PACE, ClosedLoopPace, lay_out
+from router.testbed.workloads.model import DEFAULT_PACE, ClosedLoopPace, Span, Workload, lay_out
 from router.testbed.workloads.traces import BLOCK_TOKENS
 
 FILLER = 1 << 63

@@ -19,7 +19,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.workloads import Workload, speed_up
+from router.testbed.workloads.arrivals import speed_up
+from router.testbed.workloads.model import Workload
 
 ENOUGH = 20_000
 """Sessions over which means are taken: a million would take long and give the same."""

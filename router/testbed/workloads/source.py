@@ -24,17 +24,10 @@ from router.config.validation_errors import describe_unknown
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedRecord
 from router.telemetry.decision_log.reader import UnreadableLine, read
-from router.testbed.workloads import (
-    PRESETS,
-    AgentsWorkload,
-    Preset,
-    SharedPrefixWorkload,
-    Workload,
-    speed_up,
-    take_first,
-    take_window,
-    traces,
-)
+from router.testbed.workloads import traces
+from router.testbed.workloads.arrivals import speed_up, take_first, take_window
+from router.testbed.workloads.model import Workload
+from router.testbed.workloads.presets import PRESETS, AgentsWorkload, Preset, SharedPrefixWorkload
 
 NAMED_LINES = 5
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")

@@ -17,7 +17,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from router.telemetry.decision_log.format import LoggedRecord
-from router.testbed.workloads import OpenArrivals, Span, Workload
+from router.testbed.workloads.arrivals import OpenArrivals
+from router.testbed.workloads.model import Span, Workload
 
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: number of blocks before it in the same source

@@ -18,7 +18,7 @@ from router.cli.bench.command import bench_agents, bench_layers
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.config.schema import Config, InstanceConfig
 from router.testbed.bench.environment import BenchFailed, Environment, EnvironmentFactory
-from router.testbed.workloads import CODEX
+from router.testbed.workloads.presets import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
 
 WORKLOAD = CODEX.scale(tokens=0.02, sessions=3 / 610, turns=3 / 33, think=0.0005).workload(1)

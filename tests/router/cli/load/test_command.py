@@ -27,7 +27,8 @@ from router.cli.terminal.output import render
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.loadgen.calibration import EndpointUnavailable
 from router.testbed.loadgen.report import LoadReport
-from router.testbed.workloads import CODEX, GROUPS, Workload
+from router.testbed.workloads.model import Workload
+from router.testbed.workloads.presets import CODEX, GROUPS
 from tests.fakes.engines import engine, eventually
 from tests.router.testbed.bench.rows import answered, failed, loaded
 

@@ -12,7 +12,7 @@ from router.cli.simulate import speed
 from router.cli.simulate.speed import DecisionSpeed, measure, of_speeds, time_decisions
 from router.clock import ManualClock
 from router.testbed.sweep.spec import SweepSpec
-from router.testbed.workloads import TOOLS
+from router.testbed.workloads.presets import TOOLS
 from tests.router.testbed.sweep.cells import a_cell
 
 

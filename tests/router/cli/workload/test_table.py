@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.cli.workload.table import as_json, hits, lengths, statistics_of
-from router.testbed.workloads import PRESETS, PUBLISHED
+from router.testbed.workloads.presets import PRESETS, PUBLISHED
 from router.testbed.workloads.source import load_workload
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from router.testbed.loadgen.load import SentRequest
 from router.testbed.loadgen.report import LoadReport
-from router.testbed.workloads import Workload
+from router.testbed.workloads.model import Workload
 
 ANSWERED = SentRequest(
     session=1,

@@ -21,7 +21,8 @@ from router.testbed.loadgen.conversations import (
     TokenConversation,
     next_messages,
 )
-from router.testbed.workloads import CODEX, SCALING, AgentsWorkload, Session, Span, Turn
+from router.testbed.workloads.model import Session, Span, Turn
+from router.testbed.workloads.presets import CODEX, SCALING, AgentsWorkload
 from tests.fakes.engines import FakeEngine, engine
 
 FIRST = Turn(0, (Span(1, 100), Span(2, 300)), 20, 0.0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.clock import SystemClock
 from router.testbed.loadgen.load import LoadJob, SentRequest, encode_frame, load, read_frame
-from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
+from router.testbed.workloads.model import Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
 
 SMALL = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)

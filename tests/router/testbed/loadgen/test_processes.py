@@ -24,7 +24,8 @@ from router.testbed.loadgen.processes import (
     run_clients,
     split_sessions,
 )
-from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
+from router.testbed.workloads.model import Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX
 from tests.fakes.engines import engine, eventually
 
 WORKLOAD = CODEX.scale(tokens=0.01, sessions=6 / CODEX.sessions, turns=4 / CODEX.turns.median, think=0.001).workload(3)

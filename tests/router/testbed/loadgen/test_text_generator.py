@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.testbed.loadgen.conversations import WORDS, TextGenerator
-from router.testbed.workloads import Span
+from router.testbed.workloads.model import Span
 
 SOURCES = st.integers(0, 2**64 - 1)
 TOKENS = st.integers(1, 3000)

@@ -8,7 +8,7 @@ import pytest
 from router.testbed.rng import Rng
 from router.testbed.simulator.clients import ClientTurn, SimulatedClients
 from router.testbed.simulator.event_queue import EventQueue
-from router.testbed.workloads import Session, Span, Turn
+from router.testbed.workloads.model import Session, Span, Turn
 
 TOOK_S = 0.5
 FIRST = Turn(0, (Span(1, 40),), 10, 1.0)

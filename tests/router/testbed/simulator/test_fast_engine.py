@@ -14,8 +14,8 @@ from router.testbed.simulator.block_cache import KvTier, TransferLink
 from router.testbed.simulator.engine_types import EngineShape, RequestId, SequenceRequest
 from router.testbed.simulator.fast_engine import EngineJob, EngineSurroundings, FastEngine
 from router.testbed.simulator.scenario import LinkSpeed
-from router.testbed.workloads import Span, make_token_ids
 from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.model import Span, make_token_ids
 
 BLOCK = 16
 PLAIN = EngineProfile(

@@ -17,7 +17,8 @@ from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, comp
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
-from router.testbed.workloads import CODEX, Session, Span, Turn, Workload
+from router.testbed.workloads.model import Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX
 
 PROFILE = EngineProfile(
     name="test",

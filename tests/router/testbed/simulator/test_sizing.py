@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.scenario import LinkSpeed
 from router.testbed.simulator.sizing import DistanceRun, PrefixCounts, SizingCell, StackDistances, advise, count_within
-from router.testbed.workloads import TOOLS, Span
-from router.testbed.workloads.model import TimedRequest, lay_out
+from router.testbed.workloads.model import Span, TimedRequest, lay_out
+from router.testbed.workloads.presets import TOOLS
 from router.testbed.workloads.statistics import compute_statistics
 
 PLAIN = EngineProfile(

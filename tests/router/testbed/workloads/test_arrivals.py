@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import (
-    CODEX,
-    GROUPS,
-    OpenArrivals,
-    Session,
-    Span,
-    Turn,
-    Workload,
-    speed_up,
-    take_first,
-    take_window,
-)
+from router.testbed.workloads.arrivals import OpenArrivals, speed_up, take_first, take_window
+from router.testbed.workloads.model import Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX, GROUPS
 
 spans = st.builds(Span, st.integers(0, (1 << 64) - 1), st.integers(1, 1 << 20))
 turns = st.builds(

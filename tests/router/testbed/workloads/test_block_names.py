@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import Key
-from router.testbed.workloads import Span, make_token_ids
 from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens, SessionContext
+from router.testbed.workloads.model import Span, make_token_ids
 
 BLOCK = 16
 spans = st.lists(st.builds(Span, st.sampled_from([1, 2, -3]), st.integers(1, 70)), max_size=6)

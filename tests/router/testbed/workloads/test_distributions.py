@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.testbed.rng import Rng
-from router.testbed.workloads import CODEX, LogNormal
-from router.testbed.workloads.distributions import draw_gap_s, draw_uniform
+from router.testbed.workloads.distributions import LogNormal, draw_gap_s, draw_uniform
+from router.testbed.workloads.presets import CODEX
 
 
 def test_think_time_is_fitted_by_median_and_p99() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.workloads import CODEX, TOOLS, OpenArrivals, Preset, Session, Span, Turn, Workload
+from router.testbed.workloads.arrivals import OpenArrivals
 from router.testbed.workloads.export import encode_mooncake, write_lines
-from router.testbed.workloads.model import ClosedLoopPace
+from router.testbed.workloads.model import ClosedLoopPace, Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX, TOOLS, Preset
 from router.testbed.workloads.statistics import compute_statistics
 from router.testbed.workloads.traces import read_mooncake
 

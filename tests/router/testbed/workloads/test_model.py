@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.workloads import CODEX, OpenArrivals, Session, Span, Turn, Workload, make_token_ids
-from router.testbed.workloads.model import ClosedLoopPace, lay_out, session_contexts
+from router.testbed.workloads.arrivals import OpenArrivals
+from router.testbed.workloads.model import (
+    ClosedLoopPace,
+    Session,
+    Span,
+    Turn,
+    Workload,
+    lay_out,
+    make_token_ids,
+    session_contexts,
+)
+from router.testbed.workloads.presets import CODEX
 
 
 def test_ids_of_a_span_begin_any_longer_one() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.workloads import CODEX, TOOLS, Session, Span, Turn, Workload, speed_up
+from router.testbed.workloads.arrivals import speed_up
+from router.testbed.workloads.model import Session, Span, Turn, Workload
 from router.testbed.workloads.offered_load import (
     OfferedLoad,
     arrival_rate,
@@ -16,6 +17,7 @@ from router.testbed.workloads.offered_load import (
     speed_factor,
     workload_speed_factor,
 )
+from router.testbed.workloads.presets import CODEX, TOOLS
 
 PROFILE = EngineProfile(
     name="round",

@@ -8,7 +8,7 @@ from statistics import quantiles
 
 import pytest
 
-from router.testbed.workloads import CODEX, GROUPS, PRESETS, PUBLISHED, SCALING, TOOLS
+from router.testbed.workloads.presets import CODEX, GROUPS, PRESETS, PUBLISHED, SCALING, TOOLS
 from router.testbed.workloads.statistics import compute_statistics
 
 SEEDS = pytest.mark.parametrize("seed", [1, 2])

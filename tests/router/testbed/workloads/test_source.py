@@ -11,7 +11,7 @@ import pytest
 
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.codec import RecordEncoder
-from router.testbed.workloads import CODEX, GROUPS, PRESETS
+from router.testbed.workloads.presets import CODEX, GROUPS, PRESETS
 from router.testbed.workloads.source import load_workload
 from tests.router.telemetry.records import a_record
 

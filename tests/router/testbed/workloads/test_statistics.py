@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads import OpenArrivals, Session, Span, Turn, Workload, make_token_ids
-from router.testbed.workloads.model import session_contexts, take_tokens
+from router.testbed.workloads.arrivals import OpenArrivals
+from router.testbed.workloads.model import Session, Span, Turn, Workload, make_token_ids, session_contexts, take_tokens
 from router.testbed.workloads.statistics import BlockReuse, InfiniteCache, compute_statistics, count_reuse
 
 A, B = 1, 2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from router.scheduling.policy.record import Stages
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedRecord, decode
-from router.testbed.workloads import Span, Workload
 from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.model import Span, Workload
 from router.testbed.workloads.statistics import compute_statistics
 from router.testbed.workloads.traces import HashIdTree, read_azure, read_decision_log, read_mooncake
 from tests.router.telemetry.records import a_record
