@@ -17,7 +17,6 @@ import uvloop
 
 from router.app import App, raise_open_file_limit, tune_garbage_collector
 from router.control.workers.follower import FollowerWorker, parse_config
-from router.control.workers.messages import StartMessage
 from router.errors import WarmrouteError
 from router.tasks import Tasks
 from router.wiring import WorkerRole
@@ -36,7 +35,12 @@ async def follow(sock: socket.socket) -> None:
         start = await follower.connect(sock)
     except ConnectionError:
         return
-    _log(start)
+    logging.basicConfig(
+        level=parse_config(start).log.level.upper(),
+        format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     raise_open_file_limit()
     app = App(parse_config(start), role=WorkerRole(start.number, start.secret, follower))
     await app.start()
@@ -47,16 +51,6 @@ async def follow(sock: socket.socket) -> None:
     await app.stop()
     await tasks.close()
     follower.close()
-
-
-def _log(start: StartMessage) -> None:
-    """Write log lines to standard error at the leader's level, marked with the worker's number."""
-    logging.basicConfig(
-        level=parse_config(start).log.level.upper(),
-        format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

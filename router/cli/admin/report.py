@@ -156,10 +156,7 @@ def _lines(lines: Iterator[str] | list[str]) -> list[Text]:
 
 
 def experiment_chart(experiment: Mapping[str, Any], when: str, file: Path) -> None:
-    """Draw `experiment`, as `GET /admin/experiment` returns it, to `file`.
-
-    Raises WarmrouteError when the file cannot be written.
-    """
+    """Draw an answer of `GET /admin/experiment` to `file`. Raises WarmrouteError when it cannot be written."""
     arms = experiment["report"]["arms"]
     metrics = [standing["metric"] for standing in arms[0]["standings"]]
     chart = canvas(8.6, 0.9 + len(metrics) * (0.5 + 0.3 * len(arms)))

@@ -10,30 +10,22 @@ from typing import Annotated
 
 import typer
 
-from router.cli.workload.command import (
-    AtOnceOption,
-    RequestsOption,
-    ScaleOption,
-    SeedOption,
-    SessionsOption,
-    WorkloadArgument,
-    read,
-)
+from router.cli.workload import command as workloads
 
 
 def advise(
-    workload: WorkloadArgument,
+    workload: workloads.WorkloadArgument,
     instances: Annotated[str, typer.Option("--instances", "-n", help="fleet sizes")] = "1,2,4,8,16",
     pool_gb: Annotated[
         str | None, typer.Option(help="pool sizes in GB, as 0,200,400  [default: up to all different blocks]")
     ] = None,
     pool_rate: Annotated[float, typer.Option(help="tokens per second from the pool to one instance")] = 150_000,
     profile: Annotated[str, typer.Option(help="model and GPUs of an instance: a name or a file")] = "qwen3-32b-2xh100",
-    seed: SeedOption = 1,
-    requests: RequestsOption = None,
-    sessions: SessionsOption = None,
-    scale: ScaleOption = 1.0,
-    at_once: AtOnceOption = 64,
+    seed: workloads.SeedOption = 1,
+    requests: workloads.RequestsOption = None,
+    sessions: workloads.SessionsOption = None,
+    scale: workloads.ScaleOption = 1.0,
+    at_once: workloads.AtOnceOption = 64,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for JSON and chart", file_okay=False)] = None,
     chart: Annotated[bool, typer.Option(help="draw a chart into --out; needs matplotlib")] = True,
 ) -> None:
@@ -56,7 +48,7 @@ def advise(
     link = LinkSpeed(options.parse_number("--pool-rate", str(pool_rate)))
     engine = options.load_profile(profile)
     pools = [round(gb * 1e9 / engine.kv_bytes_per_token) for gb in report.parse_sizes_gb(pool_gb)]
-    requested = read(workload, seed, requests=requests, sessions=sessions, tokens=scale)
+    requested = workloads.read(workload, seed, requests=requests, sessions=sessions, tokens=scale)
     console = readable_console()
     with report.counting(console, requested.turns) as counted:
         advice = estimate(counted(lay_out(requested, ClosedLoopPace(at_once))), engine, fleets, pools, link, seed)

@@ -35,10 +35,7 @@ COLOURS = ("#b9d3e6", "#8ab4d4", "#5b94c0", "#2f6f9f", "#1f4e73", "#123149")
 
 
 def parse_sizes_gb(text: str | None) -> list[float]:
-    """Return the pool sizes of `--pool-gb` in order, 0 first; None gives a ladder, which `AdviceReport` shortens.
-
-    Raises ConfigError for text that is not a list of sizes.
-    """
+    """Return the sizes of `--pool-gb`, 0 first; None: a ladder, which `AdviceReport` shortens. Raises ConfigError."""
     if text is None:
         return [0.0, *LADDER_GB]
     sizes = {0.0}

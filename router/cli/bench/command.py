@@ -16,7 +16,7 @@ from router.cli.bench.report import (
     store_table,
 )
 from router.cli.terminal import drawing, output
-from router.cli.terminal.interrupt import cancellable
+from router.cli.terminal.output import cancellable
 from router.clock import Clock, SystemClock
 from router.testbed.bench import summary
 from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median, mode
 from typing import TYPE_CHECKING
@@ -26,7 +26,8 @@ ARMS = ("#9aa3af", "#e8963a", "#2f6f9f")
 def layers_table(report: TierReport) -> Grid:
     """Return a row per kind of prompt: its time to first token, and the sources of its KV by vLLM's counters."""
     rows: list[list[str | GridEntry]] = []
-    cold = _median_ttft(report.of_kind("cold"))
+    first = report.of_kind("cold")
+    cold = median(one.answer.ttft_ms for one in first) if first else None
     for kind in KINDS:
         if not (some := report.of_kind(kind)):
             continue
@@ -98,10 +99,6 @@ def _tokens(one: TierMeasurement) -> tuple[float | None, float | None, float | N
 def _median(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{median(known):.0f}" if known else MISSING
-
-
-def _median_ttft(some: Sequence[TierMeasurement]) -> float | None:
-    return median(one.answer.ttft_ms for one in some) if some else None
 
 
 def agents_table(report: AgentsReport) -> Grid:

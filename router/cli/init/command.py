@@ -17,6 +17,11 @@ from router.errors import ConfigError, WarmrouteError
 if TYPE_CHECKING:
     from router.cli.init.survey import EngineSurvey
 
+TokenizerOption = Annotated[
+    list[str] | None,
+    typer.Option("--tokenizer", metavar="MODEL=PATH", help="folder with the model's tokenizer.json; repeatable"),
+]
+
 
 def init(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="engines, like http://10.0.0.1:8100")],
@@ -25,10 +30,7 @@ def init(
     ] = None,
     policy: Annotated[str, typer.Option(help="policy that decides, see `warmroute policies`")] = "warm",
     port: Annotated[int, typer.Option(min=0, max=65535, help="public port of the router")] = 8000,
-    tokenizer: Annotated[
-        list[str] | None,
-        typer.Option("--tokenizer", metavar="MODEL=PATH", help="folder with the model's tokenizer.json; repeatable"),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="environment variable with the engines' API key", metavar="NAME")
     ] = None,
@@ -46,8 +48,8 @@ def init(
     err = Console(stderr=True, highlight=False)
     for survey in surveys:
         if survey.error is not None:
-            line = f"{survey.url}: {survey.error}; written as a comment"
-            err.print(line, style="yellow", markup=False, soft_wrap=True)
+            note = f"{survey.url}: {survey.error}; written as a comment"
+            err.print(note, style="yellow", markup=False, soft_wrap=True)
     if output is None:
         sys.stdout.write(text)
     else:

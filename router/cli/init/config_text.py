@@ -28,10 +28,7 @@ def parse_tokenizers(options: Sequence[str]) -> dict[str, str]:
 
 
 def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
-    """Return the configuration of `warmroute serve URL...`: defaults, and every shipped policy to switch to.
-
-    Raises ConfigError when a URL or a tokenizer folder is wrong.
-    """
+    """Return the configuration of engines by URL, with every shipped policy. Raises ConfigError for a wrong input."""
     settings = {
         "fleet": {"instances": [{"url": url.rstrip("/")} for url in urls]},
         "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from router.cli.terminal import drawing, output
-from router.cli.terminal.interrupt import cancellable
+from router.cli.terminal.output import cancellable
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
 from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#2f6f9f", "#e8963a", "#4b9b6e", "#b2557f", "#7a6bb0", "#9aa3af")  # the last one: all but the busiest
 FAILED = "#c0392b"
+LATE_S = 0.1  # at the 99th percentile: from here on the client's own delay is no longer small beside a TTFT
+REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,7 @@ async def run_load(
 ) -> bool:
     """Send the workload, print a table, and write the files of `request`. Return False when interrupted.
 
-    Raises EndpointUnavailable, NoAnswers when every request failed, and WarmrouteError for a file that cannot be
-    written.
+    Raises EndpointUnavailable, NoAnswers, and WarmrouteError for a file that cannot be written.
     """
     clock, console = clock or SystemClock(), console or output.readable_console()
     if request.chart is not None:
@@ -137,14 +138,9 @@ def _print_report(request: LoadRequest, report: LoadReport, clock: Clock, consol
         output.report_written(console, request.chart)
 
 
-LATE_S = 0.1  # at the 99th percentile: from here on the client's own delay is no longer small beside a TTFT
-REASONS = 5
-
-
 def load_table(report: LoadReport) -> output.Grid:
     """Return a row per figure."""
-    title = f"{report.workload.name} at {report.url}, {report.loop}"
-    return output.make_grid(title, ("", ""), _rows(report))
+    return output.make_grid(f"{report.workload.name} at {report.url}, {report.loop}", ("", ""), _rows(report))
 
 
 def _rows(report: LoadReport) -> Iterator[tuple[str, str]]:

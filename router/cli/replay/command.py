@@ -17,14 +17,20 @@ from rich.progress import DownloadColumn
 
 from router.cli.replay.report import contended_table, draw, remarks, reproduced_table
 from router.cli.terminal.drawing import require_for
-from router.cli.terminal.interrupt import catch_interrupt
-from router.cli.terminal.output import progress_bar, readable_console, render, report_written, write_json
+from router.cli.terminal.output import (
+    catch_interrupt,
+    progress_bar,
+    readable_console,
+    render,
+    report_written,
+    write_json,
+)
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedPolicy
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from router.testbed.replay.contender import load_contenders
 from router.testbed.replay.replay import Replay, ReplayReport
-from scorers.registry import PluginError, Registry, load_registry
+from scorers.registry import PluginError, load_registry
 
 NAMED_LINES = 5
 
@@ -66,7 +72,10 @@ def replay(
     DecisionLogError for logs, NotReproduced after the report.
     """
     console = console or readable_console()
-    registry = _registry()
+    try:
+        registry = load_registry()
+    except PluginError as duplicate:
+        raise ConfigError(str(duplicate)) from duplicate
     contenders = load_contenders(policies, folder, registry)
     if chart is not None:
         require_for(chart)
@@ -87,10 +96,7 @@ def replay(
 
 
 def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogReading, console: Console) -> None:
-    """Read until the end of the logs, `limit` records or Ctrl-C.
-
-    Ctrl-C ends it between two records: half of one would look like a choice that came out different.
-    """
+    """Read until the end of the logs, `limit` records or Ctrl-C."""
     total = sum(map(_size, find_files(logs)))
     with progress_bar(console, DownloadColumn()) as progress, catch_interrupt() as interrupted:
         bar = progress.add_task("0 records", total=total)
@@ -106,7 +112,7 @@ def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogRea
             else:
                 again.add(entry)
                 reading.records += 1
-            reading.interrupted = interrupted()
+            reading.interrupted = interrupted()  # not within a record: half of one would look like a different choice
             if reading.interrupted or reading.records == limit:
                 break
 
@@ -143,10 +149,3 @@ def _write(report: ReplayReport, reading: LogReading, file: Path, console: Conso
         **msgspec.to_builtins(report),
     }
     write_json(console, file, figures)
-
-
-def _registry() -> Registry:
-    try:
-        return load_registry()
-    except PluginError as duplicate:
-        raise ConfigError(str(duplicate)) from duplicate

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from router.cli.init.command import TokenizerOption
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -51,13 +52,9 @@ Ctrl-C stops everything.
 err = Console(stderr=True, highlight=False)
 
 Urls = Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="engines, like http://10.0.0.1:8100")]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True),
-]
-StackConfig = Annotated[
-    Path, typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
-]
+CONFIG = typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
+ConfigOption = Annotated[Path | None, CONFIG]
+StackConfig = Annotated[Path, CONFIG]
 PolicyOption = Annotated[
     str | None, typer.Option(help="policy in force, a name or a file; replaces `active` and `experiment`")
 ]
@@ -68,10 +65,6 @@ AdminPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="admin port, replaces `admin.port`; 0: the system chooses")
 ]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes on the public port, replaces `workers`")]
-TokenizerOption = Annotated[
-    list[str] | None,
-    typer.Option("--tokenizer", metavar="MODEL=PATH", help="folder with the model's tokenizer.json; repeatable"),
-]
 LogOption = Annotated[
     Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
 ]

@@ -44,15 +44,12 @@ def make_charts(tables: Sequence[ComparisonTable], capacities: Sequence[Capacity
 
 
 def _ttft(tables: Sequence[ComparisonTable]) -> Figure:
-    def p90(own: SimulationFigures) -> float | None:
-        return own.ttft_p90_s
-
     title, loads = "Time to first token, 90th percentile", {table.situation.load for table in tables}
     if len(loads) > 1:
-        lines = _lines(tables, _fleet, lambda table: table.situation.load.value, p90)
+        lines = _lines(tables, _fleet, lambda table: table.situation.load.value, lambda own: own.ttft_p90_s)
         across = LOADS[tables[0].situation.load.kind]
         return line_chart(title, "seconds", across, lines, logarithmic=True)
-    return bar_chart(f"{title}, {loads.pop()}", "seconds", _bars(tables, _fleet, p90, 2))
+    return bar_chart(f"{title}, {loads.pop()}", "seconds", _bars(tables, _fleet, lambda own: own.ttft_p90_s, 2))
 
 
 def _hits(tables: Sequence[ComparisonTable]) -> Figure:

@@ -16,13 +16,12 @@ from rich.console import Console
 from router.cli.simulate import report
 from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
-from router.cli.terminal.interrupt import catch_interrupt
-from router.cli.terminal.output import progress_bar, render, writing
+from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
 from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
 from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.comparison import compare, encode_results, summarize_capacities
+from router.testbed.sweep.comparison import SweepResult, compare, encode_results, summarize_capacities
 from router.testbed.sweep.parallel import run_parallel
 from router.testbed.sweep.spec import SweepSpec, make_cells
 
@@ -31,15 +30,6 @@ NARROWEST = 150  # columns that a table of all figures needs; narrower terminals
 
 class AllCellsFailed(WarmrouteError):
     """Every cell failed."""
-
-
-class SweepResult(NamedTuple):
-    """The results of a run."""
-
-    measured: list[CellResult]
-    capacities: list[CapacityResult]
-    failed: list[CellFailure]
-    interrupted: bool
 
 
 class SweepOutput(NamedTuple):
@@ -61,14 +51,14 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
 
     Raises ConfigError for what cannot be simulated, AllCellsFailed when every cell failed.
     """
-    console = console or _console()
+    console = console or Console(highlight=False, width=max(Console().width, NARROWEST))
     notes = Console(stderr=True, highlight=False) if output.json else console
     if output.out is not None and output.chart:
         drawing.require()
     cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))
     tasks = cells if output.capacity_share is None else _searches(cells, output.capacity_share)
     done = _run(tasks, output.jobs or os.cpu_count() or 1, notes)
-    encoded = encode_results(spec, cells, done.measured, done.capacities, done.failed, complete=not done.interrupted)
+    encoded = encode_results(spec, cells, done)
     page = _report(output.command_line, spec, cells, done)
     if output.json:
         console.out(encoded.decode(), end="", highlight=False)
@@ -134,8 +124,3 @@ def _write(out: Path, encoded: bytes, results: report.ResultPage, drawn: SweepRe
         with writing(out / name, "--out"):
             (out / name).write_bytes(data)
     console.print(f"written: {', '.join(files)} in {out}", soft_wrap=True, markup=False)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width, NARROWEST))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from typer import Option
 
-INTERRUPTED = 130  # exit code of a shell for Ctrl-C
 OPEN, CLOSED = "open loop: ", "closed loop: "
 MEMORY = "off or TOKENS_PER_S[:TOKENS] of "
 SERVED = " of a request that is served well"
@@ -73,4 +72,4 @@ def simulate(
         return
     command_line = shlex.join(["warmroute", *sys.argv[1:]])
     if not simulate_cells(spec, SweepOutput(share if find_capacity else None, jobs, out, json, chart, command_line)):
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # as a shell does for Ctrl-C

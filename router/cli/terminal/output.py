@@ -1,13 +1,18 @@
-"""Output of commands: consoles, tables, progress bars, versions, and the files that they write."""
+"""Output of commands: consoles, tables, progress bars, versions, the files that they write, and what Ctrl-C leaves.
+
+Ctrl-C ends a measurement, not its report: what was done so far is reported and marked as partial.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from rich import box
@@ -105,10 +110,7 @@ def format_now(clock: Clock) -> str:
 
 @contextmanager
 def writing(file: Path, option: str | None = None) -> Iterator[None]:
-    """Make the folder of `file` and run the block that writes it.
-
-    Raises WarmrouteError with the option and the file when the system refuses.
-    """
+    """Make the folder of `file` for the block that writes it. Raises WarmrouteError when the system refuses."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -127,3 +129,29 @@ def write_json(console: Console, file: Path, report: object) -> None:
     with writing(file):
         file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     report_written(console, file)
+
+
+class Interruptible(Protocol):
+    interrupted: bool
+
+
+@contextmanager
+def cancellable(report: Interruptible) -> Iterator[None]:
+    """Treat a cancellation of the current task as the end of the block, and set `report.interrupted`."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        report.interrupted = True
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Callable[[], bool]]:
+    """Take Ctrl-C over for the block; the function that it gives returns whether Ctrl-C was pressed."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -79,8 +79,8 @@ def write(
     token) and its pauses, and when one ends the next begins. A replay of the trace does not wait for answers, so it
     says little about agents on a fleet that is slower than assumed.
     """
-    from router.testbed.workloads.export import encode_mooncake, write_lines
     from router.testbed.workloads.model import ClosedLoopPace
+    from router.testbed.workloads.traces import encode_mooncake, write_lines
 
     chosen = read(name, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
     count = write_lines(out, encode_mooncake(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))

@@ -60,10 +60,7 @@ class ReproductionResult(msgspec.Struct, frozen=True):
 
 
 class Reproduction:
-    """Decides a policy's choices again.
-
-    `policy` None: it could not be built, for the reason `unbuilt`; its choices count as not reproduced.
-    """
+    """Decides a policy's choices again; `policy` None: it could not be built (`unbuilt`), so none is reproduced."""
 
     def __init__(self, name: str, digest: str, policy: Policy | None, unbuilt: str | None = None) -> None:
         self.policy = policy

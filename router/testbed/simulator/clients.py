@@ -55,10 +55,7 @@ class SimulatedClients:
         self.at_work = 0  # sessions that have not ended; 0: no more requests come
 
     def begin(self, at_once: int | None, staggered: bool, rng: Rng) -> None:
-        """Start a closed loop of `at_once` sessions, or an open loop when that is None.
-
-        `staggered`: the first sessions of a closed loop begin at a random turn.
-        """
+        """Start a closed loop of `at_once` sessions (`staggered`: at a random turn), or an open loop if None."""
         if at_once is None:
             self._await_next()
             return

@@ -198,16 +198,13 @@ class Cluster:
         idle = not any(router.in_flight(number) for router in self._front.routers)
         if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
             self._polled_s[number] = at_s
-            self._poll(number)
+            gauges = self._engines[number].gauges()
+            for router in self._front.routers:
+                router.on_metrics(number, gauges)
         self._ticks_s[number] = next_s = at_s + every_s
         while alive and idle and next_s - self._polled_s[number] < IDLE_POLL_S:
             next_s += every_s
         self._poll_at(number, next_s)
-
-    def _poll(self, number: int) -> None:
-        gauges = self._engines[number].gauges()
-        for router in self._front.routers:
-            router.on_metrics(number, gauges)
 
     # faults
 

@@ -16,6 +16,7 @@ the same blocks as another one at the same time has no copy of its own. A test c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,16 +183,10 @@ class FastEngine:
 
     def _cut(self, now: float) -> None:
         """Shorten the stride to end with the current step."""
-        low, high = 1, self._stride
-        while low < high:
-            middle = (low + high) // 2
-            if self._began_s + self._lasts_s(middle) >= now:
-                high = middle
-            else:
-                low = middle + 1
-        if low < self._stride:
-            self._stride = low
-            self.until_s = self._began_s + self._lasts_s(low)
+        steps = 1 + bisect_left(range(1, self._stride), now, key=lambda count: self._began_s + self._lasts_s(count))
+        if steps < self._stride:
+            self._stride = steps
+            self.until_s = self._began_s + self._lasts_s(steps)
 
     def _plan(self, now: float) -> None:
         self._began_s = now

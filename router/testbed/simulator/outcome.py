@@ -101,10 +101,7 @@ def compute_figures(
     since_s: float = 0.0,
     until_s: float | None = None,
 ) -> SimulationFigures:
-    """Return the figures of the window [since_s, until_s).
-
-    Throughput counts requests that ended in it, latencies those that were sent in it.
-    """
+    """Return the figures of the window [since_s, until_s): throughput by ends in it, latencies by sending times."""
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)
     sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]
@@ -132,7 +129,7 @@ def compute_figures(
         host_share=_share(outcome, outcome.host_tokens, ok),
         pool_share=_share(outcome, outcome.pool_tokens, ok),
         imbalance=_imbalance(outcome, ok),
-        good_per_s=sum(_is_good(outcome, row, limits) for row in ended) / window_s,
+        good_per_s=sum(is_served_well(outcome, row, limits) for row in ended) / window_s,
         waited_p50_s=quantile(waits, 0.5),
         waited_p90_s=quantile(waits, 0.9),
     )
@@ -149,9 +146,12 @@ def _tpot_s(outcome: SimulationOutcome, row: int) -> float | None:
     return (outcome.duration_s[row] - outcome.ttft_s[row]) / more if more > 0 else None
 
 
-def _is_good(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
+def is_served_well(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
+    """Return whether the request of `row` ended well and met both limits."""
+    if outcome.end[row] != RequestEnd.OK or outcome.ttft_s[row] > limits.ttft_s:
+        return False
     tpot_s = _tpot_s(outcome, row)
-    return outcome.ttft_s[row] <= limits.ttft_s and (tpot_s is None or tpot_s <= limits.tpot_s)
+    return tpot_s is None or tpot_s <= limits.tpot_s
 
 
 def _share(outcome: SimulationOutcome, tokens: Sequence[int], rows: Sequence[int]) -> float | None:

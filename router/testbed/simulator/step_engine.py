@@ -40,14 +40,11 @@ from router.testbed.simulator.sequence import KvLoad, KvLoads, Sequence
 
 
 class StepEngine:
-    """One engine core. Times are seconds on the caller's clock and must not run backwards.
-
-    `slowdown` stretches every following step; it may be set at any time.
-    """
+    """One engine core. Times are seconds on the caller's clock and must not run backwards."""
 
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
-        self.slowdown = 1.0
+        self.slowdown = 1.0  # stretches every following step; it may be set at any time
         self._pool = BlockPool(shape.blocks)
         self._chain = EngineChain(shape.hash_algo, shape.hash_seed)
         self._ids = itertools.count()
@@ -184,10 +181,7 @@ class StepEngine:
         self._step_ends_s = now + self._duration_s() if self._step else None
 
     def _plan_running(self, budget: int) -> tuple[int, bool]:
-        """Plan running requests, oldest first; without free blocks the youngest is preempted.
-
-        Return the rest of the budget, and whether a request was preempted.
-        """
+        """Plan running requests, oldest first; preempt the youngest for room. Return the budget left, and if it did."""
         preempted = False
         place = 0
         while place < len(self._running) and budget > 0:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome
+from router.testbed.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome, is_served_well
 from router.testbed.sweep.cells import LoadLevel, SweepCell
 
 STEP = 1.05  # the load that is known to fail is at most this factor above the answer
@@ -49,14 +49,7 @@ def share_served_well(outcome: SimulationOutcome, limits: ServiceLimits) -> floa
     """Return the share of all requests that met both limits. Raises ValueError when there are no requests."""
     if not len(outcome):
         raise ValueError("no request was sent: the workload is empty, or it begins after the end of the simulation")
-    return sum(_well(outcome, row, limits) for row in range(len(outcome))) / len(outcome)
-
-
-def _well(outcome: SimulationOutcome, row: int, limits: ServiceLimits) -> bool:
-    if outcome.end[row] != RequestEnd.OK or outcome.ttft_s[row] > limits.ttft_s:
-        return False
-    tokens = outcome.output_tokens[row]
-    return tokens < 2 or outcome.duration_s[row] - outcome.ttft_s[row] <= limits.tpot_s * (tokens - 1)
+    return sum(is_served_well(outcome, row, limits) for row in range(len(outcome))) / len(outcome)
 
 
 def search_capacity(search: CapacitySearch, play: Callable[[SweepCell], SimulationOutcome]) -> CapacityResult:

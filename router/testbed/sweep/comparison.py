@@ -118,15 +118,12 @@ class ComparisonTable(NamedTuple):
 
 
 class CapacityTable(NamedTuple):
-    """Capacity of one policy on one fleet.
-
-    `load`: requests per second or sessions per instance; None when the search of some seed found none.
-    """
+    """Capacity of one policy on one fleet."""
 
     policy: str
     fleet: FleetOption
     kind: str
-    load: FigureValue | None
+    load: FigureValue | None  # requests per second or sessions per instance; None: the search of some seed found none
     requests_per_s: FigureValue | None  # that ended well at that load
     share: FigureValue | None  # that met the limits
     bounded: bool  # False: no higher load was tried, the capacity may be higher
@@ -175,15 +172,16 @@ def _rate(cells: Sequence[CellResult]) -> float | None:
     return None if mean is None else mean.mean
 
 
-def encode_results(
-    spec: SweepSpec,
-    cells: Sequence[SweepCell],
-    measured: Sequence[CellResult],
-    capacities: Sequence[CapacityResult],
-    failed: Sequence[CellFailure],
-    *,
-    complete: bool,
-) -> bytes:
+class SweepResult(NamedTuple):
+    """The results of a run."""
+
+    measured: list[CellResult]
+    capacities: list[CapacityResult]
+    failed: list[CellFailure]
+    interrupted: bool
+
+
+def encode_results(spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> bytes:
     """Return the results of a run as one JSON document; `cells` are all that were requested.
 
     The same options give the same bytes, on every machine: nothing depends on when it was made, how long that took or
@@ -192,14 +190,14 @@ def encode_results(
     """
     document = {
         "warmroute": version("warmroute"),
-        "complete": complete,
+        "complete": not done.interrupted,
         "asked": asdict(spec),
         "policies": {cell.policy: compute_digest(cell.rules) for cell in cells},
         "profile": asdict(cells[0].scenario.profile),
         "troubles": {cell.fleet.trouble: asdict(cell.scenario.trouble) for cell in cells if cell.fleet.trouble != OFF},
-        "cells": [_cell_json(one) for one in measured],
-        "capacities": [_capacity_json(one) for one in capacities],
-        "failed": [one._asdict() for one in failed],
+        "cells": [_cell_json(one) for one in done.measured],
+        "capacities": [_capacity_json(one) for one in done.capacities],
+        "failed": [one._asdict() for one in done.failed],
     }
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1) + b"\n"
 

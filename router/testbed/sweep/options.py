@@ -96,10 +96,7 @@ def load_policies(names: Sequence[str], folder: Path = POLICIES) -> dict[str, Po
 
 
 def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
-    """Return the profile `name` of `folder`, or of this YAML file; the sources of its numbers are left out.
-
-    Raises ConfigError with the file and line of a problem, or the nearest known name.
-    """
+    """Return profile `name` of `folder`, or of a YAML file, without the sources of its numbers. Raises ConfigError."""
     file = resolve_file("profile", name, folder)
     read = read_profile_file(file)
     numbers = {field.name: getattr(read, field.name).value for field in fields(EngineProfile) if field.name != "name"}
@@ -107,10 +104,7 @@ def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
 
 
 def load_troubles(text: str, folder: Path = TROUBLES) -> dict[str, Trouble]:
-    """Return the troubles of `--trouble` by name: `off` first if it is among them, then the others in their order.
-
-    Raises ConfigError with one line per problem.
-    """
+    """Return the troubles of `--trouble` by name: `off` first, then in their order. Raises ConfigError, a line each."""
     names = parse_list("--trouble", text)
     found = load_each(
         "trouble", [one for one in names if one != OFF], lambda file: _trouble(read_trouble_file(file)), folder

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from router.errors import ConfigError
-from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.sweep import options
@@ -21,9 +20,6 @@ from router.testbed.workloads.source import WorkloadSpec
 
 T = TypeVar("T")
 
-POLICIES = ("warm", "least_requests", "round_robin")
-WORKLOAD = "codex"
-PROFILE = "qwen3-32b-2xh100"
 RHO, SESSIONS = 0.9, 8.0  # default load of an open loop, and default sessions per instance of a closed loop
 LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
     "rate": "--rate",
@@ -36,16 +32,16 @@ LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
 class SweepSpec:
     """The options as on the command line; lists are text with commas. Field names are JSON keys of the results."""
 
-    policies: Sequence[str] = POLICIES
+    policies: Sequence[str] = ("warm", "least_requests", "round_robin")
     policies_dir: Path | None = None
-    workload: str = WORKLOAD
+    workload: str = "codex"
     requests: int | None = None
     sessions: int | None = None
     scale: float = 1.0  # of all lengths
     think: float = 1.0  # of all pauses
     instances: str = "8"
     prefills: int = 0
-    profile: str = PROFILE
+    profile: str = "qwen3-32b-2xh100"
     kv_tokens: int | None = None
     pool: str = options.OFF
     host_memory: str = options.OFF
@@ -127,17 +123,14 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
         options.check_possible(
             name, trouble, instances=min(sizes), prefills=spec.prefills, pooled=pools != [options.OFF]
         )
-    profile, lags = _profile(spec), options.parse_lags(spec.lags)
+    profile, lags = options.load_profile(spec.profile), options.parse_lags(spec.lags)
+    if spec.kv_tokens is not None:
+        profile = replace(profile, kv_tokens=spec.kv_tokens)
     fleets = [
         FleetOption(size, spec.prefills, pool, memory, spec.admission, spec.routers, trouble)
         for size, pool, memory, trouble in product(sizes, pools, memories, troubles)
     ]
     return [(fleet, fleet.scenario(profile, lags, troubles[fleet.trouble])) for fleet in fleets]
-
-
-def _profile(spec: SweepSpec) -> EngineProfile:
-    profile = options.load_profile(spec.profile)
-    return profile if spec.kv_tokens is None else replace(profile, kv_tokens=spec.kv_tokens)
 
 
 def _loads(spec: SweepSpec, closed: bool) -> list[LoadLevel]:

@@ -1,6 +1,5 @@
 """Workloads as values: sessions of turns with their sizes, pauses and shared prefixes, all from one seed.
 
-`model.py` defines a workload, `arrivals.py` keeps a million requests small, `distributions.py` draws sizes,
-`presets.py` generates closed and open loops with published statistics, `traces.py` reads traces. Nothing here knows an
-engine or a clock.
+`model.py` defines a workload, `arrivals.py` keeps a million requests small, `presets.py` generates closed and open
+loops with published statistics, `traces.py` reads and writes traces. Nothing here knows an engine or a clock.
 """

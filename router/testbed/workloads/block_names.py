@@ -76,10 +76,7 @@ class SessionContext:
 
 
 class NamedTokens(Sequence[int]):
-    """A placeholder for the token ids of some blocks and of `more` tokens after them; slices begin at block boundaries.
-
-    A simulation reads its length only, never an id.
-    """
+    """A placeholder for the ids of some blocks and of `more` tokens after them: a simulation reads its length only."""
 
     __slots__ = ("_block_tokens", "_more", "names")
 

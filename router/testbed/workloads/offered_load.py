@@ -70,10 +70,7 @@ def arrival_rate(workload: Workload) -> float:
 
 
 def set_rate(workload: Workload, per_s: float) -> Workload:
-    """Return the workload sped up or slowed down to `per_s` requests per second.
-
-    Raises ValueError when it has no rate: a closed loop, or requests that all come at once.
-    """
+    """Return the workload at `per_s` requests per second. Raises ValueError when it has no rate to change."""
     if (own := arrival_rate(workload)) <= 0:
         raise ValueError(f"{workload.name}: no rate to change: a closed loop, or requests that all come at once")
     return speed_up(workload, per_s / own)
@@ -90,8 +87,5 @@ def speed_factor(demand: OfferedLoad, profile: EngineProfile, instances: int, rh
 
 
 def workload_speed_factor(workload: Workload, profile: EngineProfile, instances: int, rho: float) -> float:
-    """Return the factor by which an open `workload` must be sped up (times divided by it) for the load `rho`.
-
-    Raises ValueError for a closed loop, paced by its answers.
-    """
+    """Return the `speed_factor` of an open workload. Raises ValueError for a closed loop, paced by its answers."""
     return speed_factor(measure_demand(workload), profile, instances, rho)

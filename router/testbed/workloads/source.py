@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.config.validation_errors import describe_unknown
 from router.errors import ConfigError, WarmrouteError
@@ -27,7 +27,7 @@ from router.telemetry.decision_log.reader import UnreadableLine, read
 from router.testbed.workloads import traces
 from router.testbed.workloads.arrivals import speed_up, take_first, take_window
 from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import PRESETS, AgentsWorkload, Preset, SharedPrefixWorkload
+from router.testbed.workloads.presets import PRESETS, Preset, SharedPrefixWorkload
 
 NAMED_LINES = 5
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
@@ -47,25 +47,15 @@ class WorkloadSpec(NamedTuple):
 
 
 def load_workload(
-    name: str,
-    *,
-    seed: int = 1,
-    rate: float | None = None,
-    requests: int | None = None,
-    sessions: int | None = None,
-    tokens: float = 1.0,
-    turns: float = 1.0,
-    think: float = 1.0,
-    within_s: tuple[float, float] | None = None,
-    on_unusable: Callable[[str], None] | None = None,
+    name: str, *, seed: int = 1, on_unusable: Callable[[str], None] | None = None, **sizes: Any
 ) -> Workload:
-    """Return the workload of preset or file `name`; sizes as in `WorkloadSpec`. `seed` applies to presets only.
+    """Return the workload of preset or file `name`; `sizes` as in `WorkloadSpec`. `seed` applies to presets only.
 
     `on_unusable` is called with each unusable line of a file, and the rest is used; None refuses a file with any.
     Raises ConfigError for that, for an unknown name, for sizes that do not apply, and when no request is left;
     WarmrouteError for a file that cannot be read.
     """
-    spec = WorkloadSpec(rate, requests, sessions, tokens, turns, think, within_s)
+    spec = WorkloadSpec(**sizes)
     _check_sizes(spec)
     if name in PRESETS:
         return _select_window(name, _resize(PRESETS[name], spec).workload(seed), spec)
@@ -80,10 +70,7 @@ def load_workload(
 
 
 def read_trace(file: str) -> traces.Trace:
-    """Read a whole trace file or a folder of a decision log.
-
-    Raises ConfigError for an unknown name or format, WarmrouteError for a file that cannot be read.
-    """
+    """Read a trace file or a decision log's folder. Raises ConfigError for its name, WarmrouteError if unreadable."""
     path = Path(file)
     if path.is_dir():
         return _decision_log(path)
@@ -131,12 +118,8 @@ def _resize(preset: Preset, spec: WorkloadSpec) -> Preset:
         sized = preset.scale(tokens=spec.tokens)
         return replace(sized, requests=spec.requests or preset.requests, per_s=spec.rate or preset.per_s)
     _check_default(preset.name, spec, ("rate", "requests", "within_s"), "a closed loop")
-    return _resize_agents(preset, spec)
-
-
-def _resize_agents(preset: AgentsWorkload, spec: WorkloadSpec) -> AgentsWorkload:
-    sized = preset.scale(tokens=spec.tokens, turns=spec.turns, think=spec.think)
-    return replace(sized, sessions=spec.sessions or preset.sessions)
+    agents = preset.scale(tokens=spec.tokens, turns=spec.turns, think=spec.think)
+    return replace(agents, sessions=spec.sessions or preset.sessions)
 
 
 def _select_window(name: str, workload: Workload, spec: WorkloadSpec) -> Workload:

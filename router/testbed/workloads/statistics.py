@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.model import ClosedLoopPace, Session, Span, Workload, lay_out, session_contexts
+from router.testbed.workloads.model import ClosedLoopPace, Span, Workload, lay_out, session_contexts
 from router.testbed.workloads.offered_load import arrival_rate
 
 
@@ -88,17 +88,15 @@ def _count_hits(workload: Workload, block_tokens: int) -> tuple[int, int]:
     """Return the prompt tokens found in an infinite cache, and those shared between turns of different sessions."""
     cache, alone = InfiniteCache(), InfiniteCache()
     hit = common = 0
-    for session in sorted(workload.sessions, key=_start_s) if workload.is_closed else workload.sessions:
+    for session in (
+        sorted(workload.sessions, key=lambda session: session.start_s) if workload.is_closed else workload.sessions
+    ):
         for prompt, answered in (seen := session_contexts(session)):
             hit += _whole(cache.match(prompt), prompt, block_tokens)
             common += alone.match(prompt)
             cache.add(answered)
         alone.add(seen[-1][1])
     return hit, common
-
-
-def _start_s(session: Session) -> float:
-    return session.start_s
 
 
 def _p90(values: Sequence[int]) -> int:

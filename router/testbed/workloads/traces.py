@@ -1,29 +1,38 @@
-"""Mooncake's and Azure's traces, and our own decision log, as open-loop workloads; unusable lines are reported.
+"""Traces as open-loop workloads: Mooncake's, Azure's and our own decision log; and workloads as Mooncake traces.
 
 Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens, the
 last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A path
 becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a source
-of its own. The decision log names full blocks only; Azure's traces name none.
+of its own. The decision log names full blocks only; Azure's traces name none. Unusable lines are reported.
 
-It opens no files; `router/testbed/workloads/source.py` does.
+A workload is written with its blocks numbered in the order of their first occurrence. Reading the lines back gives the
+same requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every such
+trace. `router/testbed/workloads/source.py` opens the files that are read.
 """
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Annotated, NamedTuple
+from pathlib import Path
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 
+from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedRecord
 from router.testbed.workloads.arrivals import OpenArrivals
-from router.testbed.workloads.model import Span, Workload
+from router.testbed.workloads.block_names import SessionContext
+from router.testbed.workloads.model import DEFAULT_PACE, ClosedLoopPace, Span, Workload, lay_out
 
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: number of blocks before it in the same source
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+FILLER = 1 << 63
+"""The source that fills up a last partial block, so that it gets a name like any other."""
 
 
 class UnusableLines(NamedTuple):
@@ -61,10 +70,7 @@ class HashIdTree:
         self._lengths: list[int] = []  # per source: blocks
 
     def prompt(self, ids: Sequence[int], tokens: int) -> list[Span]:
-        """Return spans of `tokens` in all: the blocks of `ids`, then tokens of its own.
-
-        Raises ValueError for an id that followed another block earlier.
-        """
+        """Return spans of `tokens`: the blocks of `ids`, then its own. Raises ValueError for ids that form no tree."""
         here: int | None = None
         spans: list[Span] = []
         left = tokens
@@ -186,3 +192,55 @@ def _trace(name: str, arrivals: OpenArrivals, unusable: list[UnusableLines]) -> 
 
 def _cells(line: bytes) -> list[str]:
     return [cell.strip() for cell in line.decode("utf-8-sig").strip().split(",")]
+
+
+def encode_mooncake(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator[bytes]:
+    """Yield the lines in the order of their times, line ends included. `pace` gives a closed loop its times."""
+    numbers: dict[int, int] = {}
+    for request in lay_out(workload, pace):
+        line = {
+            "timestamp": round(request.at_s * 1e3),
+            "input_length": sum(span.tokens for span in request.prompt),
+            "output_length": request.output_tokens,
+            "hash_ids": [numbers.setdefault(name, len(numbers)) for name in _names(request.prompt)],
+        }
+        yield msgspec.json.encode(line) + b"\n"
+
+
+def _names(prompt: Sequence[Span]) -> Sequence[int]:
+    blocks = SessionContext(BLOCK_TOKENS)
+    for span in prompt:
+        blocks.add(span)
+    if missing := -blocks.tokens % BLOCK_TOKENS:
+        blocks.add(Span(FILLER, missing))
+    return blocks.names
+
+
+def write_lines(file: Path, lines: Iterable[bytes]) -> int:
+    """Write `lines` to `file`, compressed if its name ends in .gz, and return their number.
+
+    A file that cannot be written to its end is removed: half a trace looks like a whole one. Raises ConfigError for a
+    name of no known format, WarmrouteError when the system refuses to write.
+    """
+    if not file.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ConfigError(f"--out: {file}: the name must end in .jsonl or .jsonl.gz")
+    unfinished = file.with_name(file.name + ".tmp")
+    count = 0
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as disk, _compress(disk) if file.suffix == ".gz" else nullcontext(disk) as out:
+            for line in lines:
+                out.write(line)
+                count += 1
+        unfinished.replace(file)
+    except OSError as failure:
+        raise WarmrouteError(f"--out: {file}: {(failure.strerror or str(failure)).lower()}") from failure
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    return count
+
+
+def _compress(disk: BinaryIO) -> gzip.GzipFile:
+    """Return a gzip file without name and time, so that equal lines give equal bytes."""
+    return gzip.GzipFile("", "wb", fileobj=disk, mtime=0)

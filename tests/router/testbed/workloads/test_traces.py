@@ -1,21 +1,36 @@
-"""Made-up lines: prompts share what their hash ids share, and every line that is no use is named."""
+"""Traces read as workloads, and workloads written as traces."""
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.errors import ConfigError, WarmrouteError
 from router.scheduling.policy.record import Stages
 from router.telemetry.decision_log.codec import RecordEncoder
 from router.telemetry.decision_log.format import LoggedRecord, decode
+from router.testbed.workloads.arrivals import OpenArrivals
 from router.testbed.workloads.block_names import SessionContext
-from router.testbed.workloads.model import Span, Workload
+from router.testbed.workloads.model import ClosedLoopPace, Session, Span, Turn, Workload
+from router.testbed.workloads.presets import CODEX, TOOLS, Preset
 from router.testbed.workloads.statistics import compute_statistics
-from router.testbed.workloads.traces import HashIdTree, read_azure, read_decision_log, read_mooncake
+from router.testbed.workloads.traces import (
+    HashIdTree,
+    encode_mooncake,
+    read_azure,
+    read_decision_log,
+    read_mooncake,
+    write_lines,
+)
 from tests.router.telemetry.records import a_record
 
 LINES = [
@@ -23,6 +38,7 @@ LINES = [
     b'{"timestamp": 2000, "input_length": 1500, "output_length": 0, "hash_ids": [0, 3, 4], "more": "is passed over"}\n',
     b'{"timestamp": 5500, "input_length": 1100, "output_length": 9, "hash_ids": [0, 1, 2]}\n',
 ]
+PACE = ClosedLoopPace(at_once=2)
 
 
 def prompts(workload: Workload) -> list[tuple[Span, ...]]:
@@ -37,7 +53,7 @@ def names(spans: tuple[Span, ...] | list[Span]) -> list[int]:
 
 
 def a_logged(number: int, blocks: tuple[int, ...] = (), **known: object) -> LoggedRecord:
-    line = decode(RecordEncoder(1).lines(a_record(number, blocks=blocks)).splitlines()[-1])
+    line = decode(RecordEncoder(1).encode_record(a_record(number, blocks=blocks)).splitlines()[-1])
     assert line.record is not None
     return msgspec.structs.replace(line.record, **known)
 
@@ -182,3 +198,67 @@ def test_a_request_without_an_answer_or_a_count_is_named() -> None:
         "record run-0: it has no answer (status 503, unplaced)",
         "record run-1: its prompt was not counted",
     ]
+
+
+def test_lines_by_hand() -> None:
+    prompts = ((Span(1, 600),), (Span(1, 512), Span(2, 512)), (Span(1, 600),), (Span(1, 599),))
+    sessions = (Session(at, at / 4, (Turn(0, spans, 5, 0.0),)) for at, spans in enumerate(prompts))
+    lines = encode_mooncake(Workload("some", 0, OpenArrivals.of(sessions), is_closed=False))
+    assert [json.loads(line) for line in lines] == [
+        {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
+        {"timestamp": 250, "input_length": 1024, "output_length": 5, "hash_ids": [0, 2]},
+        {"timestamp": 500, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
+        {"timestamp": 750, "input_length": 599, "output_length": 5, "hash_ids": [0, 3]},  # another partial block
+    ]
+
+
+@pytest.mark.parametrize("preset", [CODEX.scale(sessions=4 / 610, turns=0.2), replace(TOOLS, requests=300)])
+def test_read_back_it_has_the_same_requests(preset: Preset) -> None:
+    lines = list(encode_mooncake(preset.workload(1), PACE))
+    workload, unusable = read_mooncake(lines, "back")
+    assert unusable == ()
+    assert all(line.endswith(b"\n") for line in lines)
+    assert [json.loads(line)["input_length"] for line in lines] == [
+        session.turns[0].prompt_tokens for session in workload.sessions
+    ]
+    again = list(encode_mooncake(workload))
+    assert [json.loads(line)["hash_ids"] for line in again] == [json.loads(line)["hash_ids"] for line in lines]
+
+
+def test_read_back_an_open_loop_has_the_same_ideal() -> None:
+    workload = replace(TOOLS, requests=300).workload(1)
+    back = read_mooncake(encode_mooncake(workload), "back").workload
+    assert compute_statistics(back, 512).ideal_share == compute_statistics(workload, 512).ideal_share
+
+
+def test_plain_and_packed(tmp_path: Path) -> None:
+    lines = [b"one\n", b"two\n"]
+    assert write_lines(tmp_path / "new" / "a.jsonl", lines) == 2
+    assert write_lines(tmp_path / "a.jsonl.gz", lines) == 2
+    assert (tmp_path / "new" / "a.jsonl").read_bytes() == b"one\ntwo\n"
+    assert gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()) == b"one\ntwo\n"
+
+
+def test_the_same_lines_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_lines(tmp_path / name, [b"one\n"])
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.jsonl.gz", "b.jsonl.gz"))
+    assert first == second
+
+
+def test_half_a_file_does_not_stay(tmp_path: Path) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"one\n"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_lines(tmp_path / "a.jsonl", failing())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.jsonl"):
+        write_lines(tmp_path / "a.csv", [])
+    (tmp_path / "file").touch()
+    with pytest.raises(WarmrouteError, match="--out"):
+        write_lines(tmp_path / "file" / "a.jsonl", [])
