@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 SHARES = frozenset({"hit_share", "error_rate"})
 VERDICT_STYLES = {"better": "green", "worse": "red"}
-
-Answer = Mapping[str, Any]
 COLOURS = {"better": "#2f8f5b", "worse": "#c0392b"}
 FIRST_ARM = "#2f6f9f"
+
+Answer = Mapping[str, Any]
 
 
 def show_policies(answer: Answer) -> RenderableType:

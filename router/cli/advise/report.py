@@ -29,9 +29,9 @@ LADDER_GB = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5
 LEAST_SHARE = 0.01  # of the working set: smaller pools of the ladder are not worth a column
 LEAST_POINTS = 0.05
 PROGRESS_EVERY = 64  # requests
+COLOURS = ("#b9d3e6", "#8ab4d4", "#5b94c0", "#2f6f9f", "#1f4e73", "#123149")
 
 Fleet = tuple[int, Placement]
-COLOURS = ("#b9d3e6", "#8ab4d4", "#5b94c0", "#2f6f9f", "#1f4e73", "#123149")
 
 
 def parse_sizes_gb(text: str | None) -> list[float]:

@@ -26,14 +26,14 @@ LOADS = {
 }
 SHORT = {"rate": "requests per second", "rho": "rho", "sessions": "sessions per instance"}
 HITS = "% of prompt tokens from a cache"
-
-Panel = Callable[[ComparisonTable], str]
-Of = Callable[[SimulationFigures], float | None]
 COLOURS = ("#2f6f9f", "#e8963a", "#2f8f5b", "#c0392b", "#7d5ba6", "#8c6d46", "#d16ba5", "#4aa3a2")
 MARKS = "osD^vP*X"
 OTHER = ("#b6bcc6", ".")  # for all policies beyond those
 ACROSS = 3  # panels side by side
 TITLE = 64  # characters per line of a panel's title
+
+Panel = Callable[[ComparisonTable], str]
+Of = Callable[[SimulationFigures], float | None]
 
 
 def make_charts(tables: Sequence[ComparisonTable], capacities: Sequence[CapacityTable]) -> dict[str, Figure]:

@@ -30,7 +30,7 @@ from scorers.registry import Registry, load_registry
 
 NO_SPEC = "it was built by hand: the log does not hold its definition"
 NO_LINE = "the log has no line with its definition"
-NAMED = 5
+NAMED = 5  # different choices of a policy that the report holds
 
 
 class DifferentChoice(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Cells side by side: policies are compared where everything else is equal, over all seeds, by figures as columns.
+"""Results of a sweep: policies compared where everything else is equal, over all seeds; and all of them as JSON.
 
     comparison = situations (fleet, pool, load), each with a row per policy, each with its figures per seed
 

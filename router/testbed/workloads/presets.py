@@ -48,8 +48,8 @@ class LogNormal(NamedTuple):
 
     @classmethod
     def of_p99(cls, median: float, p99: float) -> LogNormal:
-        """Return the distribution with this 99th percentile: p99 = median x exp(2.326 sigma), as a normal has."""
-        return cls(median, math.log(p99 / median) / NORMAL.inv_cdf(0.99))
+        """Return the distribution with this 99th percentile: p99 = median x exp(2.326 sigma)."""
+        return cls(median, math.log(p99 / median) / NORMAL.inv_cdf(0.99))  # 2.326, of the standard normal distribution
 
     def times(self, factor: float) -> LogNormal:
         """Return the distribution of `factor` times this quantity."""

@@ -5,8 +5,9 @@ last one partial, by a hash of it with everything before it. So ids form a tree,
 becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a source
 of its own. The decision log names full blocks only; Azure's traces name none. Unusable lines are reported.
 
-A workload is written with its blocks numbered in the order of their first occurrence. Reading the lines back gives the
-same requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every such
+A workload is written with its blocks, full ones and a prompt's last partial one alike, numbered in the order of their
+first occurrence: the same number means the same block after the same blocks. Reading the lines back gives the same
+requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every such
 trace. `router/testbed/workloads/source.py` opens the files that are read.
 """
 
@@ -30,9 +31,9 @@ from router.testbed.workloads.model import DEFAULT_PACE, ClosedLoopPace, Span, W
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: number of blocks before it in the same source
 
+FILLER = 1 << 63  # the source that fills up a last partial block, so that it gets a name like any other
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
-FILLER = 1 << 63
-"""The source that fills up a last partial block, so that it gets a name like any other."""
 
 
 class UnusableLines(NamedTuple):
