@@ -68,7 +68,7 @@ async def test_who_has_waited_too_long_gets_429_in_its_dialect(router: Any) -> N
         said = await Chat(r, "second", words=240).turn()
         assert (said.status, said.error and said.error["code"]) == (429, "no_room")
         assert said.error is not None
-        assert "place 1" in said.error["message"]
+        assert "number 1 in the queue" in said.error["message"]
         assert int(said.headers["retry-after"]) >= 1
         words = "another word for it " * 150
         body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": words}]}

@@ -161,7 +161,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
             for broken in ("- {url: ", "- {ulr: 'http://h:1'}", "", json.dumps([{"url": a.url}] * 2)):
                 caplog.clear()
                 listed.says(broken)
-                await eventually(lambda: "the old one stands" in caplog.text)
+                await eventually(lambda: "the previous list stays in force" in caplog.text)
                 assert states(r) == {"a": InstanceState.READY, "b": InstanceState.READY}
             assert (await r.admin.get("/admin/instances")).json()["discovery"]["file"]
             assert await r.metric("warmroute_discovery_trouble", source="file") == 1

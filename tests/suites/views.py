@@ -138,6 +138,8 @@ view_facts = st.builds(
     nominal=maybe(speeds),
     prefixes=st.lists(counts, max_size=4).map(tuple),
     ask=asks,
+    others=st.just(0),
+    answer_tokens=st.none(),
 )
 last_targets = st.none() | st.integers(-1, 3)
 
