@@ -19,7 +19,7 @@ from router.prompt.prompt import Endpoint, Text
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.tasks import Tasks
 
-log = logging.getLogger("warmroute.handing")
+log = logging.getLogger("warmroute.token_ids")
 
 TRIAL_TIMEOUT_S = 5.0
 TRIAL_PAUSES_S = (0.0, 5.0, 30.0, 120.0)  # before each trial of an engine that does not answer
