@@ -101,7 +101,7 @@ def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, err
 
     @app.get("/admin/audit", dependencies=[read])
     async def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> AuditList:
-        """Who switched what, when and why, newest first."""
+        """Return who switched what, when and why, newest first."""
         return AuditList(entries=control.list_audit_entries(limit))
 
 
