@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from router.testbed.local_stack.install import InstallFailed, cached_venv
+from router.testbed.local_stack.preflight import free_ports
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -74,7 +74,7 @@ def warmroute(
     backends: Sequence[int], folder: Path, settings: Mapping[str, Any] = EVEN, name: str = "warmroute"
 ) -> Iterator[Running]:
     """Run our router. `settings` are top-level sections of the configuration, beside listeners, fleet and log."""
-    port, admin = free_port(), free_port()
+    port, admin = free_ports(2)
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
         "admin": {"port": admin},
@@ -98,9 +98,9 @@ def peers_venv() -> Path:
 def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> Iterator[Running]:
     """Run vLLM's own router. Raises InstallFailed when it cannot be installed."""
     venv = peers_venv()
-    port = free_port()
+    port, metrics_port = free_ports(2)
     command = [str(venv / "bin" / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--policy", policy, "--prometheus-port", str(free_port()), "--log-level", "error"]
+    command += ["--policy", policy, "--prometheus-port", str(metrics_port), "--log-level", "error"]
     command += ["--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
     with _running("vllm-router", command, port, "/health", folder) as running:
         yield running
@@ -110,9 +110,9 @@ def rust(backends: Sequence[int], folder: Path, policy: str = "round_robin") -> 
 def sglang(backends: Sequence[int], folder: Path) -> Iterator[Running]:
     """Run SGLang's router. Raises InstallFailed when it cannot be installed."""
     venv = cached_venv("bench-sglang", HERE / "requirements-sglang.txt", lambda _: None, lambda _: None)
-    port = free_port()
+    port, metrics_port = free_ports(2)
     command = [str(venv / "bin" / "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(free_port())]
+    command += ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(metrics_port)]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{backend}" for backend in backends)]
     with _running("sglang-router", command, port, "/health", folder) as running:
         yield running
@@ -181,12 +181,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from router.testbed.local_stack.preflight import free_ports
 from tests.bench import load, routers, streams
 from tests.bench.answers import MODEL
 from tests.bench.asking import TimedClient
@@ -40,7 +41,7 @@ def test_a_port_that_nobody_listens_on_is_no_measurement(tmp_path: Path) -> None
     body = tmp_path / "body.json"
     body.write_bytes(b"{}")
     with pytest.raises(NotMeasured, match="without figures"):
-        probe([routers.free_port()], body, rate=100, seconds=0.1)
+        probe(free_ports(1), body, rate=100, seconds=0.1)
 
 
 def test_a_request_is_seen_after_it_was_sent_and_before_it_was_answered(ports: list[int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from docs.tools import examples
 from docs.tools.pages import ROOT, SHELL, Block, read_all_blocks, read_blocks
 from router.cli.serve.command import FIRST_STEPS
 from router.errors import ConfigError
+from router.testbed.local_stack.preflight import free_ports
 
 pytestmark = pytest.mark.xdist_group("examples")  # one fleet for all of them
 
@@ -68,17 +68,11 @@ class RunningFleet(NamedTuple):
         )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     folder = tmp_path_factory.mktemp("examples")
     (folder / "configs").symlink_to(ROOT / "configs")
-    running = RunningFleet(folder, free_port(), free_port())
+    running = RunningFleet(folder, *free_ports(2))
     config = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8"))
     config["listen"]["port"], config["admin"]["port"] = running.port, running.admin_port
     config["policies_dir"] = str(ROOT / "configs/policies")

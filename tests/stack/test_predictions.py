@@ -223,10 +223,8 @@ def test_a_reset(behind: Behind) -> None:
 
 def test_a_restart(behind: Behind) -> None:
     """An engine is killed: its requests go to the other one. It comes back empty, at new event ports."""
-    prompts = [{"messages": [user(prose(f"restart {n}", 300))], "max_tokens": 4} for n in range(10)]
-    homes = {behind.ask(CHAT, prompt).instance: prompt for prompt in prompts}
-    assert len(homes) == 2, "ten new prompts all went to one engine"
-    name, prompt = homes.popitem()
+    prompt = {"messages": [user(prose("restart", 300))], "max_tokens": 4}
+    name = behind.ask(CHAT, prompt).instance
     victim = behind.engine(name)
     victim.stack.kill(name)
     first = behind.ask(CHAT, prompt)  # the router has not noticed yet, or has: the client sees no difference
@@ -239,10 +237,14 @@ def test_a_restart(behind: Behind) -> None:
     behind.hear(victim)
     after = behind.ask(CHAT, prompt)
     assert after.held(name) == 0, "its blocks are forgotten"
-    fresh = [behind.ask(CHAT, {"messages": [user(prose(f"fresh {n}", 300))], "max_tokens": 4}) for n in range(10)]
-    mine = [asked for asked in fresh if asked.instance == name]
-    assert mine, "ten new prompts all went past the engine that came back"
-    assert behind.ask(CHAT, {"messages": [user(prose(f"fresh {fresh.index(mine[0])}", 300))], "max_tokens": 4}).cached
+    for n in range(60):  # both engines tie for a new prompt, and a draw decides
+        fresh = {"messages": [user(prose(f"fresh {n}", 300))], "max_tokens": 4}
+        if behind.ask(CHAT, fresh).instance == name:
+            break
+    else:
+        pytest.fail("60 new prompts all went past the engine that came back")
+    again = behind.ask(CHAT, fresh)
+    assert (again.instance, bool(again.cached)) == (name, True)
 
 
 def test_a_router_that_starts_late(engines: list[Engine], behind: Behind, model: Path, logs: Path) -> None:

@@ -1,14 +1,16 @@
 """Checks before a local stack starts, and the ports that it starts on.
 
-The system chooses a port where the configuration says 0. A port in use, and memory that would not suffice, end the
+A free port is chosen where the configuration says 0. A port in use, and memory that would not suffice, end the
 start with one line that names the setting to change.
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 from router.config.sections.local_stack import LocalStackConfig
@@ -16,6 +18,8 @@ from router.errors import WarmrouteError
 
 GIB = 1024**3
 ENGINE_BYTES = int(1.6 * GIB)  # Python, torch and vLLM in three processes, without weights, cache and buffers
+LOWEST_PORT = 20_000  # chosen ports lie above the well-known ones
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OTHER_BYTES = GIB // 2  # master, client and router, before they hold anything
 
 
@@ -28,11 +32,23 @@ class TooLittleMemory(WarmrouteError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports that are free now; another process may still take one before it is used."""
+    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so they lie
+    below the range from which Linux serves connections and binds to port 0; without that range, wherever it chooses."""
+    try:
+        first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        first_ephemeral = 0
+    candidates = range(LOWEST_PORT, max(first_ephemeral, LOWEST_PORT))
+    shuffled = secrets.SystemRandom().sample(candidates, len(candidates))
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
+        probes: list[socket.socket] = []
+        for port in chain(shuffled, repeat(0)):
+            if len(probes) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):  # in use
+                probe.bind(("127.0.0.1", port))
+                probes.append(probe)
         return [probe.getsockname()[1] for probe in probes]
 
 

@@ -25,6 +25,13 @@ def test_zero_is_a_free_port() -> None:
     assert (chosen.client_port, chosen.master_http_port) == (4, 9003)
 
 
+def test_free_ports_are_not_given_to_others_who_ask_the_system_for_one() -> None:
+    ports = preflight.free_ports(50)
+    assert len(set(ports)) == 50
+    first_ephemeral = int(preflight.EPHEMERAL_PORTS.read_text().split()[0])
+    assert all(preflight.LOWEST_PORT <= port < first_ephemeral for port in ports)
+
+
 def test_a_taken_port_is_refused_in_one_line() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
