@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # pytest workers. One runs the end-to-end tests, which mostly wait.
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check -q
+# Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run stack test check test-stack bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
