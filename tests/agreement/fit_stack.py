@@ -149,7 +149,7 @@ class Bench:
         await self.quiet()
         answers = await asyncio.gather(*(self.ask(self.a, prompt, ANSWER_TOKENS) for prompt in prompts))
         last = max(answers, key=lambda answer: answer.ttft_ms)
-        return Decode(batch, context + ANSWER_TOKENS // 2, last.tpot_ms or 0.0)
+        return Decode(batch, context + ANSWER_TOKENS // 2, (last.total_ms - last.ttft_ms) / (last.output_tokens - 1))
 
     async def load(self, tokens: int) -> Load:
         prompt = self.new(tokens + 1)

@@ -2,8 +2,8 @@
 
 Traffic is that of `traffic.py`: correlated sessions, drifting load, shocks. The trial is looked at after every request.
 
-False alarms, in 1,000 experiments of two equal arms (2 % of requests fail on both), 200 units each, half of them 90/10 and
-half 50/50, half with a margin of 20 % and half with none: any verdict on any metric, or the guard. Promised: at most 50
+False alarms, in 1,000 experiments of two equal arms (2 % of requests fail on both), 200 units each, half of them 90/10
+and half 50/50, half with a margin of 20 % and half with none: any verdict on any metric, or the guard. Promised: at most 50
 at alpha 0.05, 10 at alpha 0.01. Seen: 1 and 0. (Fewer than promised, since eleven claims share alpha as if each erred
 alone.)
 
