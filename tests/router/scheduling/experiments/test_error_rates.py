@@ -3,9 +3,9 @@
 Traffic is that of `traffic.py`: correlated sessions, drifting load, shocks. The trial is looked at after every request.
 
 False alarms, in 1,000 experiments of two equal arms (2 % of requests fail on both), 200 units each, half of them 90/10
-and half 50/50, half with a margin of 20 % and half with none: any verdict on any metric, or the guard. Promised: at most 50
-at alpha 0.05, 10 at alpha 0.01. Seen: 1 and 0. (Fewer than promised, since eleven claims share alpha as if each erred
-alone.)
+and half 50/50, half with a margin of 20 % and half with none: any verdict on any metric, or the guard. Promised: at
+most 50 at alpha 0.05, 10 at alpha 0.01. Seen: 1 and 0. (Fewer than promised, since eleven claims share alpha as if each
+erred alone.)
 
 Planted arms. Units of the bad arm that were closed and counted when the guard (20 %, alpha 0.01, at least 50 units)
 acted, in 100 experiments each; all were ended:
