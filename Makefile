@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pytest workers. One runs the end-to-end tests, which mostly wait.
+# pytest workers. One more than the cores that the project is tested on: some tests mostly wait.
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check -q
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
@@ -21,7 +21,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack" -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -m "not stack" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
