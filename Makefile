@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
+.PHONY: help run stack test check test-stack abuse bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -32,6 +32,9 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
 	$(BIN)/python -m router.testbed.local_stack.install
 	$(BIN)/python -m pytest -m stack
+
+abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
+	$(BIN)/python -m pytest tests/abuse
 
 bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 40 minutes; BENCH=--quick: 5)
 	$(BIN)/python -m tests.bench $(BENCH)
