@@ -43,7 +43,7 @@ from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import HttpListener, check_port_free, configure_server
+from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionQueues
@@ -55,6 +55,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
 
@@ -160,7 +161,7 @@ class App:
             self._leader,
             self._admission,
         )
-        self._metrics = Metrics(self._status.snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             self._role.worker.attach(LocalState(self._run_id, scheduler, self._recent_records, self._metrics))
 
@@ -193,13 +194,18 @@ class App:
         )
         scrape = self._metrics.scrape if self._role is None else self._role.worker.scrape
         api = PublicApi(services, ops_app(self.unready_reason, scrape), clients)
-        server = configure_server(api, config.listen, stall_timeout_s=limits.idle_timeout_s)
+        connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, shared=self._role is not None)
         remote = EngineTokenizer(self._upstreams.fetch)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, full_read)
         operator = admin_app(self._status, self._control, explain, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(operator, address))
+
+    def _snapshot(self) -> RouterSnapshot:
+        connections = ConnectionState(self._listener.connections, self._listener.refused)
+        return self._status.snapshot()._replace(connections=connections)
 
     @property
     def port(self) -> int:

@@ -19,10 +19,12 @@ class ClientDisconnected(Exception):
 
 
 class BodyBudget(Protocol):
-    """Counts the bytes of request bodies in memory."""
+    """Counts the memory that request bodies take."""
 
     def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more for this request. Raises `TooBusy` when the budget is used up."""
+        """Count `bytes_` more for this request. Raises `TooBusy` when the budget, or the client's share of it, is used
+        up.
+        """
 
 
 class ClientRequest(Protocol):
@@ -38,6 +40,10 @@ class ClientRequest(Protocol):
     client: str | None  # the name of its API key, set by the public API where keys are needed
     recorded: bool  # set once a record counts this exchange; the public API counts all others
 
+    @property
+    def sender(self) -> str:
+        """Whom the request is counted for: `client`, else the client by its address."""
+
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of header `name` (lower case)."""
 
@@ -51,8 +57,8 @@ class ClientRequest(Protocol):
     ) -> None: ...
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
-        """Return the whole body, counted in `budget` before it is read where its length is known. Call it inside
-        `with call:`. Raises `TooLarge` beyond `limit_bytes`, and what `budget.hold` raises.
+        """Return the whole body, counted in `budget` as it arrives. Call it inside `with call:`. Raises `TooLarge`
+        beyond `limit_bytes`, at once where the length is known, and what `budget.hold` raises.
         """
 
     @property

@@ -8,15 +8,14 @@ loop; nothing is copied in between. An answer to a client that still waits for `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from http import HTTPStatus
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from router.errors import TooLarge
 from router.proxy.call import BodyBudget, ClientDisconnected, Headers
+from router.proxy.request_head import STATUS_LINES, RequestHead
 
-STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
 
 
 class ExchangeTransport(Protocol):
@@ -26,23 +25,20 @@ class ExchangeTransport(Protocol):
     task: asyncio.Task[None]  # which answers its requests
     write_paused: bool
 
+    def find_client(self, headers: Headers) -> str:
+        """Return the client that a request with these headers is counted for, by its address."""
+
     async def drain(self) -> None:
         """Wait until the client has read enough of what was sent, or is gone."""
 
     def resume_body(self) -> None:
         """Read more of the body."""
 
+    def close(self) -> None:
+        """Close once the client has read what was sent, or has not read it for too long."""
 
-class RequestHead(NamedTuple):
-    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's."""
-
-    method: str
-    path: str
-    target: bytes
-    headers: Headers  # names in lower case
-    fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
-    http_1_1: bool
-    keep_alive: bool
+    def reset(self) -> None:
+        """Cut the connection off, so that the client notices."""
 
 
 class ClientExchange:
@@ -100,6 +96,10 @@ class ClientExchange:
         return "1.1" if self._http_1_1 else "1.0"
 
     @property
+    def sender(self) -> str:
+        return self.client or self._connection.find_client(self.headers)
+
+    @property
     def encrypted(self) -> bool:
         return self._connection.transport.get_extra_info("sslcontext") is not None
 
@@ -146,15 +146,13 @@ class ClientExchange:
         length = self.fields.get(b"content-length")
         if length is not None:
             _check_size(int(length), limit_bytes)
-            budget.hold(int(length))
         pieces: list[bytes] = []
         size = 0
         while self.pieces or (self.arriving and not self.gone):
             piece = await self.read()
             size += len(piece)
             _check_size(size, limit_bytes)
-            if length is None:
-                budget.hold(len(piece))
+            budget.hold(len(piece) + PIECE_BYTES)
             pieces.append(piece)
         if self.gone:
             await asyncio.sleep(0)  # where the cancellation arrives
@@ -234,7 +232,7 @@ class ClientExchange:
         self.complete = True
         self.wake()
         if not self.keep_alive:
-            self._connection.transport.close()
+            self._connection.close()
 
     def _write(self, data: bytes, end: bytes) -> None:
         """Write once. `end` terminates the chunks."""
@@ -266,9 +264,9 @@ class ClientExchange:
         """End the answer early: a length or chunking shows what is missing, one without either needs a reset."""
         self.gone = True
         if self._chunked or self._remaining is not None:
-            self._connection.transport.close()
+            self._connection.close()
         else:
-            self._connection.transport.abort()
+            self._connection.reset()
 
 
 def _check_size(size: int, limit_bytes: int) -> None:

@@ -1,8 +1,9 @@
-"""Limits on concurrent requests and on the bytes of their bodies in memory.
+"""Limits on concurrent requests and on the bytes of their bodies in memory, both shared fairly among clients.
 
-Both are counted before anything is read or computed, so overload costs an answer of 429 and nothing else. A `Slot` is
-given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting: no waiting,
-no clock, no sockets.
+A request is refused before anything is read or computed, so overload costs an answer of 429 and nothing else; and it
+takes its place among the concurrent ones only when its body is here, so who sends slowly takes nobody's place. A `Slot`
+is given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting: no
+waiting, no clock, no sockets.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from router.errors import TooBusy
+from router.proxy.fair_share import FairShare, Shortage
 
 RETRY_AFTER_S = 1
 
@@ -18,58 +20,74 @@ class ConcurrencyLimiter:
     """A limit of `concurrent` requests, and of `body_budget_bytes` of bodies over all of them."""
 
     def __init__(self, concurrent: int, body_budget_bytes: int) -> None:
-        self._concurrent = concurrent
-        self._body_budget_bytes = body_budget_bytes
-        self.in_flight = 0
-        self.held_bytes = 0
+        self.requests = FairShare(concurrent)
+        self.bodies = FairShare(body_budget_bytes)
 
-    def acquire(self) -> Slot:
-        """Return a slot for one request, to be used with `with`. Raises `TooBusy` when there is none."""
-        if self.in_flight >= self._concurrent:
-            raise TooBusy(
-                f"{self._concurrent} requests are being served, which is the limit (`limits.concurrent`); try again",
-                code="too_many_requests",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self.in_flight += 1
-        return Slot(self)
+    @property
+    def in_flight(self) -> int:
+        """Requests that have taken their slot."""
+        return self.requests.taken
 
-    def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more. Raises `TooBusy` when all bodies together would exceed the budget."""
-        if self.held_bytes + bytes_ > self._body_budget_bytes:
-            raise TooBusy(
-                "the request bodies being served fill the memory reserved for them (`limits.body_budget_bytes`); "
-                "try again",
-                code="too_many_bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self.held_bytes += bytes_
+    @property
+    def held_bytes(self) -> int:
+        return self.bodies.taken
 
-    def release(self, bytes_: int) -> None:
-        self.in_flight -= 1
-        self.held_bytes -= bytes_
+    def open(self, sender: str) -> Slot:
+        """Return a slot for one request of `sender`, to be used with `with`, and to be taken when its body is here.
+        Raises `TooBusy` when it could not be taken now.
+        """
+        if (shortage := self.requests.check(sender, 1)) is not None:
+            raise self.refuse_request(shortage, sender)
+        return Slot(self, sender)
+
+    def refuse_request(self, shortage: Shortage, sender: str) -> TooBusy:
+        limit, held = f"{self.requests.capacity} (`limits.concurrent`)", self.requests.held(sender)
+        message = {
+            Shortage.TOTAL: f"the requests being served are as many as may be, {limit}; try again",
+            Shortage.SHARE: f"{held} of your requests are being served, which is your share of {limit}; try again",
+        }
+        return TooBusy(message[shortage], code="too_many_requests", retry_after_s=RETRY_AFTER_S)
+
+    def refuse_bytes(self, shortage: Shortage, sender: str) -> TooBusy:
+        limit, held = f"{self.bodies.capacity} bytes (`limits.body_budget_bytes`)", self.bodies.held(sender)
+        message = {
+            Shortage.TOTAL: f"the request bodies being served fill the memory reserved for them, {limit}; try again",
+            Shortage.SHARE: f"your request bodies being served take {held} bytes, your share of {limit}; try again",
+        }
+        return TooBusy(message[shortage], code="too_many_bytes", retry_after_s=RETRY_AFTER_S)
 
 
 class Slot:
     """One request's slot, and the bytes that its body takes."""
 
-    __slots__ = ("_limiter", "held_bytes")
+    __slots__ = ("_limiter", "_sender", "_taken", "held_bytes")
 
-    def __init__(self, limiter: ConcurrencyLimiter) -> None:
-        self._limiter: ConcurrencyLimiter | None = limiter
+    def __init__(self, limiter: ConcurrencyLimiter, sender: str) -> None:
+        self._limiter = limiter
+        self._sender = sender
+        self._taken = False
         self.held_bytes = 0
 
     def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more of the body. Raises `TooBusy` when all bodies together would exceed the budget."""
-        assert self._limiter is not None, "the slot was given back"
-        self._limiter.hold(bytes_)
+        """Count `bytes_` more of the body. Raises `TooBusy` when there is no room for them."""
+        if (shortage := self._limiter.bodies.take(self._sender, bytes_)) is not None:
+            raise self._limiter.refuse_bytes(shortage, self._sender)
         self.held_bytes += bytes_
 
+    def take(self) -> None:
+        """Count the request as one that is being served. Raises `TooBusy` when there are too many."""
+        if (shortage := self._limiter.requests.take(self._sender, 1)) is not None:
+            raise self._limiter.refuse_request(shortage, self._sender)
+        self._taken = True
+
     def release(self) -> None:
-        """Give the slot back; a second call does nothing."""
-        limiter, self._limiter = self._limiter, None
-        if limiter is not None:
-            limiter.release(self.held_bytes)
+        """Give back all that was taken; a second call does nothing."""
+        if self._taken:
+            self._limiter.requests.give_back(self._sender, 1)
+            self._taken = False
+        if self.held_bytes:
+            self._limiter.bodies.give_back(self._sender, self.held_bytes)
+            self.held_bytes = 0
 
     def __enter__(self) -> Slot:
         return self

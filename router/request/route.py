@@ -1,10 +1,10 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
-One step per line: a concurrency slot (or 429); the body, read once into a `Prompt`; its token ids and block keys, found
-within a budget or unknown; admission, where sessions are admitted; the shared pool's answer; then choose, book and
-relay until one engine has begun to answer. Choosing and booking happen in one turn of the event loop, so no two
-requests decide on the same view of the load. Whatever ends the request (the answer's end, a dying engine, a client that
-disconnects) gives the booking back exactly once.
+One step per line: a concurrency slot (or 429), which counts once the body is here; the body, read once into a `Prompt`;
+its token ids and block keys, found within a budget or unknown; admission, where sessions are admitted; the shared
+pool's answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn
+of the event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end,
+a dying engine, a client that disconnects) gives the booking back exactly once.
 
 What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
@@ -43,10 +43,11 @@ LOG_BLOCK_TOKENS = 512  # block size of the decision log, as in the Mooncake tra
 
 async def route(call: ClientRequest, services: Services) -> None:
     """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
-    with services.limiter.acquire() as slot:
+    with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
         override = read_override(call.header, services.admin_tokens, services.scheduler.selector.policy_set.policies)
         body = await call.body(services.config.limits.body_bytes, slot)
+        slot.take()
         read_s = services.clock.now()
         prompt = parse(call, body, override, services)
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
@@ -64,9 +65,10 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
     """
     if services.scheduler.response_target(response_id) is None:
         raise NotFound(f"the response `{response_id}` is not known here", code="unknown_response")
-    with services.limiter.acquire() as slot:
+    with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
         body = await call.body(services.config.limits.body_bytes, slot)
+        slot.take()
         unknown = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
         await run_recorded(call, PreparedRequest(prompt, None, unknown), Stages(), arrived_s, services)

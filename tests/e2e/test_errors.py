@@ -162,9 +162,9 @@ async def test_a_body_over_the_limit(router: Any, path: str) -> None:
 
 
 async def test_over_the_concurrency_limit(router: Any) -> None:
-    async with engine(prefill_tokens_per_s=1) as slow, router([slow], limits={"concurrent": 2}) as r:
-        waiting = [asyncio.create_task(r.post(CHAT, RIGHT[CHAT])) for _ in range(2)]
-        await eventually(lambda: r.limiter.in_flight == 2)
+    async with engine(prefill_tokens_per_s=1) as slow, router([slow], limits={"concurrent": 5}) as r:
+        waiting = [asyncio.create_task(r.post(CHAT, RIGHT[CHAT])) for _ in range(4)]  # the last place is for others
+        await eventually(lambda: r.limiter.in_flight == 4)
         for path in BY_CACHE:
             answer = await r.post(path, RIGHT[path])
             refusal(answer, path, 429)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, IPvAnyNetwork, model_validator
 
 from router.config.sections.base import PathName, Port, Positive, Seconds, Section
 
@@ -26,9 +26,13 @@ class ListenConfig(Section):
     header_timeout_s: Seconds = 10.0
     """longest time to receive a complete request head, seconds"""
     body_idle_timeout_s: Seconds = 30.0
-    """longest pause between two parts of a request body, seconds"""
+    """longest pause between two parts of a request body, seconds; a body must also come at 500 bytes per second, and be
+    behind that by no more than this, or 20 seconds where that is longer"""
     header_bytes: Positive = 65536
     """largest request head (request line and headers), bytes"""
+    trusted_proxies: list[IPvAnyNetwork] = []
+    """networks of the load balancers in front, as `10.0.0.0/8`; a request from there is counted for the last address
+    in its `X-Forwarded-For` that is not in these networks"""
 
 
 class AdminTokenConfig(Section):
@@ -68,9 +72,11 @@ class LimitsConfig(Section):
     body_bytes: Positive = 64 * 1024 * 1024
     """largest request body, bytes; a larger one is answered with 413"""
     body_budget_bytes: Positive = 1024 * 1024 * 1024
-    """memory for all request bodies together, bytes; beyond it requests are answered with 429"""
+    """memory for all request bodies together, bytes, for one client at most four times what is free; beyond it requests
+    are answered with 429"""
     concurrent: Positive = 2048
-    """requests in progress at once; beyond it requests are answered with 429 and Retry-After"""
+    """requests in progress at once, of one client at most four times what is free; beyond it requests are answered with
+    429 and Retry-After. Eight times as many connections may be open, or a third of the process's open files"""
     connect_timeout_s: Seconds = 2.0
     """longest time to connect to an engine, seconds"""
     first_byte_timeout_s: Seconds = 600.0

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 SUMMED_GAUGES = frozenset(
     {
+        "warmroute_client_connections",
         "warmroute_in_flight_requests",
         "warmroute_memory_bytes",
         "warmroute_memory_limit_bytes",

@@ -105,6 +105,13 @@ class ModelAdmissionState(NamedTuple):
     capacity_tokens: int | None  # None: unknown, so nothing waits
 
 
+class ConnectionState(NamedTuple):
+    """The connections of clients, on the public listener."""
+
+    open: int
+    refused: Mapping[str, int]  # by reason
+
+
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
     tokenizers: Mapping[str, TokenizationReport] = {}  # by model
@@ -116,3 +123,4 @@ class RouterSnapshot(NamedTuple):
     passthrough: PassthroughReport = PassthroughReport({}, {}, {})
     prefix_cache: PrefixCacheState | None = None
     admission: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
+    connections: ConnectionState | None = None

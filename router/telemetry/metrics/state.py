@@ -20,6 +20,7 @@ from router.telemetry.metrics.snapshot import (
     STREAM_STATES,
     TIERS,
     TOKENIZER_SOURCES,
+    ConnectionState,
     ModelAdmissionState,
     PolicyState,
     PoolState,
@@ -98,6 +99,9 @@ HELP = {
     "remembered_tokens_total": "prompt tokens found in the prefix cache",
     "tokenised_tokens_total": "prompt tokens tokenized by the router",
     "tokenizer_incremental": "1 where only the new part of a prompt is tokenized, 0 where always the whole",
+    "client_connections": "open connections of clients",
+    "client_connections_refused_total": "connections closed at once, by reason: total (as many are open as may be), "
+    "share (its client has its share of them), handshake (of TLS)",
     "admission_waiting_requests": "requests that wait for admission, by queue",
     "admission_live_sessions": "sessions expected to come back",
     "admission_context_tokens": "tokens of the contexts of those sessions",
@@ -162,6 +166,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield build_family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
     yield from _admission(now.admission)
+    yield from _connections(now.connections)
 
 
 def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
@@ -245,3 +250,9 @@ def _admission(models: Sequence[ModelAdmissionState]) -> Iterator[Metric]:
     yield build_family("admission_live_sessions", MODEL, by_label({one.model: one.sessions for one in models}))
     yield build_family("admission_context_tokens", MODEL, by_label({one.model: one.context_tokens for one in models}))
     yield build_family("admission_capacity_tokens", MODEL, by_label({one.model: one.capacity_tokens for one in models}))
+
+
+def _connections(now: ConnectionState | None) -> Iterator[Metric]:
+    open_, refused = now or (None, {})
+    yield build_family("client_connections", (), [((), open_)])
+    yield build_family("client_connections_refused_total", REASON, by_label(refused))

@@ -153,8 +153,9 @@ class Front:
             self.running -= 1
 
     async def _route(self, call: ClientRequest) -> None:
-        with self.limiter.acquire() as slot:
+        with self.limiter.open(call.sender) as slot:
             body = await call.body(self.limits.body_bytes, slot)
+            slot.take()
             self.bodies.append(body)
             watch = Watch(hide=self.hides)
             self.watches.append(watch)

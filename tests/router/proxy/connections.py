@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.proxy.client_exchange import ClientExchange, RequestHead
+from router.proxy.call import Headers
+from router.proxy.client_exchange import ClientExchange
+from router.proxy.request_head import RequestHead
 
 
 class Transport:
-    """Keeps what is written, one item per write, and how it ended."""
+    """Keeps what is written, one item per write."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
-        self.end: str | None = None
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
-
-    def close(self) -> None:
-        self.end = "closed"
-
-    def abort(self) -> None:
-        self.end = "aborted"
 
     def get_extra_info(self, name: str) -> None:
         return None
 
 
 class Connection:
+    """Keeps what was done with it; `end`: how it ended."""
+
     def __init__(self) -> None:
+        self.end: str | None = None
         self.transport: Any = Transport()
         self.write_paused = False
         self.resumed = 0
@@ -41,6 +39,15 @@ class Connection:
 
     def resume_body(self) -> None:
         self.resumed += 1
+
+    def find_client(self, headers: Headers) -> str:
+        return "192.0.2.1"
+
+    def close(self) -> None:
+        self.end = "closed"
+
+    def reset(self) -> None:
+        self.end = "reset"
 
     async def drain(self) -> None:
         await self.drained.wait()

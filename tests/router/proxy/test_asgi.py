@@ -81,7 +81,7 @@ async def test_the_connection_is_ours_but_an_application_may_end_it():
     await app.send(START | {"headers": [(b"Connection", b"Close"), (b"content-length", b"0")]})
     await app.send({"type": "http.response.body"})
     assert sent(exchange).count(b"connection: close") == 1
-    assert connection_of(exchange).transport.end == "closed"
+    assert connection_of(exchange).end == "closed"
 
 
 async def test_send_waits_for_a_client_that_does_not_read_and_drops_writes_to_one_that_is_gone():

@@ -136,34 +136,36 @@ async def until(condition: Callable[[], bool]) -> None:
 GET = b"GET /a HTTP/1.1\r\nHost: r\r\n\r\n"
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n"
 
+POST = b"POST / HTTP/1.1\r\nHost: r\r\n"
+
 REFUSED = {
-    "CL and TE": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "TE and CL": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-    "the same length twice": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-    "a list of lengths": b"POST / HTTP/1.1\r\nContent-Length: 3, 3\r\n\r\nabc",
-    "a signed length": b"POST / HTTP/1.1\r\nContent-Length: +3\r\n\r\nabc",
-    "a negative length": b"POST / HTTP/1.1\r\nContent-Length: -3\r\n\r\nabc",
-    "a hexadecimal length": b"POST / HTTP/1.1\r\nContent-Length: 0x3\r\n\r\nabc",
-    "a length beyond 64 bits": b"POST / HTTP/1.1\r\nContent-Length: 18446744073709551617\r\n\r\nabc",
-    "no digits": b"POST / HTTP/1.1\r\nContent-Length: \r\n\r\nabc",
-    "chunked, identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
-    "gzip, chunked": b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "xchunked": b"POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "then identity": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
-    "a vertical tab": b"POST / HTTP/1.1\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "CL and TE": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "TE and CL": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "the same length twice": POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "a list of lengths": POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "a signed length": POST + b"Content-Length: +3\r\n\r\nabc",
+    "a negative length": POST + b"Content-Length: -3\r\n\r\nabc",
+    "a hexadecimal length": POST + b"Content-Length: 0x3\r\n\r\nabc",
+    "a length beyond 64 bits": POST + b"Content-Length: 18446744073709551617\r\n\r\nabc",
+    "no digits": POST + b"Content-Length: \r\n\r\nabc",
+    "chunked, identity": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "identity": POST + b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "gzip, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "xchunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "then identity": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "a vertical tab": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
     "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a folded line": b"GET / HTTP/1.1\r\nX: a\r\n b\r\n\r\n",
-    "a folded coding": b"POST / HTTP/1.1\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a folded line": b"GET / HTTP/1.1\r\nHost: r\r\nX: a\r\n b\r\n\r\n",
+    "a folded coding": POST + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
     "bare line feeds": b"GET / HTTP/1.1\nHost: a\n\n",
     "one bare line feed": b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
     "a bare carriage return": b"GET / HTTP/1.1\r\nHost: a\rX: b\r\n\r\n",
-    "a space before the colon": b"POST / HTTP/1.1\r\nContent-Length : 3\r\n\r\nabc",
-    "a space before the name": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
-    "a NUL": b"GET / HTTP/1.1\r\nX: a\x00b\r\n\r\n",
-    "no name": b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+    "a space before the colon": POST + b"Content-Length : 3\r\n\r\nabc",
+    "a space before the name": b"GET / HTTP/1.1\r\nHost: r\r\n Host: a\r\n\r\n",
+    "a NUL": b"GET / HTTP/1.1\r\nHost: r\r\nX: a\x00b\r\n\r\n",
+    "no name": b"GET / HTTP/1.1\r\nHost: r\r\n: x\r\n\r\n",
     "a chunk beyond 64 bits": CHUNKED + b"fffffffffffffffff\r\nabc",
     "a negative chunk": CHUNKED + b"-1\r\nabc",
     "0x in a chunk": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
@@ -172,14 +174,20 @@ REFUSED = {
     "a line feed in an extension": CHUNKED + b"3;a\nb\r\nabc\r\n0\r\n\r\n",
     "a chunk longer than it says": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
     "a length in the trailers": CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
-    "an upgrade with a body": (
-        b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 18\r\n\r\nGET /x HTTP/1.1\r\n\r\n"
-    ),
+    "an upgrade with a body": POST + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 29\r\n\r\n",
+    "a websocket": b"GET / HTTP/1.1\r\nHost: r\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "the same host twice": b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\nhost: a\r\n\r\n",
+    "two hosts in HTTP/1.0": b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
+    "a host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+    "a host with a user": b"GET / HTTP/1.1\r\nHost: u@a\r\n\r\n",
+    "a host with a space": b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+    "a list of hosts in one": b"GET / HTTP/1.1\r\nHost: a\tb\r\n\r\n",
+    "a host that is not ASCII": b"GET / HTTP/1.1\r\nHost: \xc3\xa4\r\n\r\n",
+    "an absolute target without a host": b"GET http://a/ HTTP/1.1\r\n\r\n",
     "CONNECT": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
-    "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
-    "HTTP/0.9": b"GET /\r\n\r\n",
-    "an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "not ASCII": b"GET /\xff HTTP/1.1\r\n\r\n",
+    "not ASCII": b"GET /\xff HTTP/1.1\r\nHost: r\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 }
 
@@ -194,9 +202,33 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_clos
         assert house.app.seen == []
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), id="an HTTP/2 preface"),
+        pytest.param(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", id="HTTP/2.0"),
+        pytest.param(b"GET /\r\n\r\n", id="HTTP/0.9"),
+    ],
+)
+async def test_another_version_of_http_is_refused_as_such(data):
+    async with serving() as house:
+        said = await house.talk(data)
+        assert said.startswith(b"HTTP/1.1 505 ")
+        assert b"connection: close" in said
+        assert house.app.seen == []
+
+
+@pytest.mark.parametrize("host", [b"", b"a.b:80", b"[::1]:8000", b"127.0.0.1", b"x_y-z%20~"])
+async def test_a_host_and_a_port_pass(host):
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET /a HTTP/1.1\r\nHost:%b\r\n\r\n" % host)
+        assert (await answer(reader))[1] == b"/a "
+
+
 async def test_nothing_after_connection_close_is_read():
     async with serving() as house:
-        said = await house.talk(b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+        said = await house.talk(b"GET /a HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n" + GET)
         assert said.count(b"HTTP/1.1") == 1
         assert [target for _, target, _ in house.app.seen] == [b"/a"]
 
@@ -236,7 +268,7 @@ async def test_framing_that_outweighs_the_body_is_refused(piece):
 @pytest.mark.parametrize(
     "head",
     [
-        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"a" * 3000, id="a value without end"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: r\r\nX: " + b"a" * 3000, id="a value without end"),
         pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 600, id="headers without end"),
         pytest.param(b"GET /" + b"a" * 3000, id="a target without end"),
         pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 600 + b"\r\n", id="a whole head"),
@@ -251,7 +283,7 @@ async def test_a_head_over_the_cap_is_refused(head):
 
 async def test_a_second_head_over_the_cap_in_the_same_read_ends_the_connection():
     async with serving(header_bytes=2048) as house:
-        said = await house.talk(GET + b"GET /b HTTP/1.1\r\nX: " + b"a" * 3000 + b"\r\n\r\n")
+        said = await house.talk(GET + b"GET /b HTTP/1.1\r\nHost: r\r\nX: " + b"a" * 3000 + b"\r\n\r\n")
         assert b"431" not in said  # it would be read as the answer to the first
         assert [target for _, target, _ in house.app.seen if target == b"/b"] == []
 
@@ -261,7 +293,8 @@ async def test_a_head_under_the_cap_passes_with_a_body_over_it():
         reader, writer = await house.connect()
         body = b"b" * 100_000
         for _ in range(2):
-            writer.write(b"POST /a HTTP/1.1\r\nX: " + b"a" * 400 + b"\r\nContent-Length: 100000\r\n\r\n" + body)
+            head = b"POST /a HTTP/1.1\r\nHost: r\r\nX: " + b"a" * 400 + b"\r\nContent-Length: 100000\r\n\r\n"
+            writer.write(head + body)
             assert (await answer(reader))[1] == b"/a " + body
 
 
@@ -299,7 +332,7 @@ async def test_a_second_head_has_a_deadline_too():
 
 async def test_a_body_that_pauses_too_long_is_cut():
     async with serving(body_idle_timeout_s=0.1) as house:
-        said = await house.talk(b"POST /a HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
+        said = await house.talk(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 10\r\n\r\nabc")
         assert said.startswith(b"HTTP/1.1 408")
         await until(lambda: house.app.gone == 1)
 
@@ -307,7 +340,7 @@ async def test_a_body_that_pauses_too_long_is_cut():
 async def test_a_body_that_keeps_coming_may_take_longer_than_the_pause():
     async with serving(body_idle_timeout_s=0.2) as house:
         reader, writer = await house.connect()
-        writer.write(b"POST /a HTTP/1.1\r\nContent-Length: 8\r\n\r\n")
+        writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 8\r\n\r\n")
         for _ in range(8):
             await asyncio.sleep(0.05)
             writer.write(b"x")
@@ -317,7 +350,7 @@ async def test_a_body_that_keeps_coming_may_take_longer_than_the_pause():
 async def test_a_slow_answer_is_not_cut_by_the_request_deadlines():
     async with serving(body_idle_timeout_s=0.05, header_timeout_s=0.05) as house:
         _, writer = await house.connect()
-        writer.write(b"POST /hang HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+        writer.write(b"POST /hang HTTP/1.1\r\nHost: r\r\nContent-Length: 2\r\n\r\n{}")
         await house.app.hanging.wait()
         await asyncio.sleep(0.15)
         assert (house.listener.connections, house.app.gone) == (1, 0)
@@ -327,15 +360,16 @@ async def test_a_reader_that_never_reads_is_cut():
     async with serving(stall_timeout_s=0.1) as house:
         _, writer = await house.connect()
         writer.transport.pause_reading()
-        writer.write(b"GET /flood HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /flood HTTP/1.1\r\nHost: r\r\n\r\n")
         await until(lambda: house.app.gone == 1)
 
 
 async def test_keep_alive_and_pipelining_keep_the_order():
     async with serving() as house:
         reader, writer = await house.connect()
-        writer.write(b"".join(b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n\r\n%d" % (i, i) for i in range(8)))
-        writer.write(b"GET /8 HTTP/1.1\r\n\r\n")
+        post = b"POST /%d HTTP/1.1\r\nHost: r\r\nContent-Length: 1\r\n\r\n%d"
+        writer.write(b"".join(post % (i, i) for i in range(8)))
+        writer.write(b"GET /8 HTTP/1.1\r\nHost: r\r\n\r\n")
         for i in range(8):
             assert (await answer(reader))[1] == b"/%d %d" % (i, i)
         assert (await answer(reader))[1] == b"/8 "
@@ -345,7 +379,7 @@ async def test_what_comes_during_an_answer_waits_for_its_end():
     async with serving() as house:
         reader, writer = await house.connect()
         for path in (b"/stream", b"/b", b"/c"):
-            writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path)
+            writer.write(b"GET %b HTTP/1.1\r\nHost: r\r\n\r\n" % path)
             await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE_S):
             assert b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n" in await reader.readuntil(b"0\r\n\r\n")
@@ -356,7 +390,7 @@ async def test_what_comes_during_an_answer_waits_for_its_end():
 async def test_a_pipelining_client_that_leaves_is_noticed():
     async with serving() as house:
         _, writer = await house.connect()
-        writer.write(b"GET /hang HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /hang HTTP/1.1\r\nHost: r\r\n\r\n")
         await house.app.hanging.wait()
         writer.write(GET * 3)
         await asyncio.sleep(0.02)
@@ -367,7 +401,7 @@ async def test_a_pipelining_client_that_leaves_is_noticed():
 
 async def test_too_many_requests_in_one_read_are_refused():
     async with serving() as house:
-        said = await house.talk(b"GET /hang HTTP/1.1\r\n\r\n" * 200)
+        said = await house.talk(b"GET /hang HTTP/1.1\r\nHost: r\r\n\r\n" * 200)
         assert said == b""
         await until(lambda: house.app.gone + len(house.app.seen) <= 2 and house.listener.connections == 0)
 
@@ -375,7 +409,7 @@ async def test_too_many_requests_in_one_read_are_refused():
 async def test_expect_100_continue():
     async with serving() as house:
         reader, writer = await house.connect()
-        writer.write(b"POST /a HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"abc")
@@ -385,7 +419,7 @@ async def test_expect_100_continue():
 async def test_an_early_answer_to_expect_closes_the_connection():
     """Whether the body still comes is the client's choice: what follows could be read as either."""
     async with serving() as house:
-        said = await house.talk(b"POST /early HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        said = await house.talk(b"POST /early HTTP/1.1\r\nHost: r\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
         assert said.startswith(b"HTTP/1.1 413")
         assert b"connection: close" in said
 
@@ -393,7 +427,7 @@ async def test_an_early_answer_to_expect_closes_the_connection():
 async def test_an_early_answer_lets_the_client_finish_and_go_on():
     async with serving() as house:
         reader, writer = await house.connect()
-        writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 300000\r\n\r\n")
+        writer.write(b"POST /early HTTP/1.1\r\nHost: r\r\nContent-Length: 300000\r\n\r\n")
         assert (await answer(reader))[1] == b"early"
         writer.write(b"x" * 300000 + GET)
         assert (await answer(reader))[1] == b"/a "
@@ -402,7 +436,7 @@ async def test_an_early_answer_lets_the_client_finish_and_go_on():
 async def test_the_rest_of_an_unwanted_body_is_read_for_a_limited_time():
     async with serving(header_timeout_s=0.1) as house:
         reader, writer = await house.connect()
-        writer.write(b"POST /early HTTP/1.1\r\nContent-Length: 300000\r\n\r\nabc")
+        writer.write(b"POST /early HTTP/1.1\r\nHost: r\r\nContent-Length: 300000\r\n\r\nabc")
         await answer(reader)
         assert await rest(reader) == b""
 
@@ -418,7 +452,7 @@ async def test_http_1_0_clients_get_no_chunks():
 async def test_absolute_targets_and_percent_encoding():
     async with serving() as house:
         reader, writer = await house.connect()
-        writer.write(b"GET http://h:1/a%2Fb?c=%20 HTTP/1.1\r\n\r\n")
+        writer.write(b"GET http://h:1/a%2Fb?c=%20 HTTP/1.1\r\nHost: r\r\n\r\n")
         await answer(reader)
         assert house.app.seen[0][1] == b"/a%2Fb?c=%20"
 
@@ -426,7 +460,7 @@ async def test_absolute_targets_and_percent_encoding():
 async def test_a_fault_of_ours_is_a_500_and_the_connection_goes_on(caplog):
     async with serving() as house:
         reader, writer = await house.connect()
-        writer.write(b"GET /fault HTTP/1.1\r\n\r\n" + GET)
+        writer.write(b"GET /fault HTTP/1.1\r\nHost: r\r\n\r\n" + GET)
         head, body = await answer(reader)
         assert head.startswith(b"HTTP/1.1 500 ")
         assert body == b"Internal Server Error"
@@ -436,7 +470,7 @@ async def test_a_fault_of_ours_is_a_500_and_the_connection_goes_on(caplog):
 
 async def test_an_answer_left_unfinished_is_cut():
     async with serving() as house:
-        said = await house.talk(b"GET /half HTTP/1.1\r\n\r\n")
+        said = await house.talk(b"GET /half HTTP/1.1\r\nHost: r\r\n\r\n")
         assert said.endswith(b"4\r\nhalf\r\n")
 
 
@@ -529,7 +563,7 @@ def test_no_bytes_crash_the_listener(fuzzed, pieces):
         while client.recv(65536):
             pass
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
     assert errors == []
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import ssl
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.listener import HttpListener, check_port_free, configure_server
+from router.proxy.fair_share import Shortage
+from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
 
 
 class Slow:
@@ -35,15 +39,16 @@ class Slow:
             self.gone = True
 
 
-async def started(app: Any) -> HttpListener:
-    listener = HttpListener(configure_server(app, ListenConfig(host="127.0.0.1", port=0)))
+async def started(app: Any, connections: int = 100, handshake_s: float = 10.0, **listen: Any) -> HttpListener:
+    where = ListenConfig(host="127.0.0.1", port=0, **listen)
+    listener = HttpListener(configure_server(app, where, connections=connections), handshake_s)
     await listener.start()
     return listener
 
 
 async def ask(listener: HttpListener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
     return reader, writer
 
 
@@ -155,3 +160,138 @@ async def test_open_connections_go_on_after_stop_accepting():
     assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
     writer.close()
     await listener.stop(1.0)
+
+
+async def test_a_cut_is_seen_even_where_an_end_would_look_like_one():
+    """An answer without a length or chunks ends with its connection: only a reset says that it is not whole."""
+    app = Slow()
+    listener = await started(app)
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(b"GET / HTTP/1.0\r\n\r\n")
+    await app.begun.wait()
+    await reader.readuntil(b"\r\n\r\n1")
+    await listener.stop(0)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+
+
+# who gets a connection
+
+
+def test_the_capacity_follows_from_the_files_and_the_requests():
+    assert connection_capacity(concurrent=2048, open_files=1_000_000) == 16_384
+    assert connection_capacity(concurrent=2048, open_files=1024) == 341
+    assert connection_capacity(concurrent=1, open_files=1) == 1
+
+
+async def opened(listener: HttpListener, source: str, count: int) -> list[tuple[Any, Any]]:
+    """That many connections from `source`, and of each whether it is served is known."""
+    return [
+        await asyncio.open_connection("127.0.0.1", listener.port, local_addr=(source, 0), limit=1) for _ in range(count)
+    ]
+
+
+async def served(pairs: list[tuple[Any, Any]]) -> int:
+    """How many of these get an answer."""
+
+    async def is_served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        with suppress(ConnectionError):
+            writer.write(b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
+            async with asyncio.timeout(5):
+                return await reader.read(1) != b""
+        return False
+
+    return sum(await asyncio.gather(*(is_served(*pair) for pair in pairs)))
+
+
+async def test_a_client_has_its_share_of_the_connections_and_another_finds_room(caplog):
+    listener = await started(Slow(), connections=10)
+    many = await opened(listener, "127.0.0.2", 20)
+    assert await served(many) == 8
+    others = await opened(listener, "127.0.0.3", 1)
+    assert await served(others) == 1
+    assert (listener.connections, dict(listener.refused)) == (9, {Shortage.SHARE.value: 12})
+    assert len(caplog.records) == 1
+    assert "127.0.0.2 is refused: its 8 are its share of 10" in caplog.text
+    for _, writer in many:
+        writer.transport.abort()
+    async with asyncio.timeout(5):
+        while listener.connections > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    again = await opened(listener, "127.0.0.2", 1)
+    assert await served(again) == 1
+    for _, writer in (*others, *again):
+        writer.transport.abort()
+    await listener.stop(0)
+
+
+async def test_no_more_than_the_capacity_are_connected():
+    listener = await started(Slow(), connections=3)
+    pairs = [pair for last in range(2, 7) for pair in await opened(listener, f"127.0.0.{last}", 1)]
+    assert await served(pairs) == 3
+    assert listener.refused == {Shortage.TOTAL.value: 2}
+    for _, writer in pairs:
+        writer.transport.abort()
+    await listener.stop(0)
+
+
+async def test_connections_wait_while_the_system_has_no_descriptor(monkeypatch, caplog):
+    listener = await started(Slow())
+    lacking = True
+
+    def accept(listening: socket.socket) -> Any:
+        if lacking:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accepted(listening)
+
+    accepted = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    monkeypatch.setattr("router.proxy.listener.ACCEPT_RETRY_S", 0.01)
+    pairs = await opened(listener, "127.0.0.1", 3)
+    async with asyncio.timeout(5):
+        while not caplog.records:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert len(caplog.records) == 1
+    lacking = False
+    assert await served(pairs) == 3
+    for _, writer in pairs:
+        writer.transport.abort()
+    await listener.stop(0)
+
+
+# TLS
+
+
+async def test_a_handshake_that_fails_or_takes_too_long_costs_a_connection_and_nothing_else(certificate):
+    tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file)
+    listener = await started(Slow(), handshake_s=0.2, tls=tls)
+    (garbage, sending), (silent, silently) = await opened(listener, "127.0.0.1", 2)
+    sending.write(b"GET / HTTP/1.1\r\n\r\n")
+    with suppress(ConnectionError):
+        await asyncio.wait_for(garbage.read(), 5)
+    with suppress(ConnectionError):
+        assert await asyncio.wait_for(silent.read(), 5) == b""
+    async with asyncio.timeout(5):
+        while listener.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert listener.refused == {"handshake": 2}
+    trusting = ssl.create_default_context(cafile=certificate.cert_file)
+    pair = await asyncio.open_connection("127.0.0.1", listener.port, ssl=trusting, server_hostname="localhost")
+    assert await served([pair]) == 1
+    for _, writer in ((garbage, sending), (silent, silently), pair):
+        writer.transport.abort()
+    await listener.stop(0)
+
+
+async def test_a_handshake_in_progress_does_not_hold_up_the_stop(certificate):
+    tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file)
+    listener = await started(Slow(), tls=tls)
+    ((reader, writer),) = await opened(listener, "127.0.0.1", 1)
+    async with asyncio.timeout(2):
+        while not listener.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await listener.stop(30)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()

@@ -137,7 +137,7 @@ async def test_a_large_body_and_answer_pass_whole(house):
 
     front = await house.front(await house.engine(script))
     client = await house.client(front.port)
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(sent))
+    client.send(b"POST / HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % len(sent))
     client.send(sent)
     _, body = await client.message()
     assert body == sent[::-1]
@@ -147,7 +147,7 @@ async def test_over_the_bounds_nothing_reaches_an_engine(house, eventually):
     engine = await house.engine(silent)
     front = await house.front(engine, concurrent=1, body_bytes=100, body_budget_bytes=150)
     client = await house.client(front.port)
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 101\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: r\r\nContent-Length: 101\r\n\r\n")
     assert (await client.message())[0].startswith(b"HTTP/1.1 413")
     running, waiting = await house.client(front.port), await house.client(front.port)
     running.send(POST)

@@ -1,0 +1,65 @@
+"""The TLS certificate of a listener, read again when its files change, so that renewal needs no restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+
+from router.config.sections.listeners import TlsConfig
+from router.errors import ConfigError
+
+log = logging.getLogger("warmroute.tls")
+
+POLL_S = 5.0
+
+FileIdentity = tuple[int, int, int]  # inode, size, nanoseconds of the last change
+
+
+class Certificates:
+    """`context` is for handshakes that begin now. Raises `ConfigError` for files that cannot be used."""
+
+    def __init__(self, tls: TlsConfig) -> None:
+        self._tls = tls
+        self._read = self._identify()
+        self.context = self._load()
+
+    async def follow(self, poll_s: float = POLL_S) -> None:
+        """Refresh every `poll_s` seconds, until cancelled. It is done in a thread: a file may be on a slow disk."""
+        while True:
+            await asyncio.sleep(poll_s)
+            await asyncio.to_thread(self.refresh)
+
+    def refresh(self) -> None:
+        """Use the files as they are now, if they have changed. A pair that does not fit changes nothing but the log."""
+        found = self._identify()
+        if found == self._read:
+            return
+        self._read = found
+        try:
+            self.context = self._load()
+        except ConfigError as error:
+            log.error("%s; the certificate read before stays in use", error)
+        else:
+            log.info("listen.tls: new connections get the changed certificate")
+
+    def _identify(self) -> tuple[FileIdentity | None, FileIdentity | None]:
+        return _identify(self._tls.cert_file), _identify(self._tls.key_file)
+
+    def _load(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.options |= ssl.OP_NO_RENEGOTIATION
+            context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"listen.tls: {error}") from error
+        return context
+
+
+def _identify(file: str) -> FileIdentity | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,60 @@
+"""A capacity that clients share fairly, by the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on
+Networking, 1998), which switches use to share packet memory among their ports.
+
+A client that holds something may take more only while that leaves it with at most `SHARE` times what is then free. So
+one client alone takes four fifths and no more; two take four ninths each; and whoever takes how much, the next newcomer
+finds room. It needs no table of quotas, no rates and no clock, and knows only clients that hold something.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+SHARE = 4
+
+
+class Shortage(Enum):
+    """Why a client gets no more."""
+
+    TOTAL = "total"  # all of the capacity is taken, by whomever
+    SHARE = "share"  # the client holds its share of it
+
+
+class FairShare:
+    """A capacity in any unit. `taken`: what all clients hold together."""
+
+    __slots__ = ("_held", "capacity", "taken")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.taken = 0
+        self._held: dict[str, int] = {}  # by client; only those that hold something
+
+    def held(self, client: str) -> int:
+        """Return how much `client` holds."""
+        return self._held.get(client, 0)
+
+    def check(self, client: str, amount: int) -> Shortage | None:
+        """Return why `client` may not take `amount` now; `None` when it may."""
+        free = self.capacity - self.taken - amount
+        if free < 0:
+            return Shortage.TOTAL
+        held = self._held.get(client)
+        return Shortage.SHARE if held is not None and held + amount > SHARE * free else None
+
+    def take(self, client: str, amount: int) -> Shortage | None:
+        """Count `amount` (above 0) more for `client`; return why not when it may not have that."""
+        shortage = self.check(client, amount)
+        if shortage is None:
+            self.taken += amount
+            self._held[client] = self._held.get(client, 0) + amount
+        return shortage
+
+    def give_back(self, client: str, amount: int) -> None:
+        """Count `amount` less for `client`, which it has taken."""
+        self.taken -= amount
+        left = self._held[client] - amount
+        if left:
+            self._held[client] = left
+        else:
+            del self._held[client]

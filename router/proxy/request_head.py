@@ -1,0 +1,112 @@
+"""The head of a request: what llhttp parsed, checked for what it lets pass.
+
+Refused is whatever two HTTP parsers could read differently, what this server does not speak (upgrades, transfer codings
+but chunked), and a request that does not say once and validly which host it is for (RFC 9112 3.2). Pure.
+"""
+
+from __future__ import annotations
+
+import string
+import urllib.parse
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import httptools
+import msgspec
+
+from router.proxy.call import Headers
+
+STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n"
+MAX_HEADERS = 100  # the default of Apache and Envoy; as objects, short headers take 50 times the bytes they came in
+HOST_BYTES = (string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]").encode()  # RFC 3986 3.2.2, and a port
+
+
+class UnfitRequest(Exception):
+    """The request is refused and its connection closed. Raised in parser callbacks, it stops the parser."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RequestHead(NamedTuple):
+    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's."""
+
+    method: str
+    path: str
+    target: bytes
+    headers: Headers  # names in lower case
+    fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
+    http_1_1: bool
+    keep_alive: bool
+
+
+def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> RequestHead:
+    """Return the head that `parser` has just completed. Raises `UnfitRequest`."""
+    version = parser.get_http_version()
+    if version not in ("1.1", "1.0"):
+        raise UnfitRequest(505, "this version of HTTP is not supported")
+    if parser.should_upgrade():
+        raise UnfitRequest(400, "upgrades (WebSocket, h2c) and CONNECT are not supported")
+    if not target.startswith(b"/") or b"#" in target:
+        url = httptools.parse_url(target)
+        target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
+    path = target.partition(b"?")[0].decode("ascii")
+    head = RequestHead(
+        parser.get_method().decode("ascii"),
+        urllib.parse.unquote(path) if "%" in path else path,
+        target,
+        headers,
+        dict(reversed(headers)),
+        version == "1.1",
+        version == "1.1" and parser.should_keep_alive(),
+    )
+    _check_host(head)
+    _check_coding(head)
+    return head
+
+
+def check_count(headers: Headers) -> None:
+    """Raise `UnfitRequest` for more headers than anybody needs."""
+    if len(headers) > MAX_HEADERS:
+        raise UnfitRequest(431, f"the request has more than {MAX_HEADERS} headers")
+
+
+def _check_host(head: RequestHead) -> None:
+    host = head.fields.get(b"host")
+    if host is None:
+        if head.http_1_1:
+            raise UnfitRequest(400, "the request has no Host header")
+    elif host.translate(None, HOST_BYTES):
+        raise UnfitRequest(400, "the Host header is not a host and a port")
+    elif len(head.fields) != len(head.headers) and sum(name == b"host" for name, _ in head.headers) > 1:
+        raise UnfitRequest(400, "the request has more than one Host header")
+
+
+def _check_coding(head: RequestHead) -> None:
+    if b"transfer-encoding" in head.fields:
+        if not head.http_1_1:
+            raise UnfitRequest(400, "HTTP/1.0 has no transfer codings")
+        codings = [value.lower() for name, value in head.headers if name == b"transfer-encoding"]
+        if any(coding != b"chunked" for coding in codings):
+            raise UnfitRequest(400, "a transfer coding other than chunked")
+
+
+def find_fault(error: Exception, data: bytes) -> UnfitRequest:
+    """Return why `data`, with which the parser failed with `error`, is refused."""
+    reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+    if isinstance(reason, UnfitRequest):
+        return reason
+    if data.startswith(HTTP_2_PREFACE):
+        return UnfitRequest(505, "HTTP/2 is not supported: use HTTP/1.1")
+    return UnfitRequest(400, "this is not valid HTTP")
+
+
+def render_refusal(refusal: UnfitRequest) -> bytes:
+    """Return the answer to a request that is refused."""
+    error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": None}
+    body = msgspec.json.encode({"error": error})
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (STATUS_LINES[refusal.status], len(body)) + body

@@ -1,0 +1,245 @@
+"""Clients that send little, or slowly, or do not read: what they take from everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import suppress
+
+import pytest
+
+from tests.abuse.raw import BENIGN, CHAT, HEALTH, HOSTILE, MB, chat, dial, dialled, post
+from tests.fakes.engines import engine, eventually
+
+ANNOUNCED = 64 * MB  # `limits.body_bytes`
+ATTACKERS = 16  # of those fill `limits.body_budget_bytes`
+
+
+def ways_to_announce() -> dict[str, bytes]:
+    return {
+        "a length": post(ANNOUNCED, b"{"),
+        "expect: 100-continue": post(ANNOUNCED, b"", b"expect: 100-continue"),
+        "chunks": b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n4000000\r\n{",
+    }
+
+
+# bodies
+
+
+@pytest.mark.parametrize("way", list(ways_to_announce()))
+async def test_an_announced_body_takes_only_what_has_arrived(router, measured, way) -> None:
+    async with engine() as fake, router([fake]) as r, dialled(r.url, 2 * ATTACKERS) as clients:
+        for client in clients:
+            client.send(ways_to_announce()[way])
+        await eventually(lambda: r.app._listener.connections >= 2 * ATTACKERS)
+        statuses = [await chat(r.url, source) for _ in range(10) for source in (BENIGN, HOSTILE)]
+        measured(
+            f"chats refused beside {ANNOUNCED // MB} MiB announced 32 times by {way}", statuses.count(429), 0, "of 20"
+        )
+        measured(f"bytes held for them ({way})", r.limiter.held_bytes, 32 * 64, "bytes")
+        assert statuses == [200] * 20
+
+
+async def test_who_has_not_sent_its_body_takes_no_place(router, measured) -> None:
+    """Five times as many as may be served at once."""
+    async with (
+        engine() as fake,
+        router([fake], limits={"concurrent": 10}) as r,
+        dialled(r.url, 50) as clients,
+    ):
+        for client in clients:
+            client.send(post(1000, b"{"))
+        await eventually(lambda: r.app._listener.connections >= 50)
+        statuses = [await chat(r.url) for _ in range(10)]
+        measured("chats refused beside 50 begun bodies and 10 places", 10 - statuses.count(200), 0, "of 10")
+
+
+async def test_one_client_has_a_share_of_the_bytes_and_another_finds_room(router, measured) -> None:
+    """An address sends 20 bodies of 60 kB, all but a byte each, for a budget of 1 MB: one in five is refused."""
+    async with (
+        engine() as fake,
+        router([fake], limits={"body_budget_bytes": MB}) as r,
+        dialled(r.url, 20) as clients,
+    ):
+        for client in clients:
+            client.send(post(60_000, b"x" * 59_999))
+        await eventually(lambda: r.limiter.held_bytes > 0.7 * MB)
+        measured("share of the byte budget that one client takes", r.limiter.held_bytes / MB, 0.8, "of 1")
+        reading = [asyncio.create_task(client.answer()) for client in clients]
+        await eventually(lambda: any(task.done() for task in reading))
+        status, body = next(task.result() for task in reading if task.done())
+        assert status == 429
+        assert b"your share" in body
+        assert [await chat(r.url) for _ in range(3)] == [200] * 3
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def test_one_client_has_a_share_of_the_places(router, measured) -> None:
+    async with engine(prefill_tokens_per_s=1) as slow, router([slow], limits={"concurrent": 20}) as r:
+        hostile = [asyncio.create_task(chat(r.url, HOSTILE)) for _ in range(20)]
+        await eventually(lambda: sum(task.done() for task in hostile) == 4)
+        measured("share of the places that one client takes", r.limiter.in_flight / 20, 0.8, "of 1")
+        benign = asyncio.create_task(chat(r.url))
+        await eventually(lambda: r.limiter.in_flight == 17)
+        for task in (*hostile, benign):
+            task.cancel()
+        done = await asyncio.gather(*hostile, benign, return_exceptions=True)
+        assert done.count(429) == 4
+        await eventually(r.idle)
+
+
+async def test_behind_a_trusted_proxy_the_share_is_each_clients_own(router) -> None:
+    """One address for all: the load balancer's. What a client itself puts into the header does not count."""
+    async with engine(prefill_tokens_per_s=1) as slow:
+        listen = {"trusted_proxies": ["127.0.0.2/32"]}
+        async with router([slow], limits={"concurrent": 20}, listen=listen) as r, dialled(r.url, 21) as clients:
+            held = r.limiter.requests.held
+            for number, client in enumerate(clients[:20]):
+                client.send(post(len(CHAT), CHAT, b"x-forwarded-for: 10.9.9.%d, 10.0.0.1" % number))
+            await eventually(lambda: held("10.0.0.1") == 16)
+            clients[20].send(post(len(CHAT), CHAT, b"x-forwarded-for: 10.0.0.1, 10.0.0.2"))
+            await eventually(lambda: held("10.0.0.2") == 1)
+            assert (r.limiter.in_flight, held("127.0.0.2")) == (17, 0)
+
+
+@pytest.mark.abuse
+async def test_a_trickling_body_is_cut(router_process, fleet_config, measured) -> None:
+    """At default limits: a byte every 5 s, at once or after 200 kB sent quickly, whole or in chunks."""
+    chunked = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
+    begins = [post(ANNOUNCED, b"{"), post(ANNOUNCED, b"x" * 200_000), chunked]
+    loop = asyncio.get_running_loop()
+
+    async def trickle(begin: bytes) -> tuple[float, bytes]:
+        client = await dial(r.url)
+        client.send(begin)
+        started = loop.time()
+        reading = asyncio.create_task(client.rest(100))
+        while not reading.done() and loop.time() - started < 60:
+            await asyncio.wait([reading], timeout=5)
+            client.send(b"1\r\nx\r\n" if begin is chunked else b"x")
+        client.writer.close()
+        reading.cancel()
+        return loop.time() - started, reading.result() if reading.done() and not reading.cancelled() else b""
+
+    async with engine() as fake, router_process(fleet_config([fake])) as r:
+        for lasted, said in await asyncio.gather(*map(trickle, begins)):
+            measured("a body of a byte per 5 s is cut after", lasted, 36, "s")
+            assert said.startswith(b"HTTP/1.1 408"), said
+
+
+# clients that do not read
+
+
+PADDED = b"x-padding: " + b"x" * 10_000  # no read has many requests then
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: r\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEALTH,
+        METRICS,
+        METRICS.replace(b"host: r", b"host: r\r\n" + PADDED),
+        post(2, b"{}", PADDED),
+        post(len(CHAT), CHAT),
+    ],
+    ids=["health", "metrics", "long requests", "errors", "chats"],
+)
+async def test_nobody_is_served_who_does_not_read(router_process, fleet_config, measured, request_) -> None:
+    """Four clients send requests without reading an answer, for as long as the router takes them."""
+    async with engine() as fake, router_process(fleet_config([fake], limits={"idle_timeout_s": 1.0})) as r:
+        async with dialled(r.url, 1) as (warm,):
+            for _ in range(50):
+                warm.send(request_)
+                assert (await warm.answer())[0] in (200, 400)
+        before = most = r.rss_bytes
+        async with dialled(r.url, 4) as clients:
+            for client in clients:
+                client.stop_reading()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(4):
+                    while open_ := [client for client in clients if not client.closed]:
+                        for client in open_:
+                            if client.writer.transport.get_write_buffer_size() < 100_000:
+                                client.send(request_)
+                        most = max(most, r.rss_bytes)
+                        await asyncio.sleep(0.001)
+            measured("memory for a client that does not read", (most - before) / 4 / MB, 1.0, "MiB")
+            measured("clients that do not read and are there after 4 s, 1 s allowed", len(open_), 0, "of 4")
+        assert await chat(r.url) == 200
+
+
+# connections
+
+
+async def test_connections_of_one_address_leave_room_for_others(router, measured) -> None:
+    async with engine() as fake, router([fake], limits={"concurrent": 25}) as r:  # 200 connections
+        async with dialled(r.url, 300) as clients:
+            await eventually(lambda: r.app._listener.refused["share"] > 100)
+            reading = [asyncio.create_task(client.reader.read()) for client in clients]
+            await eventually(lambda: sum(task.done() for task in reading) > 100)
+            measured("connections of one address, of 200", r.app._listener.connections, 165, "connections")
+            assert [await chat(r.url) for _ in range(10)] == [200] * 10
+            assert await chat(r.url, "127.0.0.4") == 200
+            page = (await r.http.get("/metrics")).text
+            assert 'warmroute_client_connections_refused_total{reason="share"}' in page
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+        await eventually(lambda: r.app._listener.connections < 5)
+
+
+async def test_connections_wait_while_there_is_no_descriptor(router_process, fleet_config, measured) -> None:
+    """The process has none left: nothing spins, the listener stays, and who waited is served when there are some."""
+    async with engine() as fake, router_process(fleet_config([fake])) as r, dialled(r.url, 1, BENIGN) as (warm,):
+        warm.send(HEALTH)
+        assert (await warm.answer())[0] == 200
+        whole = resource.prlimit(r.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(r.pid, resource.RLIMIT_NOFILE, (3, whole[1]))
+        async with dialled(r.url, 20) as clients:
+            for client in clients:
+                client.send(HEALTH)
+            for _ in range(20):
+                warm.send(HEALTH)
+                assert (await warm.answer())[0] == 200
+            resource.prlimit(r.pid, resource.RLIMIT_NOFILE, whole)
+            answers = await asyncio.gather(*(client.answer() for client in clients), return_exceptions=True)
+            lost = sum(isinstance(answer, BaseException) for answer in answers)
+            measured("connections lost while there was no descriptor", lost, 0, "of 20")
+        assert await chat(r.url) == 200
+
+
+@pytest.mark.abuse
+async def test_a_flood_of_connections(router_process, fleet_config, measured) -> None:
+    """At default limits: one address opens connections as fast as it can and keeps them."""
+    loop = asyncio.get_running_loop()
+    async with engine() as fake, router_process(fleet_config([fake])) as r, dialled(r.url, 1, BENIGN) as (warm,):
+        held = []
+        warm.send(HEALTH)
+        await warm.answer()
+        before, flooding = r.rss_bytes, True
+
+        async def flood() -> None:
+            while flooding and len(held) < 8000:
+                with suppress(OSError):
+                    held.append(await dial(r.url))
+
+        floods = [asyncio.create_task(flood()) for _ in range(4)]
+        longest, statuses = 0.0, []
+        while not all(task.done() for task in floods):
+            started = loop.time()
+            warm.send(HEALTH)
+            await warm.answer()
+            longest = max(longest, loop.time() - started)
+            if len(held) > 500 * len(statuses):
+                statuses.append(await chat(r.url))
+        open_ = await r.metric("warmroute_client_connections")
+        measured(
+            "chats of others lost during a flood of 8,000 connections", len(statuses) - statuses.count(200), 0, "of 16"
+        )
+        measured("connections that one address keeps", open_, 0.81 * 20_000 / 3, "connections")
+        measured("memory of an idle connection", (r.rss_bytes - before) / open_ / 1024, 20, "KiB")
+        for client in held:
+            client.writer.transport.abort()
