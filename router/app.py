@@ -27,6 +27,7 @@ from router.backends.feeds.metrics import MetricsPoller
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
+from router.config.exposure import list_exposures
 from router.config.reader import read_client_keys
 from router.config.sections.listeners import ListenConfig
 from router.control import background
@@ -312,6 +313,8 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     await app.start()
     tune_garbage_collector()
+    for line in list_exposures(config):
+        log.warning(line)
     log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
     owner = Tasks("serve")
     owner.spawn("when ready", _call_when_ready(app, when_ready))

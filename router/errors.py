@@ -14,9 +14,49 @@
         +-- DeadlineExceeded 504
 
 Exceptions of libraries (zmq, httpx, OS) are translated where they arise.
+
+Messages contain names that strangers chose: model names, paths, keys of a file, texts of engines. `quote_name` cuts and
+escapes such a name where it is put into a message; what was forgotten is cut and escaped here, where each message ends
+up, and once more where log lines are written (`router/cli/terminal/logs.py`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+MAX_NAME_CHARS = 256
+MAX_NAMES = 50  # in a list of names
+MAX_COMPLAINTS = 20  # complaints about a file
+MAX_LINE_CHARS = 1_000
+
+
+def quote_name(name: str, limit: int = MAX_NAME_CHARS) -> str:
+    """Return a name from outside for use in a message: one printable line, cut at `limit` characters.
+
+    Whatever is not printable (control characters, terminal escapes, line breaks, changes of the writing direction)
+    becomes a backslash escape such as `\\x1b`.
+    """
+    text = name[:limit]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return text if len(name) <= limit and len(text) <= limit else text[:limit] + "..."
+
+
+def quote_lines(text: str, lines: int = MAX_COMPLAINTS + 1, limit: int = MAX_LINE_CHARS) -> str:
+    """Return a text from outside as printable lines: at most `lines` of `limit` characters, and the count of further
+    ones.
+    """
+    total = text.count("\n") + 1
+    kept = [quote_name(line, limit) for line in text.split("\n", lines)[:lines]]
+    return "\n".join(kept if total <= lines else [*kept, f"and {total - lines:,} more"])
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return the first names in alphabetical order, with commas between them, and how many there are beyond."""
+    ordered = sorted(names)
+    text = ", ".join(quote_name(name) for name in islice(ordered, MAX_NAMES))
+    return text if len(ordered) <= MAX_NAMES else f"{text} and {len(ordered) - MAX_NAMES:,} more"
 
 
 class WarmrouteError(Exception):
@@ -24,7 +64,23 @@ class WarmrouteError(Exception):
 
 
 class ConfigError(WarmrouteError):
-    """A file of the operator is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`."""
+    """A file of the operator is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`.
+
+    Built from lines and from other errors of this kind. The first `MAX_COMPLAINTS` lines are kept as `complaints`, the
+    others are counted: `omitted` of them were not even built.
+    """
+
+    complaints: list[str]
+    omitted: int
+
+    def __init__(self, *parts: str | ConfigError, omitted: int = 0) -> None:
+        lines: list[str] = []
+        for part in parts:
+            lines += part.complaints if isinstance(part, ConfigError) else part.split("\n")
+            omitted += part.omitted if isinstance(part, ConfigError) else 0
+        self.complaints = [quote_name(line, MAX_LINE_CHARS) for line in lines[:MAX_COMPLAINTS]]
+        self.omitted = omitted + max(0, len(lines) - MAX_COMPLAINTS)
+        super().__init__("\n".join([*self.complaints, *([f"and {self.omitted:,} more"] if self.omitted else [])]))
 
 
 class RequestRefused(WarmrouteError):
@@ -39,9 +95,9 @@ class RequestRefused(WarmrouteError):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = quote_lines(message)
+        self.param = None if param is None else quote_name(param)
+        super().__init__(self.message)
         self.code = code
         self.retry_after_s = retry_after_s
 

@@ -15,6 +15,7 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+MAX_NAME_CHARS = 256  # of a name that is compared with the known ones, which takes long for long ones
 REQUIRED = "required"
 """Stands in for the default of a parameter that has none."""
 
@@ -74,7 +75,7 @@ def check_shares(**values: float) -> None:
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` if a known name is spelt like `name`, else an empty string."""
-    close = get_close_matches(name, list(known), n=1)
+    close = get_close_matches(name[:MAX_NAME_CHARS], list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

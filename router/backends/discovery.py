@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from router.config import schema
-from router.config.reader import read_instances
+from router.config.reader import InstanceList, load_instances
+from router.config.yaml_source import read_bytes
 from router.errors import ConfigError
 
 log = logging.getLogger("warmroute.discovery")
@@ -49,7 +50,7 @@ class FileDiscovery:
 
     It is read, not only stat-ed, every `file_poll_s`, and counts as changed when its bytes differ: 20 KB for 200
     instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not parsed
-    again, except those of a broken file, since the error may lie in something that the list refers to. A broken file
+    again; where something that the list refers to is missing, only that is looked for again. A broken file
     (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is logged once and
     reported as `trouble`. An empty *list*, `[]`, is valid.
     """
@@ -58,6 +59,7 @@ class FileDiscovery:
         self._path = Path(path)
         self._poll_s = poll_s
         self._seen: bytes | str | None = None  # the last bytes read, or the error
+        self._list: InstanceList | None = None  # parsed from them; None: not a list of instances
         self.instances: list[schema.InstanceConfig] | None = None  # the last valid list; None: none yet
         self.trouble: str | None = None
 
@@ -75,12 +77,14 @@ class FileDiscovery:
     def poll(self) -> None:
         """Read the file and update `instances` and `trouble`."""
         content = self._content()
-        if content == self._seen and self.trouble is None:
-            return
-        self._seen = content
+        changed = content != self._seen
         try:
-            self.instances = read_instances(self._path)
-            self.trouble = None
+            if changed:
+                self._seen, self._list = content, None
+                self._list = load_instances(self._path)
+            if self._list is not None and (changed or self.trouble is not None):
+                self.instances = self._list.resolve()
+                self.trouble = None
         except ConfigError as error:
             if self.trouble != str(error):
                 self.trouble = str(error)
@@ -88,6 +92,6 @@ class FileDiscovery:
 
     def _content(self) -> bytes | str:
         try:
-            return self._path.read_bytes()
-        except OSError as error:
+            return read_bytes(self._path)
+        except ConfigError as error:
             return str(error)

@@ -20,8 +20,9 @@ from router.cli.advise.command import advise as advise_command
 from router.cli.init.command import init as init_command
 from router.cli.policies import policies as policies_commands
 from router.cli.serve import command as serve_command
-from router.cli.serve.command import StackConfig, err, log_to_stderr
+from router.cli.serve.command import StackConfig, err
 from router.cli.simulate.options import simulate as simulate_command
+from router.cli.terminal.logs import log_to_stderr
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError
 

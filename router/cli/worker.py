@@ -16,6 +16,7 @@ import sys
 import uvloop
 
 from router.app import App, raise_open_file_limit, tune_garbage_collector
+from router.cli.terminal.logs import log_to_stderr
 from router.control.workers.follower import FollowerWorker, parse_config
 from router.errors import WarmrouteError
 from router.tasks import Tasks
@@ -35,12 +36,7 @@ async def follow(sock: socket.socket) -> None:
         start = await follower.connect(sock)
     except ConnectionError:
         return
-    logging.basicConfig(
-        level=parse_config(start).log.level.upper(),
-        format=f"%(asctime)s %(levelname)-7s worker {start.number}: %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_to_stderr(parse_config(start).log.level, f"worker {start.number}: ")
     raise_open_file_limit()
     app = App(parse_config(start), role=WorkerRole(start.number, start.secret, follower))
     await app.start()

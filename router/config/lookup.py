@@ -54,7 +54,7 @@ def resolve_file(kind: str, name: str, *folders: Path) -> Path:
 
 def load_each(kind: str, names: Iterable[str], read: Callable[[Path], T], *folders: Path) -> dict[str, T]:
     """Return `read` of each `--kind` name or path by stem, in order. Raises ConfigError with all problems."""
-    problems: list[str] = []
+    problems: list[ConfigError] = []
     found: dict[str, T] = {}
     for name in names:
         try:
@@ -63,7 +63,7 @@ def load_each(kind: str, names: Iterable[str], read: Callable[[Path], T], *folde
                 raise ConfigError(f'--{kind}: "{file.stem}" is given twice; rename one of the files')
             found[file.stem] = read(file)
         except ConfigError as error:
-            problems.append(str(error))
+            problems.append(error)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return found

@@ -13,23 +13,24 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
-from router.config.schema import Config, InstanceConfig, PolicyConfig
+from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
-from router.config.yaml_source import YamlDocument, YamlPath, YamlProblem, load, parse, read_text
-from router.errors import ConfigError
+from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_text
+from router.errors import MAX_COMPLAINTS, ConfigError
 
 T = TypeVar("T")
 
+MAX_KEYS_BYTES = 64 * 1024 * 1024  # of `clients.keys_file`: some 700,000 keys
 CLIENT_KEY = re.compile(r"([0-9a-fA-F]{64})\s+(\S.*)")
 
 
@@ -38,6 +39,19 @@ class ReadConfig(NamedTuple):
 
     config: Config
     policies: dict[str, PolicyConfig]
+
+
+class InstanceList(NamedTuple):
+    """A list of engines as it is written; what it refers to may be missing."""
+
+    document: YamlDocument
+    instances: list[InstanceConfig]
+
+    def resolve(self) -> list[InstanceConfig]:
+        """Return the engines. Raises ConfigError for missing files and variables, and for two engines of one name."""
+        if problems := list(check_instances(self.instances)):
+            raise self.document.to_error(problems)
+        return self.instances
 
 
 class ExperimentFile(Section):
@@ -63,7 +77,7 @@ def _read_all(document: YamlDocument) -> ReadConfig:
     config = _validate(document, Config)
     policies: dict[str, PolicyConfig] = {}
     problems = check_references(config)
-    elsewhere: list[str] = []
+    elsewhere: list[ConfigError] = []
     missing = {problem.path for problem in problems}
     if ("policies_dir",) not in missing:
         with _collecting(elsewhere):
@@ -75,9 +89,9 @@ def _read_all(document: YamlDocument) -> ReadConfig:
     if config.clients.keys_file is not None and ("clients", "keys_file") not in missing:
         with _collecting(elsewhere):
             read_client_keys(config.clients.keys_file)
-    here = [str(document.to_error(problems))] if problems else []
+    here = [document.to_error(problems)] if problems else []
     if here or elsewhere:
-        raise ConfigError("\n".join(here + elsewhere))
+        raise ConfigError(*here, *elsewhere)
     return ReadConfig(config, policies)
 
 
@@ -107,7 +121,7 @@ def _check_names(names: Collection[tuple[YamlPath, str]], policies: Collection[s
 
 def read_policy_file(path: Path | str) -> PolicyConfig:
     """Read one policy. Raises ConfigError; unknown scorers are found later, when the policy is built."""
-    return _validate(load(Path(path)), PolicyConfig)
+    return _validate(load(Path(path), POLICY), PolicyConfig)
 
 
 def read_profile_file(path: Path | str) -> ProfileFile:
@@ -122,12 +136,13 @@ def read_trouble_file(path: Path | str) -> TroubleFile:
 
 def parse_policy(text: str, name: str) -> PolicyConfig:
     """Parse one policy from `text`; messages call it `policy NAME`. Raises ConfigError."""
-    return _validate(parse(text, f"policy {name}"), PolicyConfig)
+    return _validate(parse(text, f"policy {name}", limits=POLICY), PolicyConfig)
 
 
 def parse_policies(text: str) -> dict[str, PolicyConfig]:
     """Parse several policies by name, as under `policies` in the main file. Raises ConfigError."""
-    policies = _validate(document := parse(text, "policies"), dict[str, PolicyConfig])
+    kind = Annotated[dict[str, PolicyConfig], Field(max_length=MAX_POLICIES)]
+    policies = _validate(document := parse(text, "policies", limits=POLICY), kind)
     if not policies:
         raise document.to_error([YamlProblem((), "there is none: wanted at least one policy, by its name")])
     return policies
@@ -135,7 +150,7 @@ def parse_policies(text: str) -> dict[str, PolicyConfig]:
 
 def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
     """Parse an `experiment` section over `policies`, with or without that key above it. Raises ConfigError."""
-    document = parse(text, "experiment")
+    document = parse(text, "experiment", limits=POLICY)
     nested = isinstance(document.data, dict) and "experiment" in document.data
     experiment = _validate(document, ExperimentFile).experiment if nested else _validate(document, ExperimentConfig)
     if problems := check_experiment_policies(experiment, policies, ("experiment",) if nested else ()):
@@ -178,11 +193,13 @@ def select_policy(config: Config, policy: str) -> Config:
 
 def read_instances(path: Path | str) -> list[InstanceConfig]:
     """Read the list of engines in `fleet.file`; an empty list is valid. Raises ConfigError."""
+    return load_instances(path).resolve()
+
+
+def load_instances(path: Path | str) -> InstanceList:
+    """Read the list of engines in `fleet.file` as it is written. Raises ConfigError."""
     document = load(Path(path))
-    instances = _validate(document, list[InstanceConfig])
-    if problems := list(check_instances(instances)):
-        raise document.to_error(problems)
-    return instances
+    return InstanceList(document, _validate(document, list[InstanceConfig]))
 
 
 def load_policies(config: Config) -> dict[str, PolicyConfig]:
@@ -192,17 +209,20 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
     or a name is both inline and in `policies_dir`.
     """
     policies = dict(config.policies)
-    problems: list[str] = []
+    problems: list[ConfigError] = []
     folder = None if config.policies_dir is None else Path(config.policies_dir)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"policies_dir: no such folder: {folder}")
-    for file in sorted(file for file in (folder.iterdir() if folder else ()) if file.suffix in YAML_SUFFIXES):
-        if file.stem in policies:
-            problems.append(f'{file}: there is already a policy "{file.stem}", inline or in another file')
+    files = sorted(file for file in (folder.iterdir() if folder else ()) if file.suffix in YAML_SUFFIXES)
+    if len(files) + len(policies) > MAX_POLICIES:
+        raise ConfigError(f"policies_dir: {folder}: {len(files)} files, and at most {MAX_POLICIES} policies in all")
+    for file in files:
         with _collecting(problems):
+            if file.stem in policies:
+                raise ConfigError(f'{file}: there is already a policy "{file.stem}", inline or in another file')
             policies[file.stem] = read_policy_file(file)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     experiment = () if config.experiment is None else (*config.experiment.arms, *config.experiment.shadows)
     shipped = list_shipped_policies()
     for name in (config.active, *experiment):
@@ -215,14 +235,14 @@ def read_client_keys(path: Path | str) -> dict[str, str]:
     """Return client names by the sha256 (lower-case hex) of their API key. `#` starts a comment. Raises ConfigError."""
     names: dict[str, str] = {}
     problems: list[str] = []
-    for number, line in enumerate(read_text(Path(path)).splitlines(), start=1):
+    for number, line in enumerate(read_text(Path(path), MAX_KEYS_BYTES).splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if (match := CLIENT_KEY.fullmatch(text)) is not None:
             names[match[1].lower()] = match[2]
         elif text:
             problems.append(f"{path}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return names
 
 
@@ -241,13 +261,14 @@ def _validate(document: YamlDocument, kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(document.data, strict=True, context=document.folder)
     except ValidationError as error:
-        raise document.to_error(translate_errors(document.data, kind, error)) from None
+        problems = translate_errors(document.data, kind, error, most=MAX_COMPLAINTS)
+        raise document.to_error(problems, error.error_count() - len(problems)) from None
 
 
 @contextmanager
-def _collecting(problems: list[str]) -> Iterator[None]:
-    """Add the text of a `ConfigError` raised inside to `problems`."""
+def _collecting(problems: list[ConfigError]) -> Iterator[None]:
+    """Add a `ConfigError` raised inside to `problems`."""
     try:
         yield
     except ConfigError as error:
-        problems.append(str(error))
+        problems.append(error)

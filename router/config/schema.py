@@ -25,6 +25,12 @@ from router.config.sections.listeners import (
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 
+MAX_PLUGINS = 64
+"""Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have
+up to three."""
+MAX_POLICIES = 256
+"""Limit of policies: each is built, described and compared with the others on every change."""
+
 
 class EventSource(Section):
     rank: int = Field(default=0, ge=0)
@@ -250,9 +256,9 @@ class WeightedPluginConfig(PluginConfig):
 class SchedulingProfileConfig(Section):
     """Filters, then weighted scorers, then a picker: how one target is chosen."""
 
-    filters: list[PluginConfig] = []
+    filters: list[PluginConfig] = Field(default=[], max_length=MAX_PLUGINS)
     """filters that candidates must pass, in order; health and model are always checked"""
-    scorers: list[WeightedPluginConfig] = Field(min_length=1)
+    scorers: list[WeightedPluginConfig] = Field(min_length=1, max_length=MAX_PLUGINS)
     """scorers whose weighted costs are added up; the lowest sum is best"""
     picker: PluginConfig = PluginConfig(name="best")
     """picker that selects a candidate from the costs"""
@@ -301,7 +307,7 @@ class Config(Section):
     """real vLLM engines and a real store, for `warmroute stack`; null: none"""
     policies_dir: PathName | None = None
     """folder of policy files, each named by its stem; null: only `policies`"""
-    policies: dict[str, PolicyConfig] = {}
+    policies: dict[str, PolicyConfig] = Field(default={}, max_length=MAX_POLICIES)
     """policies given inline, by name; one with the name of a shipped policy replaces it"""
     active: str = "warm"
     """name of the policy that decides; a shipped one (`warmroute policies`) needs no file"""

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from router.config.yaml_source import YamlPath, YamlProblem
+from router.errors import list_names, quote_name
 
 SECRET_KEYS = {"hash", "url", "endpoint", "replay_endpoint"}
 
@@ -33,6 +34,7 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda limits: f"at most {limits['le']:g}",
     "string_pattern_mismatch": lambda limits: f"text like {limits['pattern']}",
     "too_short": lambda limits: f"at least {limits['min_length']} of them",
+    "too_long": lambda limits: f"at most {limits['max_length']} of them",
 }
 """What is wanted, by pydantic's error type."""
 
@@ -40,15 +42,19 @@ RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "toke
 """Present names of keys, by the name in earlier versions."""
 
 
-def translate_errors(data: Any, kind: Any, error: ValidationError) -> list[YamlProblem]:
-    """Return one problem per finding of `error`, raised when `data` was validated as `kind`, a model or list of one."""
-    return [_to_problem(data, kind, finding) for finding in error.errors(include_url=False)]
+def translate_errors(data: Any, kind: Any, error: ValidationError, most: int | None = None) -> list[YamlProblem]:
+    """Return one problem per finding of `error`, raised when `data` was validated as `kind`, a model or list of one.
+
+    Each costs up to a millisecond, so only the first `most` are translated; None: all.
+    """
+    return [_to_problem(data, kind, finding) for finding in error.errors(include_url=False)[:most]]
 
 
 def describe_unknown(what: str, name: str, known: Collection[str]) -> str:
     """Return `unknown key "prot": did you mean "port"?`, or list `known` when no name is close."""
+    name = quote_name(name)
     close = get_close_matches(name, known, n=1)
-    hint = f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(sorted(known)) or 'none'}"
+    hint = f'did you mean "{quote_name(close[0])}"?' if close else f"known here: {list_names(known) or 'none'}"
     return f'unknown {what} "{name}": {hint}'
 
 
@@ -127,4 +133,4 @@ def _describe_value(value: Any, name: str) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return "other text" if name in SECRET_KEYS else f'the text "{value}"'
+    return "other text" if name in SECRET_KEYS else f'the text "{quote_name(value)}"'

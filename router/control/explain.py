@@ -23,7 +23,7 @@ from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import can_split
 from router.clock import Clock
 from router.config.schema import Config
-from router.errors import BadRequest, NoTarget
+from router.errors import BadRequest, NoTarget, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -192,8 +192,8 @@ class Explain:
 
 def _find_policy(name: str, policy_set: PolicySet) -> Policy:
     if name not in policy_set.policies:
-        names = ", ".join(sorted(policy_set.policies))
-        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", param="policy", code="unknown_policy")
+        text = f"there is no policy `{quote_name(name)}`; policies here: {list_names(policy_set.policies)}"
+        raise BadRequest(text, param="policy", code="unknown_policy")
     return policy_set.policies[name]
 
 

@@ -17,7 +17,7 @@ from router.config.reader import check_experiment_policies, read_all
 from router.config.sections.experiment import ExperimentConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
-from router.errors import ConfigError
+from router.errors import ConfigError, quote_name
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
@@ -120,7 +120,7 @@ def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings,
     needed = [active, *(() if experiment is None else (*experiment.arms, *experiment.shadows))]
     if lost := sorted(gone & set(needed)):
         raise ConfigError(
-            "\n".join(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
+            *(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
         )
     return Proposal(build_policy_set(policies, active, experiment))
 
@@ -129,18 +129,22 @@ def build_changed(
     before: Mapping[str, Policy], specs: Mapping[str, schema.PolicyConfig], registry: Registry
 ) -> dict[str, Policy]:
     """Return `before` with the policies of `specs` added or rebuilt. Raises ConfigError."""
-    policies, problems = dict(before), []
+    policies = dict(before)
+    problems: list[str | ConfigError] = []
     for name, spec in specs.items():
         old = policies.get(name)
         if POLICY_NAME.fullmatch(name) is None:
-            problems.append(f"policy {name!r}: a name has 1 to 100 letters, digits, dots, dashes or underscores")
+            rule = "a name has 1 to 100 letters, digits, dots, dashes or underscores"
+            problems.append(f"policy '{quote_name(name)}': {rule}")
         elif old is None or old.spec != spec:
             try:
                 policies[name] = build_policy(name, spec, registry, before=old)
             except ConfigError as error:
-                problems.append(str(error))
+                problems.append(error)
+    if len(policies) > max(len(before), schema.MAX_POLICIES):
+        problems.append(f"policies: these make {len(policies)}, and at most {schema.MAX_POLICIES} are kept")
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return policies
 
 
@@ -151,5 +155,5 @@ def build_policy_set(policies: Mapping[str, Policy], active: str, experiment: Ex
         unknown = check_experiment_policies(experiment, policies)
         problems += [f"experiment.{format_path(problem.path)}: {problem.text}" for problem in unknown]
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return PolicySet(policies, active, experiment)

@@ -113,12 +113,12 @@ class PolicySwitch:
     ) -> SwitchSummary:
         """Put the result of `propose`, given the policies in force, in force. Raises what `propose` raises.
 
-        `propose` may be called more than once. `back`: remove the last undo step instead of adding one.
+        `propose` may be called more than once, in a thread. `back`: remove the last undo step instead of adding one.
         """
         async with self._lock:
             while True:
                 before = self.policy_set
-                proposal = propose(before)
+                proposal = await asyncio.to_thread(propose, before)  # hundreds of policies take a while to build
                 after = self._rollbacks.apply(proposal.policy_set)
                 alike = summarize_policies(after) == summarize_policies(before)
                 plan = None if alike else await self._dry_run(after)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from router.config.sections.listeners import AdminTokenConfig
-from router.errors import BadRequest, Forbidden
+from router.errors import BadRequest, Forbidden, list_names, quote_name
 from router.scheduling.policy.policy import Policy
 
 POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
@@ -58,6 +58,7 @@ def read_override(
             code="missing_right",
         )
     if (policy := policies.get(name := value.decode("latin-1").strip())) is None:
-        names = ", ".join(sorted(policies))
-        raise BadRequest(f"there is no policy `{name}`; policies here: {names}", code="unknown_policy")
+        raise BadRequest(
+            f"there is no policy `{quote_name(name)}`; policies here: {list_names(policies)}", code="unknown_policy"
+        )
     return PolicyOverride(policy, holder.name)

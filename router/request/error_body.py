@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from router.errors import RequestRefused
+from router.errors import RequestRefused, quote_name
 
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_KINDS = {
@@ -63,12 +63,12 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        name = str(first["loc"][-1])
+        name = quote_name(str(first["loc"][-1]))
         return _response(InvalidRequest(f"{name}: {first['msg']}", param=name, code="invalid_value"))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        refusal = RequestRefused(f"{request.method} {request.url.path}: {error.detail.lower()}")
+        refusal = RequestRefused(f"{request.method} {quote_name(request.url.path)}: {error.detail.lower()}")
         refusal.status = error.status_code
         refusal.kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         response = _response(refusal)

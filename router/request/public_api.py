@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
-from router.errors import NotFound, RequestRefused, Unauthorized
+from router.errors import NotFound, RequestRefused, Unauthorized, quote_name
 from router.prompt.prompt import Endpoint
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest
@@ -79,7 +79,7 @@ class PublicApi:
         elif (found := STORED_RESPONSE.fullmatch(call.path)) and call.method == ("POST" if found[2] else "GET"):
             await route_stored(call, found[1], self._services)
         else:
-            raise NotFound(f"{call.method} {call.path} is not served here", code="unknown_path")
+            raise NotFound(f"{call.method} {quote_name(call.path)} is not served here", code="unknown_path")
 
     def _list_models(self, call: ClientRequest) -> None:
         """Answer with the fleet's model cards in the form of an engine's own, dated now as an engine does."""

@@ -20,7 +20,7 @@ without the budget.
 from __future__ import annotations
 
 from router.backends.vllm.disaggregation import can_split
-from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused
+from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -133,9 +133,9 @@ def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:
         return None
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
-        names = ", ".join(sorted(card.id for card in scheduler.fleet.models())) or "none yet"
+        name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models()) or "none yet"
         raise NotFound(
-            f"the model `{prompt.model}` does not exist; models here: {names}", param="model", code="model_not_found"
+            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
         )
     return served
 

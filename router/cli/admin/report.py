@@ -39,7 +39,8 @@ def show_policies(answer: Answer) -> RenderableType:
 
 def _problems(answer: Answer) -> Iterator[str]:
     for source, failure in answer["errors"].items():
-        yield f"[red]{source}: not in force since {format_time(failure['at_wall_s'])}: {escape(failure['text'])}[/]"
+        since = format_time(failure["at_wall_s"])
+        yield f"[red]{escape(source)}: not in force since {since}: {escape(failure['text'])}[/]"
     if answer["needs_restart"]:
         yield f"[yellow]changed in the file, needs a restart: {escape(', '.join(answer['needs_restart']))}[/]"
     if answer["audit"]["trouble"]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from router.errors import ConfigError, WarmrouteError
 
@@ -45,7 +44,9 @@ def init(
     surveys = asyncio.run(_survey_all(urls, None if api_key_env is None else os.environ.get(api_key_env)))
     text = config_text(surveys, tokenizer or [], policy, port, api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
-    err = Console(stderr=True, highlight=False)
+    from router.cli.terminal.console import PrintableConsole
+
+    err = PrintableConsole(stderr=True)
     for survey in surveys:
         if survey.error is not None:
             note = f"{survey.url}: {survey.error}; written as a comment"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from contextlib import ExitStack
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from router.cli.init.command import TokenizerOption
+from router.cli.terminal.console import PrintableConsole
+from router.cli.terminal.logs import log_to_stderr
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ The second turn hits the cache. Why each request went where it went:
 Ctrl-C stops everything.
 """
 
-err = Console(stderr=True, highlight=False)
+err = PrintableConsole(stderr=True)
 
 Urls = Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="engines, like http://10.0.0.1:8100")]
 CONFIG = typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
@@ -230,11 +230,3 @@ def _engine_options(spec: EmbeddedFleetConfig) -> list[EngineOptions]:
         )
         for i in range(spec.engines)
     ]
-
-
-def log_to_stderr(level: str) -> None:
-    """Write log lines of this level and above to standard error."""
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request at info

@@ -16,6 +16,7 @@ from rich.console import Console
 from router.cli.simulate import report
 from router.cli.simulate.charts import make_charts, png, svg
 from router.cli.terminal import drawing
+from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
@@ -51,8 +52,8 @@ def simulate(spec: SweepSpec, output: SweepOutput = TABLES, console: Console | N
 
     Raises ConfigError for what cannot be simulated, AllCellsFailed when every cell failed.
     """
-    console = console or Console(highlight=False, width=max(Console().width, NARROWEST))
-    notes = Console(stderr=True, highlight=False) if output.json else console
+    console = console or PrintableConsole(width=max(Console().width, NARROWEST))
+    notes = PrintableConsole(stderr=True) if output.json else console
     if output.out is not None and output.chart:
         drawing.require()
     cells = make_cells(spec, partial(notes.print, markup=False, soft_wrap=True))

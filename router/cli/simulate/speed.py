@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import Grid, make_grid, render
 from router.errors import ConfigError
 from router.testbed.simulator.run import simulate
@@ -44,7 +45,7 @@ class DecisionSpeed(NamedTuple):
 
 def measure(spec: SweepSpec, console: Console | None = None) -> None:
     """Print decisions per second; `SIZES` unless `spec` names fleet sizes. Raises ConfigError for a closed loop."""
-    console = console or Console(highlight=False)
+    console = console or PrintableConsole()
     if spec.instances == SweepSpec().instances:
         spec = replace(spec, instances=SIZES)
     cells = make_cells(spec, console.print)

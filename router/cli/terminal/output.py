@@ -29,6 +29,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from router.cli.terminal.console import PrintableConsole
 from router.clock import Clock
 from router.errors import WarmrouteError
 
@@ -87,8 +88,8 @@ def _markup(entry: GridEntry, starred: bool) -> str:
 
 def readable_console(narrowest: int = NARROWEST) -> Console:
     """Return a console for standard output, `narrowest` columns wide where that is a file or a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=narrowest)
+    console = PrintableConsole()
+    return console if console.is_terminal else PrintableConsole(width=narrowest)
 
 
 def progress_bar(console: Console, count: ProgressColumn | None = None) -> Progress:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from router.cli.terminal.console import PrintableConsole
 
 if TYPE_CHECKING:
     from router.testbed.workloads.model import Workload
@@ -27,7 +28,7 @@ RequestsOption = Annotated[int | None, typer.Option(min=1, help="open loop: numb
 SessionsOption = Annotated[int | None, typer.Option(min=1, help="closed loop: number of sessions")]
 ScaleOption = Annotated[float, typer.Option(help="factor on all lengths of a preset")]
 AtOnceOption = Annotated[int, typer.Option(min=1, help="closed loop: concurrent sessions; one ends, the next begins")]
-err = Console(stderr=True, highlight=False)
+err = PrintableConsole(stderr=True)
 
 
 @workload.command()
@@ -56,7 +57,7 @@ def stats(
         report = as_json(name, seed, block_tokens, real, blocks)
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=1).decode() + "\n")
     else:
-        console = Console(highlight=False)
+        console = PrintableConsole()
         console.print(title(name, chosen, block_tokens), markup=False, soft_wrap=True)
         console.print(render(make_table(name, chosen, real, blocks)))
 

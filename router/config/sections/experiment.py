@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from router.config.sections.base import Positive, Seconds, Section
 
 PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+MAX_ARMS = 32  # also of shadows, each of which decides about every request
 SUM_TOLERANCE = 1e-6  # how far the sum of the shares may be from 100
 
 
@@ -62,9 +63,9 @@ class ExperimentConfig(Section):
     """what is assigned to an arm as a whole; time: all requests of a time window (switchback)"""
     seed: int = 0
     """seed of the assignment; equal seeds give equal assignments on every replica"""
-    arms: dict[str, float] = Field(min_length=1)
+    arms: dict[str, float] = Field(min_length=1, max_length=MAX_ARMS)
     """policies and their shares in percent, which add up to 100; the first is the one others are compared with"""
-    shadows: list[str] = []
+    shadows: list[str] = Field(default=[], max_length=MAX_ARMS)
     """policies whose choice is computed and recorded for every request, but not executed"""
     guard: GuardConfig = GuardConfig()
     limits: ArmLimitsConfig = ArmLimitsConfig()

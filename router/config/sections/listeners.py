@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Literal
 
 from pydantic import Field, IPvAnyNetwork, model_validator
 
 from router.config.sections.base import PathName, Port, Positive, Seconds, Section
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host`, a name or address, can only be reached from this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class TlsConfig(Section):
@@ -58,7 +67,7 @@ class AdminConfig(Section):
 
     @model_validator(mode="after")
     def _require_tokens_beyond_loopback(self) -> AdminConfig:
-        if not self.tokens and self.host not in ("127.0.0.1", "::1", "localhost"):
+        if not self.tokens and not is_loopback(self.host):
             raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
         return self
 

@@ -20,20 +20,19 @@ from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
-from router.config.sections.listeners import AdminTokenConfig
+from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
 from router.control.api.records import RecordShape, add_record_routes
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.status import Status
-from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized
+from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized, quote_name
 from router.request.admin_tokens import AdminTokens
 from router.request.error_body import encode_error, install_error_handlers
 
 log = logging.getLogger("warmroute.admin")
 
 Right = Literal["read", "write"]
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 ANYBODY = "anybody"  # name of the caller when no token is required
 OWN_SITE = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: typed into the address bar
 
@@ -103,7 +102,7 @@ DESCRIBED = ErrorDescriptions(
     not_there=NOT_THERE,
     not_now=_describe_errors(_409="not possible in the present state"),
     text=_describe_errors(_400="the body ended early", _413="the body is too large"),
-    json=_describe_errors(_400="the body is not JSON") | NOT_THERE,
+    json=_describe_errors(_400="the body ended early", _413="the body is too large") | NOT_THERE,
 )
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
@@ -133,7 +132,7 @@ def _allow_all_methods(app: FastAPI) -> None:
     """Answer a wrong method with all methods of its path; Starlette lists those of the first route only."""
 
     async def wrong_method(request: Request, error: Exception) -> Response:
-        refusal = RequestRefused(f"{request.method} {request.url.path}: method not allowed")
+        refusal = RequestRefused(f"{request.method} {quote_name(request.url.path)}: method not allowed")
         refusal.status, refusal.kind = 405, "invalid_request_error"
         answer = encode_error(refusal)
         found = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
@@ -209,7 +208,7 @@ class AdminGuard:
                 _check_origin(request)
                 who = ANYBODY
             if right == "write":
-                log.info("%s: %s %s", who, request.method, request.url.path)
+                log.info("%s: %s %s", who, request.method, quote_name(request.url.path))
             return who
 
         return check
@@ -226,7 +225,7 @@ class AdminGuard:
 
 def _check_origin(request: Request) -> None:
     host = request.headers.get("host", "")
-    if _hostname(host) not in LOOPBACK:
+    if not is_loopback(_hostname(host) or ""):
         raise Forbidden("the Host header must name this machine's loopback address", code="wrong_host")
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:

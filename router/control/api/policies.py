@@ -2,6 +2,9 @@
 
 A body is a policy, several by name, or an experiment, as YAML or JSON (which is YAML too), read as strictly as a file.
 Every change accepts `dry_run`: the answer is the same, plan included, and nothing happens.
+
+Bodies are read by dependencies that come after the caller's authorisation, and no further than `BODY_BYTES`: FastAPI's
+own would read any length from anybody.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from router.config.yaml_source import POLICY
 from router.control.control import Control
 from router.control.summaries import SwitchSummary
 from router.errors import ConfigError, TooLarge
 from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
 
-BODY_BYTES = 1_000_000
+BODY_BYTES = POLICY.max_bytes
 
 Responses = dict[int | str, Any]
 """OpenAPI descriptions of answers, by status."""
@@ -87,6 +92,9 @@ TEXT = {
         "content": {kind: {"schema": {"type": "object"}} for kind in (YamlText.media_type, "application/json")},
     }
 }
+ACTIVATION = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": ActivationBody.model_json_schema()}}}
+}
 
 
 def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
@@ -106,7 +114,7 @@ def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, err
 
 
 def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
-    text = Depends(read_text_body)
+    text, activation = Depends(read_text_body), Depends(read_activation)
 
     @app.get("/admin/policies", dependencies=[read])
     async def policies() -> PoliciesShape:
@@ -114,7 +122,7 @@ def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors:
         return PoliciesShape.model_validate(control.describe_policies())
 
     @app.put("/admin/policies", responses=errors.text, openapi_extra=TEXT)
-    async def put_policies(dry_run: DryRunQuery = False, body: str = text, who: str = write) -> SwitchShape:
+    async def put_policies(dry_run: DryRunQuery = False, who: str = write, body: str = text) -> SwitchShape:
         """Add or replace several policies, by name: all of them, or none."""
         with _rejecting_invalid("policies"):
             return _to_shape(await control.put_policies(body, who, dry_run=dry_run))
@@ -129,15 +137,15 @@ def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors:
         name: Name,
         activate: Annotated[bool, Query(description="activate it in the same switch")] = False,
         dry_run: DryRunQuery = False,
-        body: str = text,
         who: str = write,
+        body: str = text,
     ) -> SwitchShape:
         """Add a policy or replace it, in memory: no file is written."""
         with _rejecting_invalid("policy"):
             return _to_shape(await control.put_policy(name, body, who, activate=activate, dry_run=dry_run))
 
-    @app.post("/admin/activate", responses=errors.json)
-    async def activate(body: ActivationBody, who: str = write) -> SwitchShape:
+    @app.post("/admin/activate", responses=errors.json, openapi_extra=ACTIVATION)
+    async def activate(who: str = write, body: ActivationBody = activation) -> SwitchShape:
         """Make a policy decide for all requests from now on, which ends a running experiment."""
         return _to_shape(await control.activate(body.policy, who, dry_run=body.dry_run))
 
@@ -151,7 +159,7 @@ def _add_experiment(app: FastAPI, control: Control, read: Any, write: Any, error
         return ExperimentShape.model_validate(control.describe_experiment())
 
     @app.put("/admin/experiment", responses=errors.text, openapi_extra=TEXT)
-    async def start_experiment(dry_run: DryRunQuery = False, body: str = text, who: str = write) -> SwitchShape:
+    async def start_experiment(dry_run: DryRunQuery = False, who: str = write, body: str = text) -> SwitchShape:
         """Start an experiment, in place of a running one."""
         with _rejecting_invalid("experiment"):
             return _to_shape(await control.start_experiment(body, who, dry_run=dry_run))
@@ -160,6 +168,15 @@ def _add_experiment(app: FastAPI, control: Control, read: Any, write: Any, error
     async def end_experiment(dry_run: DryRunQuery = False, who: str = write) -> SwitchShape:
         """End the experiment: the active policy decides for all requests."""
         return _to_shape(await control.end_experiment(who, dry_run=dry_run))
+
+
+async def read_activation(request: Request) -> ActivationBody:
+    """Return the JSON body. Raises `RequestValidationError` when it is not one, and what `read_text_body` raises."""
+    try:
+        return ActivationBody.model_validate_json(await read_text_body(request))
+    except ValidationError as error:
+        found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise RequestValidationError(found) from None
 
 
 async def read_text_body(request: Request) -> str:

@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse
 from router.control.api.policies import OpenShape, Responses
 from router.control.explain import Explain, ExplainRequest
 from router.control.status import Status
-from router.errors import NotFound, TooLarge
+from router.errors import NotFound, TooLarge, quote_name
 from router.proxy.asgi import read_body
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
 from router.scheduling.policy.rationale import format_amount
@@ -98,7 +98,7 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
         X-Session-ID header. `client`: name of its API key. `ttft_ms`, `tpot_ms`: values of its objective headers.
         """
         if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
-            raise NotFound(f"POST {path} is not served here", param="path", code="unknown_path")
+            raise NotFound(f"POST {quote_name(path)} is not served here", param="path", code="unknown_path")
         limit_bytes = explainer.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
         body = await read_body(request, limit_bytes, too_large)

@@ -7,6 +7,7 @@ nothing of sessions, experiments or what happens after the choice (selector.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import compress
@@ -14,7 +15,7 @@ from math import isfinite
 from typing import NamedTuple, TypeVar
 
 from router.config import schema
-from router.errors import ConfigError, WarmrouteError
+from router.errors import ConfigError, WarmrouteError, quote_name
 from router.scheduling.policy.decision import FALLBACK, Decision, Part, Term
 from scorers.best import Best
 from scorers.contract import Filter, Measure, Needs, Picker, Plugin, Row, Scorer, Unit, View
@@ -191,7 +192,7 @@ def build_policy(
     prefill = None if spec.prefill is None else _build_parts(spec.prefill, "prefill.", registry, problems)
     decode = None if spec.decode is None else _build_parts(spec.decode, "decode.", registry, problems)
     if problems or whole is None:
-        raise ConfigError("\n".join(f"policies.{name}: {problem}" for problem in problems))
+        raise ConfigError(*(f"policies.{quote_name(name)}: {problem}" for problem in problems))
     built = Policy(
         name,
         *whole,
@@ -270,10 +271,8 @@ def fallback_policy() -> Policy:
 
 def _find_misfits(scorers: list[WeightedScorer]) -> list[str]:
     """Return why these scorers cannot be added up in one policy."""
-    names = [s.name for s in scorers]
-    problems = [
-        f"scorer {n} is listed {names.count(n)} times; list it once" for n in sorted(set(names)) if names.count(n) > 1
-    ]
+    times = Counter(s.name for s in scorers)
+    problems = [f"scorer {n} is listed {times[n]} times; list it once" for n in sorted(times) if times[n] > 1]
     if scorers and not any(s.weight > 0 for s in scorers):
         problems.append("at least one scorer needs a weight above 0")
     units = ", ".join(f"{s.name} in {s.scorer.unit.value}" for s in scorers)

@@ -472,3 +472,47 @@ def test_the_policies_come_with_the_main_file(folder: Path) -> None:
     config, policies = read_all(put(folder, MINIMAL + "policies_dir: p\n"))
     assert config == read_config(folder / "main.yaml")
     assert policies == load_policies(config)
+
+
+def test_as_many_plugins_and_policies_as_anybody_needs() -> None:
+    def listed(count: int) -> str:
+        return ", ".join("{name: random}" for _ in range(count))
+
+    assert len(parse_policy(f"scorers: [{listed(64)}]\nfilters: [{listed(64)}]", "p").scorers) == 64
+    for key, other in (("scorers", "filters"), ("filters", "scorers")):
+        with pytest.raises(ConfigError, match=f"^policy p:1: {key}: found a list, wanted at most 64 of them "):
+            parse_policy(f"{key}: [{listed(65)}]\n{other}: [{listed(1)}]", "p")
+    with pytest.raises(ConfigError, match="found a mapping, wanted at most 256 of them"):
+        parse_policies("\n".join(f"p{n}: {{scorers: [{{name: random}}]}}" for n in range(257)))
+    with pytest.raises(ConfigError, match=r"^experiment:1: arms: found a mapping, wanted at most 32 of them"):
+        parse_experiment("arms: {" + ", ".join(f"a{n}: 1" for n in range(33)) + "}", [])
+    with pytest.raises(ConfigError, match=r"^experiment:2: shadows: found a list, wanted at most 32 of them"):
+        parse_experiment("arms: {a: 100}\nshadows: [" + "b, " * 33 + "]", ["a", "b"])
+
+
+def test_as_many_policy_files(folder: Path) -> None:
+    for n in range(257):
+        put(folder, "scorers: [{name: random}]", f"policies/p{n}.yaml")
+    said = refusal(folder, MINIMAL.replace(POLICY, "policies_dir: policies\n"))
+    assert said == [f"policies_dir: {folder / 'policies'}: 257 files, and at most 256 policies in all"]
+
+
+def test_twenty_complaints_and_the_number_of_the_others(folder: Path) -> None:
+    said = refusal(folder, MINIMAL + "".join(f"key{n}: 1\n" for n in range(3_000)))
+    assert len(said) == 21
+    assert said[0].startswith('3: key0: unknown key "key0": ')
+    assert said[-1] == "and 2,980 more"
+
+
+def test_complaints_over_several_files_are_counted_together(folder: Path) -> None:
+    for name in "ab":
+        put(folder, "scorers: [{name: random}]\n" + "".join(f"k{n}: 1\n" for n in range(100)), f"policies/{name}.yaml")
+    said = refusal(folder, MINIMAL.replace(POLICY, "policies_dir: policies\nactive: nobody\n"))
+    assert (len(said), said[-1]) == (21, "and 180 more")
+
+
+def test_long_names_are_cut(folder: Path) -> None:
+    long = "x" * 1_000
+    said = refusal(folder, MINIMAL + f"{long}: 1\nlisten: {{host: 1, {long}: 2}}\nlog: {{level: {long * 50}}}\n")
+    assert len(said) == 4
+    assert all(len(line) <= 1_010 for line in said)

@@ -161,7 +161,7 @@ async def test_several_policies_all_or_none() -> None:
         ("new", "scorer: []", 'policy new:1: scorer: unknown key "scorer": did you mean "scorers"?'),
         ("new", "{", "policy new:1: not YAML"),
         ("new", " ", "policy new:1: the text is empty"),
-        ("new", "[" * 3000, "policy new:1: not YAML: nested too deeply"),
+        ("new", "[" * 3000, "policy new:1: not YAML: nested more than 32 deep"),
         ("new", BROKEN, "policies.new: scorers[0]: unknown scorer 'nobody'"),
         ("a b", TEXTS["far"], "policy 'a b': a name has 1 to 100 letters, digits, dots, dashes or underscores"),
         ("fallback", TEXTS["far"], "the name 'fallback' is reserved"),

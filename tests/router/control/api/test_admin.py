@@ -185,7 +185,7 @@ OWN_ERRORS = {
     ("put", "/admin/policies"): {"400", "413"},
     ("get", "/admin/policies/{name}"): {"404"},
     ("put", "/admin/policies/{name}"): {"400", "413"},
-    ("post", "/admin/activate"): {"400", "404"},
+    ("post", "/admin/activate"): {"400", "404", "413"},
     ("post", "/admin/undo"): {"409"},
     ("post", "/admin/explain"): {"400", "404", "413", "503"},
     ("put", "/admin/experiment"): {"400", "413"},

@@ -124,7 +124,7 @@ def test_several_at_once_or_none(wheel: Wheel) -> None:
             "PUT",
             "/admin/policies/new",
             b"#" * 1_000_001,
-            (413, "body_too_large", "the body is larger than 1,000,000 bytes"),
+            (413, "body_too_large", "the body is larger than 131,072 bytes"),
         ),
         (
             "PUT",

@@ -1,0 +1,33 @@
+"""What a configuration leaves open to other machines, for the warnings at start.
+
+The defaults suit a router behind a load balancer that has TLS and checks who calls. Where nothing is in front, these
+are the settings that are missing. An address of the loopback interface leaves nothing open.
+"""
+
+from __future__ import annotations
+
+from router.config.schema import Config
+from router.config.sections.listeners import is_loopback
+
+
+def list_exposures(config: Config) -> list[str]:
+    """Return a line for each setting that leaves something open, with what to set instead."""
+    listen, admin = config.listen, config.admin
+    found = []
+    if not is_loopback(listen.host):
+        if config.clients.keys_file is None:
+            found.append(
+                f"clients.keys_file: not set, and listen.host is {listen.host}: whoever reaches the port may send "
+                "requests; set it, or listen.host to 127.0.0.1"
+            )
+        if listen.tls is None:
+            found.append(
+                f"listen.tls: not set, and listen.host is {listen.host}: prompts and API keys travel in clear text; "
+                "set it, or put a proxy with TLS in front and listen.host to an address that only the proxy reaches"
+            )
+    if not is_loopback(admin.host):
+        found.append(
+            f"admin.host: {admin.host}: other machines reach the admin listener, which has no TLS: admin tokens "
+            "travel in clear text; set it to 127.0.0.1, or to an address of a network that you trust"
+        )
+    return found
