@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from router.config import schema
-from router.config.reader import InstanceList, load_instances
+from router.config.reader import ListedInstances, load_instances
 from router.config.yaml_source import read_bytes
 from router.errors import ConfigError
 
@@ -59,7 +59,7 @@ class FileDiscovery:
         self._path = Path(path)
         self._poll_s = poll_s
         self._seen: bytes | str | None = None  # the last bytes read, or the error
-        self._list: InstanceList | None = None  # parsed from them; None: not a list of instances
+        self._list: ListedInstances | None = None  # parsed from them; None: not a list of instances
         self.instances: list[schema.InstanceConfig] | None = None  # the last valid list; None: none yet
         self.trouble: str | None = None
 

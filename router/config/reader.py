@@ -41,7 +41,7 @@ class ReadConfig(NamedTuple):
     policies: dict[str, PolicyConfig]
 
 
-class InstanceList(NamedTuple):
+class ListedInstances(NamedTuple):
     """A list of engines as it is written; what it refers to may be missing."""
 
     document: YamlDocument
@@ -196,10 +196,10 @@ def read_instances(path: Path | str) -> list[InstanceConfig]:
     return load_instances(path).resolve()
 
 
-def load_instances(path: Path | str) -> InstanceList:
+def load_instances(path: Path | str) -> ListedInstances:
     """Read the list of engines in `fleet.file` as it is written. Raises ConfigError."""
     document = load(Path(path))
-    return InstanceList(document, _validate(document, list[InstanceConfig]))
+    return ListedInstances(document, _validate(document, list[InstanceConfig]))
 
 
 def load_policies(config: Config) -> dict[str, PolicyConfig]:
