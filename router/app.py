@@ -266,6 +266,14 @@ class App:
         async for instances in discovery.watch():
             self._membership.update_source(name, instances)
 
+    def reload(self) -> None:
+        """Apply what changed in the configuration files, as far as that needs no restart."""
+        if not self._control.watched_paths():
+            log.info("there is no configuration file to read again")
+        elif not self._stopping:
+            log.info("reading the configuration files again")
+            self._tasks.spawn("reload", self._control.reload_files())
+
     def refuse(self) -> None:
         """Accept no new connections from here on."""
         self._listener.stop_accepting()
@@ -300,17 +308,20 @@ class App:
 async def serve(
     config: schema.Config, when_ready: Callable[[App], None] = lambda app: None, file: Path | None = None
 ) -> None:
-    """Run a router until SIGTERM or SIGINT. Raises `ConfigError` when a port is not available.
+    """Run a router until SIGTERM or SIGINT; SIGHUP applies changed configuration files, watched or not. Raises
+    `ConfigError` when a port is not available.
 
     `when_ready` is called once, when an instance is ready for requests. `file` is where `config` was read; its changes
     take effect while the router runs, as far as they can.
     """
     raise_open_file_limit()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process
     app = App(config, file=file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
     tune_garbage_collector()
     for line in list_exposures(config):

@@ -32,6 +32,7 @@ async def follow(sock: socket.socket) -> None:
     follower = FollowerWorker(tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, follower.stopping.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the leader reads the configuration
     try:
         start = await follower.connect(sock)
     except ConnectionError:

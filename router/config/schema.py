@@ -108,7 +108,8 @@ class MetricsPollConfig(Section):
 
 class BreakerConfig(Section):
     failures: Positive = 3
-    """consecutive failures (4xx answers excluded) that open the circuit breaker of a target"""
+    """consecutive failures (no connection, a broken answer, 500, 502, 504) that open the circuit breaker of a target;
+    those of one client do not while another client is served there"""
     open_s: Seconds = 5.0
     """how long an open breaker blocks its target before one trial request, seconds"""
 

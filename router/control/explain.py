@@ -36,7 +36,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.policy.record_view import describe_decision, to_plain
+from router.scheduling.policy.record_view import PANIC, describe_decision, to_plain
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from scorers.contract import Needs
@@ -100,6 +100,7 @@ class Explain:
         description = describe_decision(decision)
         notes = [
             placement.note,
+            self._note_on_panic(decision),
             self._note_on_pool(policy.needs),
             self._note_on_pairs(prompt, only),
             None if only is None else f"only {only} knows the response that it goes on from",
@@ -178,6 +179,10 @@ class Explain:
             f"nothing here names its {experiment.unit}, so it would draw an arm of its own ({shares}); this is what "
             f"the first one would do, {policy_set.first}",
         )
+
+    def _note_on_panic(self, decision: Decision) -> str | None:
+        target = self.scheduler.fleet.target(TargetId(decision.target))
+        return None if target is None or target.breaker.allows(self.clock.now()) else PANIC
 
     def _note_on_pool(self, needs: Needs) -> str | None:
         if self.config.pool is None or Needs.POOL not in needs:

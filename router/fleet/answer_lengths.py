@@ -7,10 +7,11 @@ tokens: the value goes into every record, and finer digits do not compress.
 from __future__ import annotations
 
 WINDOW = 64
+MAX_MODELS = 10_000  # engines load and unload adapters under new names
 
 
 class AnswerLengths:
-    """Mean answer lengths by model. Only models that answered have one, so they are few."""
+    """Mean answer lengths of the models that answered: of `MAX_MODELS`, those that answered first are forgotten."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[int, float]] = {}  # count, up to `WINDOW`, and mean
@@ -20,6 +21,8 @@ class AnswerLengths:
         count, mean = self._means.get(model, (0, 0.0))
         count = min(count + 1, WINDOW)
         self._means[model] = count, mean + (tokens - mean) / count
+        if len(self._means) > MAX_MODELS:
+            del self._means[next(iter(self._means))]
 
     def mean_tokens(self, model: str | None) -> float | None:
         """Return the mean length in tokens; None if `model` is None or has not answered yet."""

@@ -6,74 +6,123 @@
           |                           +------------------ it failed -----------------+    |
           +----------------------------------------- it went well ------------------------+
 
-Classification of ends (`judge_status` is the only place that decides it):
+Classification of ends (`judge_status` and `router.scheduling.ticket.judge_end` decide it):
 
-    failure   no connection, died before its first byte or mid-stream, 500, 502, 504
-    neutral   503: the engine is full (its queue limit says so on purpose), a retry elsewhere is right and a breaker
-              would turn a short queue into an outage; the client left; the router's own deadline
-    success   everything else, including every 4xx: the engine is well enough to reject the request
+    unreachable  no connection: the request is not to blame
+    failure      died before its first byte or mid-stream, 500, 502, 504: the engine is to blame, or the request
+    neutral      503: the engine is full (its queue limit says so on purpose), a retry elsewhere is right and a breaker
+                 would turn a short queue into an outage; 4xx: the engine's API server is well, which says nothing of
+                 what computes; the client left; the router's own deadline
+    success      everything else
+
+One client whose requests make engines fail must not close the fleet to everybody. So failures that may be a request's
+own open the breaker only if they came from two clients, or if no other client was served within `SERVED_S`: then nobody
+else is harmed, and a broken engine is found where all requests come from one address. In the half-open state the same
+holds, and a client whose probe failed leaves the next one to others for `open_s`.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 BreakerState = Literal["closed", "open", "half_open"]
-Verdict = Literal["success", "neutral", "failure"]
+Verdict = Literal["success", "neutral", "failure", "unreachable"]
 
 FAILURE_STATUSES = frozenset((500, 502, 504))
+SERVED_S = 60.0  # a good answer to another client speaks for the target for so long
 
 
 def judge_status(status: int | None) -> Verdict:
-    """Return the verdict on an answer's status; None means the engine could not be reached or died."""
+    """Return the verdict on an answer's status; None means that the engine died."""
     if status is None or status in FAILURE_STATUSES:
         return "failure"
-    return "neutral" if status == 503 else "success"
+    return "neutral" if 400 <= status < 500 or status == 503 else "success"
 
 
 class CircuitBreaker:
-    """A circuit breaker for one target. It is a member of the set `not_closed` (the fleet's) while it is not closed."""
+    """A circuit breaker for one target. It is a member of the set `not_closed` (the fleet's) while it is not closed.
+    `client` is None where it is unknown: all unknown clients count as one.
+    """
 
-    __slots__ = ("_failure_limit", "_failures", "_not_closed", "_open_s", "_opened_at", "_probing", "times_opened")
+    __slots__ = (
+        "_failed_at",
+        "_failed_client",
+        "_failure_limit",
+        "_failures",
+        "_not_closed",
+        "_open_s",
+        "_opened_at",
+        "_probed_at",
+        "_served",
+        "_served_before",
+        "_several_failed",
+        "times_opened",
+        "unreachable",
+    )
 
     def __init__(self, failures: int, open_s: float, not_closed: set[CircuitBreaker] | None = None) -> None:
         self._not_closed: set[CircuitBreaker] = set() if not_closed is None else not_closed
         self._failure_limit = failures
         self._open_s = open_s
-        self._failures = 0
         self._opened_at: float | None = None
-        self._probing = False  # the one request of the half-open state is in flight
         self.times_opened = 0  # for metrics
-
-    def allows(self, now: float) -> bool:
-        """Return whether a request may go to the target. Changes nothing: it is called for every candidate."""
-        return self._opened_at is None or (not self._probing and now - self._opened_at >= self._open_s)
-
-    def on_request_sent(self) -> None:
-        """Note that a request that `allows` permitted was sent to the target."""
-        self._probing = self._opened_at is not None
-
-    def on_request_end(self, verdict: Verdict, now: float) -> None:
-        """Note that a request to the target has ended, with `verdict`. A request sent before the breaker opened may
-        close or reopen it as well: its evidence is as good. A neutral end only permits another probe.
-        """
-        self._probing = False
-        if verdict == "success":
-            self._failures = 0
-            if self._opened_at is not None:
-                self._close()
-        elif verdict == "failure":
-            self._failures += 1
-            if self._opened_at is not None or self._failures >= self._failure_limit:
-                self._opened_at = now
-                self._not_closed.add(self)
-                self.times_opened += 1
+        self.reset()
 
     def reset(self) -> None:
         """Close the breaker: a new process answers at the target."""
-        self._failures = 0
-        self._probing = False
+        self._failures = 0  # in a row, since the breaker opened if it is not closed
+        self._failed_client: str | None = None  # of the last one
+        self._failed_at = -inf
+        self._several_failed = False  # they are of several clients
+        self._served: tuple[str | None, float] = None, -inf  # the last client with a good answer, and when
+        self._served_before: tuple[str | None, float] = None, -inf  # the same of the last other one
+        self._probed_at = -inf  # when the request was sent that is the probe now
+        self.unreachable = False  # the target could not be reached when the breaker opened
         self._close()
+
+    def allows(self, now: float, client: str | None = None) -> bool:
+        """Return whether a request may go to the target. Changes nothing: it is called for every candidate."""
+        if self._opened_at is None:
+            return True
+        if now - self._opened_at < self._open_s or now - self._probed_at < self._open_s:
+            return False
+        return not self._failures or client != self._failed_client or now - self._failed_at >= self._open_s
+
+    def on_request_sent(self, now: float) -> None:
+        """Note that a request is sent to the target. While the breaker is half open, it is the probe: until it ends,
+        for `open_s` at most, since an answer may take many minutes.
+        """
+        if self._opened_at is not None and now - self._opened_at >= self._open_s:
+            self._probed_at = now
+
+    def on_request_end(self, verdict: Verdict, now: float, client: str | None = None) -> None:
+        """Note that a request to the target has ended, with `verdict`. A request sent before the breaker opened may
+        close or reopen it as well: its evidence is as good. A neutral end only permits another probe.
+        """
+        self._probed_at = -inf
+        if verdict == "success":
+            self._failures = 0
+            if client != self._served[0]:
+                self._served_before = self._served
+            self._served = client, now
+            if self._opened_at is not None:
+                self._close()
+        elif verdict != "neutral":
+            self._on_failure(verdict == "unreachable", now, client)
+
+    def _on_failure(self, unreachable: bool, now: float, client: str | None) -> None:
+        self._several_failed = self._failures > 0 and (self._several_failed or client != self._failed_client)
+        self._failures += 1
+        self._failed_client, self._failed_at = client, now
+        if self._opened_at is None and self._failures < self._failure_limit:
+            return
+        _, served_at = self._served if self._served[0] != client else self._served_before
+        if unreachable or self._several_failed or now - served_at > SERVED_S:
+            self._opened_at, self.unreachable = now, unreachable
+            self._failures = 0  # the half-open state needs evidence of its own
+            self._not_closed.add(self)
+            self.times_opened += 1
 
     def detach(self) -> None:
         """Leave `not_closed` for good: the target left the fleet, and requests that still end there do not matter."""
@@ -88,4 +137,4 @@ class CircuitBreaker:
         """Return the state at `now`."""
         if self._opened_at is None:
             return "closed"
-        return "half_open" if self._probing or now - self._opened_at >= self._open_s else "open"
+        return "half_open" if now - self._opened_at >= self._open_s else "open"

@@ -175,12 +175,26 @@ class Fleet:
         tables = self._tables or self._build_tables()
         return list(tables.targets.values()) if model is None else tables.by_model.get(model, [])
 
-    def candidates(self, model: str | None, excluding: Collection[str], now: float) -> Sequence[Target]:
-        """Return the targets that serve the model and may get a request now, in the order their instances joined."""
+    def candidates(
+        self, model: str | None, excluding: Collection[str], now: float, client: str | None = None
+    ) -> Sequence[Target]:
+        """Return the targets that serve the model and may get a request of `client` now, in the order their instances
+        joined. Where breakers leave none that can answer, they are ignored (panic mode, as Envoy's): targets that could
+        be reached come first, the others only if there is none of those.
+        """
         ready = (self._ready.get(model) or self._find_ready(model)).targets
         if not excluding and not self._not_closed:
             return ready
-        return [target for target in ready if target.id not in excluding and target.breaker.allows(now)]
+        allowed = [target for target in ready if target.id not in excluding and target.breaker.allows(now, client)]
+        if any(target.can_answer for target in allowed):
+            return allowed
+        shut = [target for target in ready if target.id not in excluding and target.can_answer]
+        return allowed + ([target for target in shut if not target.breaker.unreachable] or shut)
+
+    def ready_target(self, model: str | None, id: TargetId) -> Target | None:
+        """Return the ready target of that id in any breaker state; None if there is none that serves the model."""
+        ready = (self._ready.get(model) or self._find_ready(model)).targets
+        return next((target for target in ready if target.id == id), None)
 
     def columns(self, model: str | None, now: float) -> CandidateColumns:
         """Return up-to-date columns over the ready targets that serve the model, in any breaker state."""

@@ -106,9 +106,13 @@ class Target:
             None if count_held is None else count_held(self),
         )
 
+    @property
+    def can_answer(self) -> bool:
+        """It is not one that only computes prompts for others."""
+        return self.instance.config.role != "prefill"
+
     def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
-        """Book a request that was placed here, in its load and its breaker."""
-        self.breaker.on_request_sent()
+        """Book a request that was placed here."""
         return self.load_book.book(uncached_tokens, prompt_tokens)
 
     def set_block_tokens(self, tokens: int) -> None:

@@ -1,8 +1,9 @@
 """The index on disk: written periodically and at shutdown, read once at startup.
 
 Targets are collected one per turn of the event loop, so that each is consistent with its own cursor; a thread writes
-the file. A file is replaced whole, so a router that dies while writing leaves the previous one. There is no fsync:
-after a machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
+the file. A file is replaced whole, so a router that dies while writing leaves the previous one; what it had written of
+the next one (`.new`) is removed by the next start, and at once where the disk is full. There is no fsync: after a
+machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
 
 The file holds the keys' secret, so it is readable by its owner only.
 """
@@ -13,6 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +41,11 @@ class SnapshotSource(Protocol):
 
 
 def load(path: Path) -> SavedIndex | None:
-    """Return the last snapshot; `None` if there is none or it cannot be used, which is logged."""
+    """Return the last snapshot; `None` if there is none or it cannot be used, which is logged. Removes what a router
+    that died while writing left beside it.
+    """
+    with suppress(OSError):  # the next write tries again, and logs why not
+        _unfinished(path).unlink(missing_ok=True)
     try:
         saved = from_bytes(path.read_bytes())
     except FileNotFoundError:
@@ -93,10 +99,19 @@ class Snapshots:
 
 
 def write(path: Path, secret: int, targets: list[SavedTarget]) -> None:
-    """Replace `path` in one step. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.new")
+    """Replace `path` in one step. Raises OSError, and then leaves nothing behind."""
+    fresh = _unfinished(path)
     fresh.unlink(missing_ok=True)  # an existing file would keep its own permissions
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        for piece in to_bytes(secret, targets):
-            file.write(piece)
-    fresh.replace(path)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for piece in to_bytes(secret, targets):
+                file.write(piece)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _unfinished(path: Path) -> Path:
+    """Return the file that becomes `path` when it is whole."""
+    return path.with_name(f"{path.name}.new")

@@ -239,6 +239,7 @@ def open_record(
         model=prompt.model or "",
         stream=prompt.stream,
         client=call.client,
+        sender=call.sender,
         tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.source,
         prompt_tokens_counted=len(tokens.ids) if isinstance(tokens, TokenizedPrompt) and tokens.complete else None,
         stages=stages,

@@ -161,6 +161,7 @@ class Scheduler:
                 feeding = [target for target in candidates if self.peers.is_prefill_only(target)]
         if not answering:
             return None
+        panic = not answering[0].breaker.allows(now, record.sender)  # then it holds for all of them
         listed = answering
         if len(answering) > SMALL and not self.peers and (orders := self._find_orders(policy)) is not None:
             few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
@@ -182,6 +183,7 @@ class Scheduler:
             else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
         )
         ticket = self._book(record, prompt, known, choice, estimates, handed, now)
+        ticket.attempt.panic = panic
         self.selector.picked(choice.answer)
         if choice.prefill is not None:
             self.selector.picked(choice.prefill)
@@ -249,7 +251,7 @@ class Scheduler:
         leg.end, leg.cached_tokens = end, usage.cached_tokens
         leg.duration_ms = duration_ms = (now - ticket.sent_at) * 1e3
         half.booking.release()
-        half.target.breaker.on_request_end(judge_end(end, status), now)
+        half.target.breaker.on_request_end(judge_end(end, status), now, ticket.record.sender)
         if end in ENGINE_IN_DOUBT:
             self.peers.forget_engine_ids(instance)
         if half.sent_prompt is not None:
@@ -277,7 +279,7 @@ class Scheduler:
         now = self._clock.now()
         record, attempt = ticket.record, ticket.attempt
         attempt.end = ticket.end
-        ticket.target.breaker.on_request_end(judge_end(ticket.end, ticket.status), now)
+        ticket.target.breaker.on_request_end(judge_end(ticket.end, ticket.status), now, record.sender)
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
             self.indexer.on_failure(ticket.sent_prompt)
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
@@ -332,7 +334,8 @@ class Scheduler:
         if choice.prefill is not None:
             estimate = estimates.get(TargetId(choice.prefill.target))
             handed = PrefillRecord(choice.prefill, *_predicted(estimate))
-            share = self._take(choice.prefill, known, estimate, tokens, _uncached_tokens(tokens, estimate, pool_hit))
+            uncached = _uncached_tokens(tokens, estimate, pool_hit)
+            share = self._take(choice.prefill, known, estimate, tokens, uncached, now)
             half = PrefillBooking(*share, leg=handed)
         estimate = estimates.get(TargetId(choice.answer.target))
         predicted, expected = _predicted(estimate)
@@ -340,7 +343,7 @@ class Scheduler:
         attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=handed)
         record.attempts.append(attempt)
         uncached = 0 if handed is not None else _uncached_tokens(tokens, estimate, pool_hit)
-        share = self._take(choice.answer, known, estimate, tokens, uncached)
+        share = self._take(choice.answer, known, estimate, tokens, uncached, now)
         return Ticket(*share, record=record, attempt=attempt, sent_at=now, pool_hit=pool_hit, prefill=half)
 
     def _take(
@@ -350,11 +353,13 @@ class Scheduler:
         estimate: OverlapEstimate | None,
         tokens: int,
         uncached: int,
+        now: float,
     ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
         """Book the chosen target for a prompt of `tokens`, and expect it to hold that soon."""
         target = self.fleet.target(TargetId(decision.target))
         assert target is not None, "candidates belong to the fleet"
         sent = self.indexer.add_sent(target.id, known, estimate) if known is not None and estimate is not None else None
+        target.breaker.on_request_sent(now)
         return target, target.book(uncached, tokens), estimate, sent
 
 

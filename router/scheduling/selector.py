@@ -23,6 +23,8 @@ from scorers.contract import Needs, Outcome, Scorer, View
 
 log = logging.getLogger("warmroute.decide")
 
+MAX_TURNS = 10_000  # engines load and unload adapters under new names; beyond, all begin at 0 again
+
 
 class DecisionHistory(NamedTuple):
     """The part of a view that the selector fills in."""
@@ -43,7 +45,7 @@ class Selector:
         self._fallback = fallback_policy()
         self.request_count = 0  # of requests so far
         self.sessions = SessionMemory(sessions)
-        self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # keys are served models, so they are few
+        self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # by (is a prefill half, model, adapter)
         self.swap(policy_set)
 
     @property
@@ -98,6 +100,8 @@ class Selector:
         """Note that the request goes where `decision` says. Call it once, when it is booked."""
         view, part = decision.view, decision.part
         self._turns[part == "prefill", view.model, view.adapter] += 1
+        if len(self._turns) > MAX_TURNS:
+            self._turns.clear()
         self.sessions.record(view, part, decision.target)
         if decision.learners:
             self._notify_learners(decision, lambda scorer: scorer.picked(decision.seen, decision.row))

@@ -58,6 +58,8 @@ def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
     """
     if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"
+    if end == "connect":
+        return "unreachable"
     return judge_status(status if end in ("ok", "rejected", "failed") else None)
 
 

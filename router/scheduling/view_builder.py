@@ -41,12 +41,13 @@ class ViewBuilder:
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
-        """Return the targets that may get the request. One target where `only` requires it, else those of the request's
-        arm where arms are isolated, as long as there is one.
+        """Return the targets that may get the request. One target where `only` requires it, whatever its breaker says:
+        no other one can answer. Else those of the request's arm where arms are isolated, as long as there is one.
         """
-        candidates = self._fleet.candidates(model, excluding, now)
         if only is not None:
-            return [target for target in candidates if target.id == only]
+            target = self._fleet.ready_target(model, only)
+            return [] if target is None or only in excluding else [target]
+        candidates = self._fleet.candidates(model, excluding, now, record.sender)
         policy_set = self._selector.policy_set
         if record.arm is None or policy_set.experiment is None or policy_set.experiment.isolate == "none":
             return candidates

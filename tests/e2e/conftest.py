@@ -25,6 +25,7 @@ import pytest
 import uvloop
 
 from router.app import App
+from router.clock import Clock
 from router.config import schema
 from router.fleet.instance import InstanceState
 from router.request.concurrency import ConcurrencyLimiter
@@ -208,9 +209,11 @@ def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
 
 
 @asynccontextmanager
-async def _router(engines: Sequence[Engine] = (), *, wait: bool = True, **overrides: Any) -> AsyncIterator[Router]:
+async def _router(
+    engines: Sequence[Engine] = (), *, wait: bool = True, clock: Clock | None = None, **overrides: Any
+) -> AsyncIterator[Router]:
     config = schema.Config.model_validate(config_of(engines, **overrides))
-    app = App(config)
+    app = App(config, clock)
     await app.start()
     fakes = [engine for engine in engines if isinstance(engine, FakeEngine)]
     running = Router(app, fakes, "https" if config.listen.tls else "http")
@@ -265,7 +268,7 @@ async def _collect(process: asyncio.subprocess.Process, log: bytearray) -> None:
 
 @pytest.fixture
 def router() -> Callable[..., AbstractAsyncContextManager[Router]]:
-    """`router(engines, wait=True, **config sections)`; see `config_of` for what it starts from."""
+    """`router(engines, wait=True, clock=None, **config sections)`; see `config_of` for what it starts from."""
     return _router
 
 

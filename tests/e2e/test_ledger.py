@@ -279,11 +279,18 @@ async def test_engines_that_die_are_in_the_ledger_as_they_died(router: Any, tmp_
             assert (await ask(r, [{"role": "user", "content": f"hello {n}"}])).ok
         b.faults(die_mid_stream=1.0)
         said = [await ask(r, [{"role": "user", "content": f"again {n}"}], stream=True) for n in range(6)]
-    assert [one.status for one in said] == [200] * 3 + [503] * 3, "then b's opens, too"
+        for id in await r.instances():
+            await r.admin.post(f"/admin/instances/{id}/drain")
+        refused = [await ask(r, [{"role": "user", "content": f"nobody {n}"}]) for n in range(3)]
+    assert [one.status for one in (*said, *refused)] == [200] * 6 + [503] * 3
     assert all(one.error is not None for one in said)
     told = records_in(folder)
-    assert ends(told) == {"died": 3, "ok": 12, "broken": 3}
-    assert [record.error for record in told][-6:] == ["broken"] * 3 + ["unplaced"] * 3
+    found = ends(told)
+    assert (found["ok"], found["broken"]) == (12, 6)
+    assert 3 <= found["died"] <= 6
+    assert [record.error for record in told][-9:] == ["broken"] * 6 + ["unplaced"] * 3
+    panic = [record.attempts[-1].panic for record in told[-9:-3]]
+    assert panic == [False] * 3 + [True] * 3, "then b's breaker is open, too"
     report = replayed(folder)
-    assert (report["records"], report["unplaced"]) == (18, 3)
-    assert report["choices"] == report["same"] == 18
+    assert (report["records"], report["unplaced"]) == (21, 3)
+    assert report["choices"] == report["same"] == found.total()

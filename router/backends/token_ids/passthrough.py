@@ -31,7 +31,7 @@ CHECK_EVERY = 64
 MAX_SHAPES = 256  # per model; the least recently seen are verified again
 
 Reason = Literal["distrusted", "unproven", "length", "prompt_text", "check", "refused"]
-Shape = tuple[object, ...]
+Shape = int  # a hash: short whatever the client sent, and not to be guessed, as CPython seeds the hashes of strings
 
 MAX_WORD_CHARS = 64  # longer values of template variables do not distinguish shapes
 
@@ -168,16 +168,18 @@ def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
 
 
 def shape_of(chat: Chat, adapter: str | None) -> Shape:
-    """Return the chat's shape: hashable, and small whatever the client sent. An `adapter` may have its own template."""
-    return (
-        adapter,
-        frozenset([(message["role"], *message) for message in chat.messages]),
-        chat.tools is not None,
-        chat.add_generation_prompt,
-        chat.continue_final_message,
-        chat.add_special_tokens,
-        chat.anthropic,
-        tuple([(name, _shape_of_value(chat.template_kwargs[name])) for name in sorted(chat.template_kwargs)]),
+    """Return the chat's shape. An `adapter` may have its own template."""
+    return hash(
+        (
+            adapter,
+            frozenset([(message["role"], *message) for message in chat.messages]),
+            chat.tools is not None,
+            chat.add_generation_prompt,
+            chat.continue_final_message,
+            chat.add_special_tokens,
+            chat.anthropic,
+            tuple([(name, _shape_of_value(chat.template_kwargs[name])) for name in sorted(chat.template_kwargs)]),
+        )
     )
 
 

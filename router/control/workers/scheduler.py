@@ -112,11 +112,12 @@ class SyncedScheduler(Scheduler):
         self,
         decision: Decision,
         known: TokenizedPrompt | None,
-        belief: OverlapEstimate | None,
+        estimate: OverlapEstimate | None,
         tokens: int,
         uncached: int,
+        now: float,
     ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
-        taken = super()._take(decision, known, belief, tokens, uncached)
+        taken = super()._take(decision, known, estimate, tokens, uncached, now)
         view, target = decision.view, taken[0]
         self._broadcast.report_load(target.id)
         if view.session is not None and view.last_target != target.id:

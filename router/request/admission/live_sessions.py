@@ -2,7 +2,7 @@
 
 A session with a running request counts in full; a silent one counts with its probability to return
 (`return_probability.py`) and is dropped after `idle_s`. Sums are kept per stage of silence, so a request costs the same
-however many sessions there are.
+however many sessions there are. Of more than `MAX_SESSIONS` the one that has been silent for longest is dropped.
 
 Sessions that have returned before and those that never did are estimated separately, each from the silences of its own
 kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
@@ -15,6 +15,8 @@ from math import inf
 from typing import NamedTuple
 
 from router.request.admission.return_probability import STAGES, ReturnProbability
+
+MAX_SESSIONS = 100_000  # of a model, about 400 bytes each
 
 
 class LiveSession:
@@ -85,7 +87,11 @@ class LiveSessions:
         """Return the session called `name`, or a new one."""
         if name is None:
             return LiveSession(None)
-        return self._by_name.get(name) or self._by_name.setdefault(name, LiveSession(name))
+        if (session := self._by_name.get(name)) is None:
+            session = self._by_name[name] = LiveSession(name)
+            if len(self._by_name) > MAX_SESSIONS:
+                self._drop_oldest()
+        return session
 
     def find(self, name: bytes | None) -> LiveSession | None:
         return None if name is None else self._by_name.get(name)
@@ -162,6 +168,15 @@ class LiveSessions:
                         del self._by_name[first.name]
                 if stage:
                     self.next_s = min(self.next_s, stage.first.due_s)
+
+    def _drop_oldest(self) -> None:
+        """Drop a session of the latest stage of silence, the first that entered it; none if all have requests."""
+        for number in reversed(range(STAGES)):
+            for _, stages in self._kinds:
+                if (stage := stages[number]) and (name := stage.first.name) is not None:
+                    _remove(stage.first, stage)
+                    del self._by_name[name]
+                    return
 
     def _end(self, session: LiveSession, now: float) -> None:
         if session.running:

@@ -84,7 +84,9 @@ class Imbalance:
         self._requests: Counter[str] = Counter()
 
     def add(self, target: str) -> None:
-        self._requests[target] += 1
+        """Count a request; ignored for a target beyond the first `TARGETS`: engines come and go under new names."""
+        if target in self._requests or len(self._requests) < TARGETS:
+            self._requests[target] += 1
 
     @property
     def targets(self) -> KeysView[str]:
@@ -129,8 +131,7 @@ class ArmMetrics:
         """Add a request that has ended."""
         self.requests += 1
         self.failed += has_failed(record)
-        target = record.target
-        if target is not None and (target in self.targets or len(self.targets) < TARGETS):
+        if (target := record.target) is not None:
             self._imbalance.add(target)
 
     def add_unit(self, unit: ExperimentUnit) -> None:

@@ -11,12 +11,13 @@ from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-from router.scheduling.experiments.arm_metrics import Imbalance
+from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
 from router.scheduling.policy.decision import Regret
 from scorers.contract import Row, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.ttft import prompt_of, ttfts_ms
 
+MOVES = 100_000  # pairs of targets that are counted
 YARDSTICK = ExpectedTtft()
 TARGET = attrgetter("target")
 SAME = Regret(0.0, 0)
@@ -55,7 +56,7 @@ class ChoiceComparison(NamedTuple):
 
 
 class RegretSummary:
-    """Sums of regrets, in constant memory except for the pairs of targets. The owner counts `failed`."""
+    """Sums of regrets, in constant memory but for targets and pairs of them. The owner counts `failed`."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -76,9 +77,10 @@ class RegretSummary:
             self._overlap_tokens += regret.overlap_tokens
         if actual.target == other.target:
             self._agreed += 1
-        else:
-            self._moves[actual.target, other.target] += 1
-        self._offered.update(map(TARGET, view.rows))
+        elif (move := (actual.target, other.target)) in self._moves or len(self._moves) < MOVES:
+            self._moves[move] += 1
+        if len(self._offered) < TARGETS:
+            self._offered.update(map(TARGET, view.rows))
         self._most_offered = max(self._most_offered, len(view.rows) + view.others)
         self._made.add(actual.target)
         self._other.add(other.target)

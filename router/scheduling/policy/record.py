@@ -68,6 +68,7 @@ class Attempt(msgspec.Struct, gc=False):
     end: AttemptEnd = "running"
     prefill: PrefillRecord | None = None  # the half that computed the prompt, of a pair
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
+    panic: bool = False  # no target that could answer had a closed breaker, so breakers were ignored
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -97,6 +98,7 @@ class Record(msgspec.Struct, gc=False):
     prompt_tokens_counted: int | None  # by us, before sending
     stages: Stages
     client: str | None = None  # the name of its API key
+    sender: str | None = None  # that name, else the client's address; None: unknown
     policy: Policy | None = None  # the one that decided, as it was then
     arm: str | None = None  # of the experiment; None outside of one
     unit: bytes | None = None  # the experiment unit that drew the arm

@@ -10,6 +10,7 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
+PANIC = "panic: the breakers of all targets that could answer are open, so they are ignored"
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
@@ -18,7 +19,7 @@ def describe_record(record: Record) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in OMITTED}
     fields["policy"] = None if record.policy is None else record.policy.name
     fields["policy_digest"] = None if record.policy is None else record.policy.digest
-    fields["why"] = explain_choice(record.attempts[-1].decision) if record.attempts else None
+    fields["why"] = _explain_attempt(record.attempts[-1]) if record.attempts else None
     fields["shadows"] = [to_plain(shadow) for shadow in record.shadows]
     fields["target"] = record.target
     fields["stages"] = msgspec.structs.asdict(record.stages)
@@ -26,9 +27,14 @@ def describe_record(record: Record) -> dict[str, Any]:
     return fields
 
 
+def _explain_attempt(attempt: Attempt) -> str:
+    return f"{PANIC}; {explain_choice(attempt.decision)}" if attempt.panic else explain_choice(attempt.decision)
+
+
 def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         **_describe_choice(attempt),
+        "panic": attempt.panic,
         "pool_tokens": attempt.pool_tokens,
         "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill),
     }

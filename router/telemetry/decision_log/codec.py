@@ -119,7 +119,9 @@ class RecordEncoder:
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:
         prefill = None if attempt.prefill is None else self._leg(attempt.prefill)
-        return LoggedChoice(*self._choice(attempt), pool_tokens=attempt.pool_tokens, prefill=prefill)
+        return LoggedChoice(
+            *self._choice(attempt), pool_tokens=attempt.pool_tokens, prefill=prefill, panic=attempt.panic
+        )
 
     def _leg(self, leg: PrefillRecord) -> LoggedChoice:
         duration_ms = _round_ms(leg.duration_ms)

@@ -147,6 +147,8 @@ class Metrics:
         for attempt in record.attempts:
             if attempt.prefill is not None:
                 self._halves[(attempt.prefill.end,)] += 1
+            if attempt.panic:
+                self._panics[counters.model] += 1
         for attempt in record.attempts[:-1]:
             self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
         for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
@@ -210,6 +212,8 @@ class Metrics:
         self._errors = self._counter("errors_total", "requests that failed, by reason", "endpoint", "reason")
         self._retries = self._counter("retries_total", "second attempts, by how the first one ended", "reason")
         self._halves = self._counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
+        panics = "attempts for which breakers were ignored, as no target that could answer had a closed one (panic)"
+        self._panics = self._counter("panic_attempts_total", panics, "model")
         self._poisonous = self._counter("poison_requests_total", "requests on which two engines died")
         first, last = "arrival to the first byte of the answer", "arrival to the end of the answer"
         self._ttft = self._histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)

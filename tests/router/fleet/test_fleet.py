@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
+from router.fleet.breaker import Verdict
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import DuplicateInstance, Fleet, read_cards
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
@@ -308,14 +309,66 @@ def test_an_open_breaker_takes_its_target_out_until_its_one_trial() -> None:
     fleet = fleet_of("a", "b")
     broken = target(fleet, "a/0")
     for _ in range(3):
-        broken.book(1, 1).release()
         broken.breaker.on_request_end("failure", 0.0)
     assert ids(fleet, now=1.0) == ["b/0"]
     assert ids(fleet, now=5.0) == ["a/0", "b/0"]
-    broken.book(1, 1)
+    broken.breaker.on_request_sent(5.0)
     assert ids(fleet, now=5.0) == ["b/0"]
     broken.breaker.on_request_end("success", 5.5)
     assert ids(fleet, now=5.5) == ["a/0", "b/0"]
+
+
+def fail(fleet: Fleet, *targets: str, verdict: Verdict = "failure", now: float = 0.0) -> None:
+    for id in targets:
+        for _ in range(3):
+            target(fleet, id).breaker.on_request_end(verdict, now)
+
+
+def test_where_all_breakers_are_open_they_do_not_count() -> None:
+    fleet = fleet_of("a", "b", "c")
+    fail(fleet, "a/0", "b/0", "c/0")
+    assert ids(fleet) == ["a/0", "b/0", "c/0"]
+    assert ids(fleet, excluding=["b/0"]) == ["a/0", "c/0"]
+    assert ids(fleet, excluding=["a/0", "b/0", "c/0"]) == []
+    fleet.drain("a")
+    assert ids(fleet) == ["b/0", "c/0"], "nobody gets a request who is not ready"
+    assert ids(fleet, model="nobody's") == []
+
+
+def test_where_all_breakers_are_open_those_that_could_be_reached_come_first() -> None:
+    fleet = fleet_of("a", "b")
+    fail(fleet, "a/0", verdict="unreachable")
+    fail(fleet, "b/0")
+    assert ids(fleet) == ["b/0"]
+    assert ids(fleet, excluding=["b/0"]) == ["a/0"]
+    assert ids(fleet, now=5.0) == ["a/0", "b/0"], "half open"
+
+
+def test_an_open_breaker_is_ignored_for_a_retry_that_has_nowhere_else_to_go() -> None:
+    fleet = fleet_of("a", "b")
+    fail(fleet, "a/0")
+    assert ids(fleet, excluding=["b/0"]) == ["a/0"]
+
+
+def test_a_target_that_only_prefills_does_not_stand_for_one_that_can_answer() -> None:
+    fleet = fleet_of("a", "b")
+    transfer = schema.TransferProtocol(protocol="nixl")
+    fleet.join(schema.InstanceConfig(url="http://p:8000", name="p", role="prefill", transfer=transfer))
+    fleet.mark_ready("p", [M], [0])
+    fail(fleet, "a/0", "b/0")
+    assert ids(fleet) == ["p/0", "a/0", "b/0"]
+    fail(fleet, "p/0")
+    assert ids(fleet) == ["a/0", "b/0"], "they can do without it"
+
+
+def test_a_ready_target_is_found_whatever_its_breaker() -> None:
+    fleet = fleet_of("a", "b")
+    fail(fleet, "a/0")
+    found = fleet.ready_target("m", TargetId("a/0"))
+    assert found is target(fleet, "a/0")
+    assert fleet.ready_target("other", TargetId("a/0")) is None
+    fleet.drain("a")
+    assert fleet.ready_target(None, TargetId("a/0")) is None
 
 
 def test_only_lone_prefills_teach_speed() -> None:
@@ -479,9 +532,5 @@ def test_candidates_are_those_that_looking_at_each_would_find(story: Sequence[tu
             case "well" if here is not None:
                 here.targets[0].breaker.on_request_end("success", 0.0)
         for model in ("m", "other", "nobody's", None):
-            looked = [
-                target
-                for target in fleet.targets_serving(model)
-                if target.instance.state is InstanceState.READY and target.breaker.allows(1.0)
-            ]
-            assert list(fleet.candidates(model, (), 1.0)) == looked
+            ready = [t for t in fleet.targets_serving(model) if t.instance.state is InstanceState.READY]
+            assert list(fleet.candidates(model, (), 1.0)) == [t for t in ready if t.breaker.allows(1.0)] or ready

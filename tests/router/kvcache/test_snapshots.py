@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,28 @@ def test_what_a_dead_router_left_half_written_is_in_nobodys_way(tmp_path: Path) 
     (tmp_path / "index.new").write_bytes(b"half")
     write(file, 7, [])
     assert load(file) == SavedIndex(7, [])
+
+
+def test_what_a_dead_router_left_half_written_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    write(file, 7, [])
+    (tmp_path / "index.new").write_bytes(b"half")
+    assert load(file) == SavedIndex(7, [])
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_the_last_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    write(file, 7, [target("a/0", 3)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write(file, 7, [target("a/0", 4)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load(file) == SavedIndex(7, [target("a/0", 3)])
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_where_there_is_no_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Record, Stages
+from router.scheduling.policy.record_view import describe_record
 from router.scheduling.scheduler import Scheduler, Ticket
 from router.scheduling.view_builder import prefix_keys
 from router.wiring import build_scheduler
@@ -336,7 +337,7 @@ def test_settling_gives_everything_back_exactly_once() -> None:
     ("end", "status", "failures", "keeps_expecting"),
     [
         ("ok", 200, 0, True),
-        ("ok", 400, 0, False),  # found fault with the client: it is well, and computed nothing
+        ("ok", 400, None, False),  # found fault with the client: computed nothing, which says nothing of its health
         ("ok", 500, 1, False),
         ("ok", 503, None, False),  # full: nothing is said of its health
         ("connect", None, 1, False),
@@ -382,18 +383,61 @@ def test_a_line_that_is_cut_without_a_word_is_a_client_that_left() -> None:
     assert house.expected(ticket.target.id) == 0
 
 
+def fail(house: House, target: str, end: str = "connect", sender: str | None = None) -> Ticket:
+    record = house.record()
+    record.sender = sender
+    ticket = house.admit(record=record, only=target)
+    if end == "ok":
+        ticket.status = 500
+    ticket.end = end  # type: ignore[assignment]
+    house.core.settle(ticket)
+    return ticket
+
+
 def test_failures_in_a_row_take_a_target_out_and_one_trial_brings_it_back() -> None:
-    house = House(count=1)
+    house = House(count=2)
     for _ in range(3):
-        ticket = house.admit()
-        ticket.end = "connect"
-        house.core.settle(ticket)
-    assert house.may_admit() is None
+        fail(house, "a/0")
+    assert {house.admit().target.id for _ in range(5)} == {"b/0"}
     house.clock.advance(5.0)
-    experiment = house.admit()
-    assert house.may_admit() is None, "one trial at a time"
-    house.answer(experiment)
-    assert house.may_admit() is not None
+    trial = house.admit(excluding={"b/0"})
+    assert {house.admit().target.id for _ in range(5)} == {"b/0"}, "one trial at a time"
+    house.answer(trial)
+    assert not trial.attempt.panic
+    assert "a/0" in {house.admit().target.id for _ in range(5)}
+
+
+def test_with_all_breakers_open_a_request_is_placed_all_the_same_and_its_record_says_so() -> None:
+    house = House(count=2)
+    for target in ("a/0", "b/0"):
+        for _ in range(3):
+            fail(house, target)
+    ticket = house.admit()
+    assert ticket.attempt.panic
+    assert describe_record(ticket.record)["why"].startswith("panic: the breakers of all targets that could answer are")
+    assert describe_record(ticket.record)["attempts"][0]["panic"]
+    house.answer(ticket)
+    assert not house.admit().attempt.panic
+
+
+def test_the_one_target_that_can_answer_gets_the_request_whatever_its_breaker() -> None:
+    house = House(count=2)
+    for _ in range(3):
+        fail(house, "a/0")
+    ticket = house.admit(only="a/0")
+    assert (ticket.target.id, ticket.attempt.panic) == ("a/0", True)
+
+
+def test_one_sender_s_failures_take_no_target_out_that_answers_others() -> None:
+    house = House(count=1)
+    record = house.record()
+    record.sender = "good"
+    house.answer(house.admit(record=record))
+    for _ in range(20):
+        assert not fail(house, "a/0", "ok", "bad").attempt.panic
+    assert house.target("a/0").breaker.state(house.clock.now()) == "closed"
+    fail(house, "a/0", "ok", "good")
+    assert house.target("a/0").breaker.state(house.clock.now()) == "open"
 
 
 def test_broken_promises_cost_the_stream_its_trust_and_kept_ones_bring_it_back() -> None:

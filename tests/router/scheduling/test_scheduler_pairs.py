@@ -278,7 +278,7 @@ def test_a_half_that_is_cut_ends_with_the_rest(end: str, half: str) -> None:
 
 @pytest.mark.parametrize(
     ("half", "status", "failures"),
-    [("ok", 200, 0), ("rejected", 400, 0), ("failed", 500, 1), ("connect", None, 1), ("died", None, 1),
+    [("ok", 200, 0), ("rejected", 400, None), ("failed", 500, 1), ("connect", None, 1), ("died", None, 1),
      ("busy", 503, None), ("deadline", None, None), (None, None, None)],
 )  # fmt: skip
 def test_what_a_halfs_end_says_of_either_engine(half: str | None, status: int | None, failures: int | None) -> None:

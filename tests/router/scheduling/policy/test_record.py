@@ -56,9 +56,9 @@ VIEW = a_view(
 def test_a_record_without_an_attempt() -> None:
     assert describe_record(a_record()) == {
         "id": "run-7", "number": 7, "at_wall_s": 1_700_000_000.0, "endpoint": "/v1/completions", "model": "m",
-        "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "policy": None,
-        "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None, "shadows": [],
-        "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
+        "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "sender": None,
+        "policy": None, "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None,
+        "shadows": [], "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
         "cached_tokens": None, "output_tokens": None, "poison": False, "done": False, "target": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
