@@ -25,10 +25,10 @@ class Certificates:
         self._read = self._identify()
         self.context = self._load()
 
-    async def follow(self, poll_s: float = POLL_S) -> None:
-        """Refresh every `poll_s` seconds, until cancelled. It is done in a thread: a file may be on a slow disk."""
+    async def follow(self) -> None:
+        """Refresh every few seconds, until cancelled. It is done in a thread: a file may be on a slow disk."""
         while True:
-            await asyncio.sleep(poll_s)
+            await asyncio.sleep(POLL_S)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:

@@ -23,17 +23,18 @@ import httptools
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.request_head import UnfitRequest, check_count, find_fault, read_head, render_refusal
+from router.proxy.request_head import UnfitRequest, check_begun, find_fault, measure_head, read_head, render_refusal
 from router.proxy.timer import DeadlineTimer
 
 log = logging.getLogger("warmroute.web")
 
 HIGH_WATER_BYTES = 64 * 1024
 AHEAD_BYTES = 16 * 1024  # of further requests, before the current one is answered
-MAX_PIPELINED = 16  # requests of one client within one read
+MAX_PIPELINED = 8  # requests of one client within one read
 FRAMING_PER_BODY_BYTE = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
 BODY_GRACE_S = 20.0  # and bytes per second after it: the defaults of Apache's mod_reqtimeout
 MIN_BODY_RATE = 500.0
+LINGER_S = 1.0
 AHEAD = "too much was sent ahead of the answer"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
@@ -93,13 +94,13 @@ class ClientConnection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
+        self._closing = False  # nothing more is read or served
         self._idle = True  # between requests: nothing of the next one has arrived
         self._head_bytes = 0  # read since the head began, a little of the request before included
         self._read_bytes = 0  # by the current read
         self._framing_bytes = 0  # read since the head ended, less the body
         self._body_due: float | None = None  # when a body at the lowest rate, after the grace, would be here
-        self._read_ahead: list[bytes] = []  # received before the current request was answered
-        self._read_ahead_bytes = 0
+        self._read_ahead = bytearray()  # received before the current request was answered
 
     # reading
 
@@ -113,6 +114,7 @@ class ClientConnection(asyncio.Protocol):
         self._context.connections.remove(self)
         if self._current is not None:
             self._current.on_disconnect()
+        self._closing = True
         self._timer.close()
         self._stall_timer.close()
         self._queue.clear()
@@ -125,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
         self.close()  # what was sent may never be read
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._closing:
             return
         reading = self._reading
         if self._current is not None and reading is not None and not reading.arriving:
@@ -142,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
             self._parser.feed_data(data)
             self._check_size()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnfitRequest) as error:
-            self._close_with(find_fault(error, data))
+            self._close_with(find_fault(error, self._parser))
             return
         self._after_read(began)
 
@@ -178,9 +180,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _keep_for_later(self, data: bytes) -> None:
         """Keep the next request until this answer ends; reading goes on, so that a disconnect is still seen."""
-        self._read_ahead.append(data)
-        self._read_ahead_bytes += len(data)
-        if self._read_ahead_bytes > AHEAD_BYTES:
+        self._read_ahead += data
+        if len(self._read_ahead) > AHEAD_BYTES:
             if self._current is not None and self._current.complete:  # it could not know that the handler still runs
                 self._pause_reading()
             else:
@@ -189,9 +190,7 @@ class ClientConnection(asyncio.Protocol):
     def _check_size(self) -> None:
         limits = self._limits
         if self._in_head:
-            if self._head_bytes > limits.header_bytes:
-                raise UnfitRequest(431, f"the request's head is larger than {limits.header_bytes} bytes")
-            check_count(self._headers)
+            check_begun(self._head_bytes, self._headers, limits.header_bytes)
         elif self._framing_bytes > limits.header_bytes:
             raise UnfitRequest(400, "the framing of the body is larger than the body")
 
@@ -229,13 +228,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Begin an exchange. Raises `UnfitRequest` when too much is pipelined."""
-        check_count(self._headers)
-        head = read_head(self._parser, self._url, self._headers)
-        if self._head_bytes > self._limits.header_bytes:
-            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in head.headers)
-            if size > self._limits.header_bytes:
-                raise UnfitRequest(431, f"the request's head is larger than {self._limits.header_bytes} bytes")
-        exchange = self._reading = ClientExchange(self, head)
+        if self._head_bytes > self._limits.header_bytes:  # or it is what came behind the head
+            check_begun(measure_head(self._url, self._headers), self._headers, self._limits.header_bytes)
+        exchange = self._reading = ClientExchange(self, read_head(self._parser, self._url, self._headers))
         self._in_head = False
         self._framing_bytes = 0
         self._body_due = None
@@ -276,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def serve(self) -> None:
         """Answer the requests of this connection until it closes."""
-        while not self.transport.is_closing():
+        while not self._closing:
             if self.write_paused:  # nobody is served who does not read
                 await self.drain()
             elif self._current is not None:
@@ -299,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _after_answer(self) -> None:
         self._current = None
-        if self.transport.is_closing():
+        if self._closing:
             return
         self._resume_reading()
         if self._queue:
@@ -316,10 +311,8 @@ class ClientConnection(asyncio.Protocol):
         self._reading = None
         self._timer.set(self._limits.keepalive_s)
         if self._read_ahead:
-            data = b"".join(self._read_ahead)
-            self._read_ahead.clear()
-            self._read_ahead_bytes = 0
-            self.data_received(data)
+            ahead, self._read_ahead = self._read_ahead, bytearray()
+            self.data_received(bytes(ahead))
 
     def find_client(self, headers: Headers) -> str:
         """Return the client that a request with `headers` is counted for."""
@@ -331,20 +324,35 @@ class ClientConnection(asyncio.Protocol):
     def _close_with(self, refusal: UnfitRequest) -> None:
         """Close the connection; send an error first unless an answer has started, or is due to an earlier request."""
         current = self._current
-        if current is None or (current is self._reading and current.arriving and not current.started):
-            self.transport.write(render_refusal(refusal))
+        answers = current is None or (current is self._reading and current.arriving and not current.started)
         if current is not None:
             current.on_disconnect()
-        self.close()
+        if answers:
+            self.transport.write(render_refusal(refusal))
+            self._linger()
+        else:
+            self.close()
+
+    def _linger(self) -> None:
+        """Send no more, and throw away what still comes for a while: to close before it was read would be a reset, at
+        which the client could lose the answer (RFC 9112 9.6). TLS has an end of its own.
+        """
+        self._closing = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer.set(LINGER_S)
+        else:
+            self.close()
 
     def _on_deadline(self) -> None:
-        if self._idle or (self._current is None and not self._in_head):
+        if self._closing or self._idle or (self._current is None and not self._in_head):
             self.close()
         else:
             self._close_with(UnfitRequest(408, "the request did not arrive in time"))
 
     def close(self) -> None:
         """Close once the client has read what was sent, or has read nothing for `stall_timeout_s`."""
+        self._closing = True
         self._timer.clear()
         if not self.write_paused and self.transport.get_write_buffer_size():
             self._stall_timer.set(self._limits.stall_timeout_s)
@@ -376,7 +384,7 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.transport.is_closing():
+        if self._closing:
             self._stall_timer.set(self._limits.stall_timeout_s)  # for what is left
         else:
             self._stall_timer.clear()

@@ -18,7 +18,6 @@ import msgspec
 from router.proxy.call import Headers
 
 STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
-HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n"
 MAX_HEADERS = 100  # the default of Apache and Envoy; as objects, short headers take 50 times the bytes they came in
 HOST_BYTES = (string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]").encode()  # RFC 3986 3.2.2, and a port
 
@@ -45,6 +44,7 @@ class RequestHead(NamedTuple):
 
 def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> RequestHead:
     """Return the head that `parser` has just completed. Raises `UnfitRequest`."""
+    _check_count(headers)
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
         raise UnfitRequest(505, "this version of HTTP is not supported")
@@ -68,8 +68,19 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
     return head
 
 
-def check_count(headers: Headers) -> None:
-    """Raise `UnfitRequest` for more headers than anybody needs."""
+def measure_head(target: bytes, headers: Headers) -> int:
+    """Return the size of a request's head, bytes."""
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def check_begun(bytes_: int, headers: Headers, limit_bytes: int) -> None:
+    """Raise `UnfitRequest` for a head of which more has arrived than a whole one may have."""
+    if bytes_ > limit_bytes:
+        raise UnfitRequest(431, f"the request's head is larger than {limit_bytes} bytes")
+    _check_count(headers)
+
+
+def _check_count(headers: Headers) -> None:
     if len(headers) > MAX_HEADERS:
         raise UnfitRequest(431, f"the request has more than {MAX_HEADERS} headers")
 
@@ -94,12 +105,12 @@ def _check_coding(head: RequestHead) -> None:
             raise UnfitRequest(400, "a transfer coding other than chunked")
 
 
-def find_fault(error: Exception, data: bytes) -> UnfitRequest:
-    """Return why `data`, with which the parser failed with `error`, is refused."""
+def find_fault(error: Exception, parser: httptools.HttpRequestParser) -> UnfitRequest:
+    """Return why a request is refused at which `parser` failed with `error`."""
     reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
     if isinstance(reason, UnfitRequest):
         return reason
-    if data.startswith(HTTP_2_PREFACE):
+    if parser.get_method() == b"PRI":  # of the connection preface
         return UnfitRequest(505, "HTTP/2 is not supported: use HTTP/1.1")
     return UnfitRequest(400, "this is not valid HTTP")
 

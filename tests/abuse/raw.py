@@ -33,7 +33,8 @@ class RawClient:
         self.writer = writer
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        if not self.closed:
+            self.writer.write(data)
 
     async def answer(self) -> tuple[int, bytes]:
         """Return the status and body of the next answer, which has a length."""

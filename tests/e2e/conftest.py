@@ -58,7 +58,7 @@ class Doors:
     def __init__(self, url: str, admin_url: str) -> None:
         self.url = url
         self.admin_url = admin_url
-        self.http = self.client()
+        self.http = self.client(verify=False)
         self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
@@ -245,7 +245,8 @@ async def _router_process(config: Json, folder: Path) -> AsyncIterator[RouterPro
         found = LISTENING.search(log)
         assert found is not None, f"it ended with {process.returncode}: {log.decode()}"
         host, port, admin_host, admin_port = (part.decode() for part in found.groups())
-        running = RouterProcess(process, log, f"http://{host}:{port}", f"http://{admin_host}:{admin_port}")
+        scheme = "https" if "tls" in config.get("listen", {}) else "http"
+        running = RouterProcess(process, log, f"{scheme}://{host}:{port}", f"http://{admin_host}:{admin_port}")
         try:
             async with asyncio.timeout(PROCESS_START_S):
                 while (await running.http.get("/ready")).status_code != 200:  # noqa: ASYNC110

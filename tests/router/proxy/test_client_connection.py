@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from router.config.sections.listeners import ListenConfig
 from router.proxy.call import ClientDisconnected
+from router.proxy.client_connection import AHEAD_BYTES, BODY_GRACE_S, MAX_PIPELINED
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.listener import HttpListener, configure_server
 
@@ -25,7 +27,8 @@ PATIENCE_S = 5.0
 
 class Echo:
     """Answers with method, target and body. `/hang` never ends; `/early` answers before it reads; `/flood` never stops
-    talking; `/fault` breaks, `/half` in the middle of its answer."""
+    talking; `/large` answers with 2 MB; `/late` runs on after its answer; `/fault` breaks, `/half` in the middle of
+    its answer."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes, bytes]] = []
@@ -33,6 +36,7 @@ class Echo:
         self.begun = 0
         self.gone = 0
         self.hanging = asyncio.Event()
+        self.proceed = asyncio.Event()
 
     async def answer(self, call: ClientExchange) -> None:
         try:
@@ -57,6 +61,14 @@ class Echo:
             while True:
                 call.write(b"x" * 65536)
                 await call.drain()
+        if call.path == "/large":
+            call.answer(200, [], bytes(2_000_000))
+            return
+        if call.path == "/late":
+            call.answer(200, [], b"late")
+            self.hanging.set()
+            await self.proceed.wait()
+            return
         if call.path == "/stream":
             call.start(200, [])
             for piece in (b"one", b"two"):
@@ -113,11 +125,12 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 @asynccontextmanager
-async def serving(stall_timeout_s: float = 60.0, **listen: Any) -> AsyncIterator[House]:
-    app = Echo()
-    listener = HttpListener(
-        configure_server(app, ListenConfig(host="127.0.0.1", port=0, **listen), stall_timeout_s=stall_timeout_s)
-    )
+async def serving(
+    stall_timeout_s: float = 60.0, body_grace_s: float = BODY_GRACE_S, **listen: Any
+) -> AsyncIterator[House]:
+    app, where = Echo(), ListenConfig(host="127.0.0.1", port=0, **listen)
+    server = configure_server(app, where, stall_timeout_s=stall_timeout_s)
+    listener = HttpListener(replace(server, limits=server.limits._replace(body_grace_s=body_grace_s)))
     await listener.start()
     house = House(app, listener)
     try:
@@ -347,6 +360,29 @@ async def test_a_body_that_keeps_coming_may_take_longer_than_the_pause():
         assert (await answer(reader))[1] == b"/a xxxxxxxx"
 
 
+@pytest.mark.parametrize("at_first", [b"", b"x" * 100_000], ids=["from the start", "after much at once"])
+async def test_a_body_below_the_lowest_rate_is_cut(at_first):
+    async with serving(body_grace_s=0.2) as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 1000000\r\n\r\n" + at_first)
+        said = asyncio.ensure_future(rest(reader))
+        while not said.done():
+            await asyncio.wait([said], timeout=0.02)  # 50 bytes per second, of 500
+            writer.write(b"x")
+        assert said.result().startswith(b"HTTP/1.1 408")
+        await until(lambda: house.app.gone == 1)
+
+
+async def test_a_body_above_the_lowest_rate_may_take_longer_than_the_grace():
+    async with serving(body_grace_s=0.2) as house:
+        reader, writer = await house.connect()
+        writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 50000\r\n\r\n")
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            writer.write(b"x" * 5000)
+        assert len((await answer(reader))[1]) == 50_003
+
+
 async def test_a_slow_answer_is_not_cut_by_the_request_deadlines():
     async with serving(body_idle_timeout_s=0.05, header_timeout_s=0.05) as house:
         _, writer = await house.connect()
@@ -362,6 +398,95 @@ async def test_a_reader_that_never_reads_is_cut():
         writer.transport.pause_reading()
         writer.write(b"GET /flood HTTP/1.1\r\nHost: r\r\n\r\n")
         await until(lambda: house.app.gone == 1)
+
+
+async def test_no_further_request_is_served_before_the_client_reads():
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.transport.pause_reading()
+        for _ in range(8):
+            writer.write(b"GET /large HTTP/1.1\r\nHost: r\r\n\r\n")
+            await asyncio.sleep(0.01)
+        await until(lambda: any(connection.write_paused for connection in house.listener._connections))
+        (connection,) = house.listener._connections
+        served = house.app.begun
+        assert served < 8  # the system's own buffers took these
+        assert connection.transport.get_write_buffer_size() < 2_100_000
+        await asyncio.sleep(0.05)
+        assert house.app.begun == served
+        writer.transport.resume_reading()
+        for _ in range(8):
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(2_000_000)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on sending", "has sent all"])
+async def test_what_else_a_client_sends_does_not_postpone_its_end(ends):
+    async with serving(stall_timeout_s=0.3) as house:
+        _, writer = await house.connect()
+        writer.transport.pause_reading()
+        for _ in range(8):
+            writer.write(b"GET /large HTTP/1.1\r\nHost: r\r\n\r\n")
+        if ends:
+            writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            while house.listener.connections:
+                await asyncio.sleep(0.02)
+                if not (ends or writer.transport.is_closing()):
+                    writer.write(b"\r\n")
+
+
+async def test_a_little_that_is_not_read_does_not_keep_a_connection_for_ever():
+    """Less than what pauses the writing is left when the connection is idle and closed."""
+    async with serving(stall_timeout_s=0.1) as house:
+        _, writer = await house.connect()
+        writer.transport.pause_reading()
+        await until(lambda: house.listener.connections == 1)
+        (connection,) = house.listener._connections
+        while not connection.transport.get_write_buffer_size():
+            connection.transport.write(bytes(10_000))
+        assert not connection.write_paused
+        connection.close()
+        await until(lambda: house.listener.connections == 0)
+
+
+@pytest.mark.parametrize("ahead", [GET * (MAX_PIPELINED + 2), b"GET /" + b"a" * AHEAD_BYTES])
+async def test_too_much_ahead_of_an_answer_ends_the_connection(ahead):
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET /hang HTTP/1.1\r\nHost: r\r\n\r\n")
+        await house.app.hanging.wait()
+        writer.write(ahead)
+        if len(ahead) > AHEAD_BYTES:
+            assert await rest(reader) == b""
+            await until(lambda: house.app.gone == 1)
+        else:
+            await asyncio.sleep(0.02)
+            assert house.app.gone == 0
+
+
+async def test_a_large_request_right_after_an_answer_is_not_ahead_of_it():
+    """The client has the whole answer; that the handler still does something after it is not the client's affair."""
+    async with serving() as house:
+        reader, writer = await house.connect()
+        writer.write(b"GET /late HTTP/1.1\r\nHost: r\r\n\r\n")
+        assert (await answer(reader))[1] == b"late"
+        await house.app.hanging.wait()
+        writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 900000\r\n\r\n" + b"x" * 900_000)
+        await asyncio.sleep(0.05)
+        house.app.proceed.set()
+        assert len((await answer(reader))[1]) == 900_003
+
+
+async def test_a_refusal_is_seen_by_a_client_that_is_still_sending():
+    async with serving(header_bytes=4096) as house:
+        reader, writer = await house.connect()
+        for _ in range(100):
+            if not writer.transport.is_closing():
+                writer.write(b"x" * 1000)
+            await asyncio.sleep(0)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400")
 
 
 async def test_keep_alive_and_pipelining_keep_the_order():
