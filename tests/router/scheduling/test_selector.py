@@ -7,6 +7,7 @@ import pytest
 
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
+from router.scheduling import selector as selecting
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision, Part
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
@@ -98,6 +99,14 @@ def test_deciding_leaves_no_trace() -> None:
     view = a_view(*ROWS, session="s")
     assert [decide(selector, view).target for _ in range(3)] == ["a/0"] * 3
     assert decide(selector, view).view.last_target is None
+
+
+def test_turns_of_adapters_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "MAX_TURNS", 10)
+    selector = Selector(alone(named("round_robin")), seed=1)
+    for number in range(100):
+        selector.picked(decide(selector, a_view(*ROWS, adapter=f"lora-{number}", number=number)))
+        assert len(selector._turns) <= 10
 
 
 def test_turns_are_taken_per_model_and_adapter() -> None:

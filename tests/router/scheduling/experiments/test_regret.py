@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.scheduling.experiments import regret
 from router.scheduling.experiments.regret import SAME, RegretSummary, compute_regret
 from scorers.contract import View
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
@@ -77,6 +78,16 @@ def test_targets_of_a_large_fleet_that_no_view_shows_were_offered_too() -> None:
     comparison.add(VIEW._replace(others=95), WARM, COLD)
     found = comparison.summary()  # 2 requests over 100 targets: 0.02 each; made: 2 on one, other: 1
     assert (found.uneven_made, found.uneven_other) == (pytest.approx(100), pytest.approx(50))
+
+
+def test_pairs_of_targets_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regret, "MOVES", 10)
+    comparison = RegretSummary()
+    for number in range(30):
+        comparison.add(VIEW, WARM, COLD._replace(target=f"pod-{number}/0"))
+    found = comparison.summary()
+    assert len(found.moves) == 10
+    assert (found.decisions, found.agreed) == (30, 0)
 
 
 def test_without_a_decision_nothing_is_known() -> None:
