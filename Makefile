@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 # pytest workers. One more than the cores that the project is tested on: some tests mostly wait.
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check -q
+# of `make fuzz`
+TARGETS ?= client engine events snapshot body answer metrics engine_json config
+MINUTES ?= 10
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack abuse bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
+.PHONY: help run stack test check test-stack abuse fuzz audit bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +39,15 @@ test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engine
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
 	$(BIN)/python -m pytest tests/abuse
 
+fuzz: $(VENV)/.installed-test  ## fuzz what parses bytes from outside, guided by coverage (90 minutes; TARGETS="client body", MINUTES=1)
+	@$(PIP) install -c constraints.txt -e '.[fuzz]'
+	set -e; for target in $(TARGETS); do $(BIN)/python -m tests.abuse.fuzz $$target --minutes $(MINUTES); done
+
+# Without --strict it passes when the advisory service knows none of the packages, or is a mirror that has no advisories.
+audit: $(VENV)/.installed-test  ## ask PyPI's advisory service for known vulnerabilities of what constraints.txt pins
+	@$(BIN)/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r constraints.txt || \
+	  { echo "make audit: not passed: a known vulnerability, or not everything could be looked up (see above)"; exit 1; }
+
 bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 40 minutes; BENCH=--quick: 5)
 	$(BIN)/python -m tests.bench $(BENCH)
 
@@ -47,10 +59,14 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement rows --resume
 	$(BIN)/python -m tests.agreement grid
 
-dist: $(VENV)/.installed-test  ## build the sdist and the wheel into dist/ and check them
-	rm -rf dist && $(BIN)/python -m build --no-isolation
+dist: $(VENV)/.installed-test  ## build sdist, wheel and a bill of materials (CycloneDX) of what it installs into dist/, and check them
+	rm -rf dist build/bom && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv --without-pip build/bom
+	$(PIP) --python build/bom/bin/python install -c constraints.txt dist/*.whl
+	$(BIN)/cyclonedx-py environment build/bom --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/$$(basename dist/*.whl -py3-none-any.whl).cdx.json
 
 reference: $(VENV)/.installed  ## write what is generated from the code: reference pages, JSON Schemas, diagrams
 	$(BIN)/python -m docs.tools.generate

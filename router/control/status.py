@@ -6,7 +6,6 @@ Reads only, except for draining on an operator's request.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -44,6 +43,7 @@ from router.telemetry.metrics.snapshot import (
 )
 from router.telemetry.recent_records import RecentRecords
 
+WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 
 
@@ -261,8 +261,8 @@ def describe_pool(report: PoolReport) -> dict[str, Any]:
 
 
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
-    """Describe a model's live sessions, the capacity for them, and its queue, in order."""
-    state = admission.state()
+    """Describe a model's live sessions, the capacity for them, its queues, and the first requests in them, in order."""
+    state = admission.state(listed=WAITING_LISTED)
     return {
         "model": admission.model,
         "capacity_tokens": state.capacity_tokens,
@@ -270,6 +270,7 @@ def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
         "mean_context_tokens": state.live.mean_tokens,
         "live_sessions": round(state.live.sessions, 1),
         "known_sessions": state.known,
+        "queued": state.queued,
         "waiting": [
             {
                 "position": queued.position,
@@ -284,9 +285,8 @@ def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
 
 
 def snapshot_admission(admission: ModelAdmission) -> ModelAdmissionState:
-    state = admission.state()
-    counts = Counter(queued.admission.queue for queued in state.waiting)
-    waiting: dict[str, int] = {queue: counts[queue] for queue in QUEUES}
+    state = admission.state(listed=0)
+    waiting: dict[str, int] = {queue: state.queued[queue] for queue in QUEUES}
     live = state.live
     return ModelAdmissionState(admission.model, waiting, live.sessions, live.context_tokens, state.capacity_tokens)
 

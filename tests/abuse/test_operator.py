@@ -130,8 +130,11 @@ LARGEST = "\n".join(f"p{n}: {{scorers: [{{name: queue_depth}}, {{name: kv_usage,
 
 
 @asynccontextmanager
-async def started(router_process: Any, fleet_config: Any, **sections: Any) -> AsyncIterator[RouterProcess]:
-    async with engine() as fake, router_process(fleet_config([fake], **sections)) as running:
+async def started(
+    router_process: Any, fleet_config: Any, options: dict[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[RouterProcess]:
+    """A router in front of one engine with these options."""
+    async with engine(**(options or {})) as fake, router_process(fleet_config([fake], **sections)) as running:
         yield running
 
 

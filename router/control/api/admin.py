@@ -164,7 +164,9 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
 
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
-        """Return by model live sessions, their contexts, the capacity, and each waiting request's position and wait."""
+        """Return by model live sessions, their contexts, the capacity, the queues' lengths, and position and wait of
+        the first 100 waiting requests.
+        """
         return ModelAdmissionList.model_validate({"models": status.describe_admission()})
 
     @app.get("/admin/pool", dependencies=read)

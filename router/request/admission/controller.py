@@ -19,8 +19,9 @@ everything is admitted. The rule comes from the search that found `warm` (figure
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import exp
+from sys import maxsize
 from typing import Literal, NamedTuple
 
 from router.config.sections.listeners import AdmissionConfig
@@ -72,10 +73,11 @@ class Queued(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The requests that no longer wait."""
+    """The requests that no longer wait. `more`: others may be released at once, too, beyond the number asked for."""
 
     admitted: tuple[Admission, ...]
     refused: tuple[Queued, ...]
+    more: bool = False
 
 
 NOTHING_RELEASED = Released((), ())
@@ -87,7 +89,8 @@ class AdmissionState(NamedTuple):
     known: int  # sessions, however long they have been silent
     live: ExpectedLoad
     capacity_tokens: int | None  # None: unknown, so nothing waits
-    waiting: tuple[Queued, ...]  # in order
+    queued: dict[QueueName, int]  # number of waiting requests
+    waiting: tuple[Queued, ...]  # the first of them, in order
 
 
 class AdmissionController:
@@ -163,16 +166,18 @@ class AdmissionController:
         """
         self._capacity_tokens, self._busy, self._targets = capacity_tokens, busy, targets
 
-    def release_waiting(self, now: float) -> Released:
-        """Return the requests whose wait ends now. Call it when something has changed, and at `next_s`. Those refused
-        need no further calls.
+    def release_waiting(self, now: float, at_most: int = maxsize) -> Released:
+        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it when something has
+        changed, and at `next_s`. Those refused need no further calls.
         """
         self._live.advance(now)
         if not any(self._queues.values()):
             return NOTHING_RELEASED
-        admitted = tuple(self._admit_first(now))
-        refused = tuple(self._refuse_late(now))
-        return Released(admitted, refused) if admitted or refused else NOTHING_RELEASED
+        admitted = tuple(self._admit_first(now, at_most))
+        refused = tuple(self._refuse_late(now, at_most))
+        if not admitted and not refused:
+            return NOTHING_RELEASED
+        return Released(admitted, refused, more=at_most in (len(admitted), len(refused)))
 
     @property
     def next_s(self) -> float | None:
@@ -180,10 +185,13 @@ class AdmissionController:
         firsts = [queue.first.since_s for queue in self._queues.values() if queue.first is not None]
         return min(min(firsts) + self._max_wait_s, self._live.next_s) if firsts else None
 
-    def state(self, now: float) -> AdmissionState:
+    def state(self, now: float, listed: int = maxsize) -> AdmissionState:
+        """Return the state as of now, with at most `listed` of the waiting requests."""
         self._live.advance(now)
         waiting = (self._describe(a, place, now) for queue in self._queues.values() for place, a in enumerate(queue, 1))
-        return AdmissionState(len(self._live), self._live.expected_load(), self._capacity_tokens, tuple(waiting))
+        queued = {name: len(queue) for name, queue in self._queues.items()}
+        live = self._live.expected_load()
+        return AdmissionState(len(self._live), live, self._capacity_tokens, queued, tuple(islice(waiting, listed)))
 
     # which requests must wait
 
@@ -230,11 +238,11 @@ class AdmissionController:
         admission.state = "running"
         self._live.on_start(admission.session, admission.prompt_tokens)
 
-    def _admit_first(self, now: float) -> list[Admission]:
+    def _admit_first(self, now: float, at_most: int) -> list[Admission]:
         """Admit from the front of the queues while the first may start."""
         admitted: list[Admission] = []
         for queue in self._queues.values():
-            while (admission := queue.first) is not None:
+            while len(admitted) < at_most and (admission := queue.first) is not None:
                 if not self._may_start(admission):
                     return admitted
                 queue.admit(admission, now)
@@ -244,11 +252,12 @@ class AdmissionController:
                 admitted.append(admission)
         return admitted
 
-    def _refuse_late(self, now: float) -> list[Queued]:
+    def _refuse_late(self, now: float, at_most: int) -> list[Queued]:
         """Refuse what has waited for `max_wait_s`."""
         refused: list[Queued] = []
         for queue in self._queues.values():
-            late = list(takewhile(lambda admission: admission.since_s + self._max_wait_s <= now, queue))
+            is_late = takewhile(lambda admission: admission.since_s + self._max_wait_s <= now, queue)
+            late = list(islice(is_late, at_most - len(refused)))
             refused += [self._describe(admission, place, now) for place, admission in enumerate(late, 1)]
             for admission in late:
                 queue.leave(admission)

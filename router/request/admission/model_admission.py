@@ -9,6 +9,7 @@ calls at the same moments. There is one per base model, since that is what a KV 
 from __future__ import annotations
 
 from math import inf
+from sys import maxsize
 
 from router.clock import Clock
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -62,19 +63,22 @@ class ModelAdmission:
     def on_leave(self, admission: Admission) -> None:
         self.controller.on_leave(admission, self._clock.now())
 
-    def release_waiting(self) -> Released:
-        """Return the requests whose wait ends now. Call it after every arrival and every end, and at `next_s`."""
+    def release_waiting(self, at_most: int = maxsize) -> Released:
+        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it after every arrival and
+        every end, and at `next_s`.
+        """
         now = self._clock.now()
         self._update_capacity(now)
-        return self.controller.release_waiting(now)
+        return self.controller.release_waiting(now, at_most)
 
     @property
     def next_s(self) -> float | None:
         """The time at which `release_waiting` is due if nothing happens before; `None` while nothing waits."""
         return self.controller.next_s
 
-    def state(self) -> AdmissionState:
-        return self.controller.state(self._clock.now())
+    def state(self, listed: int = maxsize) -> AdmissionState:
+        """Return the state as of now, with at most `listed` of the waiting requests."""
+        return self.controller.state(self._clock.now(), listed)
 
     def _update_capacity(self, now: float) -> None:
         if now - self._measured_at > MEASURE_INTERVAL_S:

@@ -33,6 +33,7 @@ from router.scheduling.scheduler import Scheduler
 log = logging.getLogger("warmroute.admission")
 
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
+RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
 NO_LEASE: AbstractContextManager[None] = nullcontext()
 
 WaitEnd = Literal["passed", "refused", "client_gone"]
@@ -133,24 +134,24 @@ class AdmissionQueue:
 
     def release_waiting(self) -> None:
         """Wake the requests whose wait has ended; call it when something has changed or time has passed."""
-        released = self.model_admission.release_waiting()
+        released = self.model_admission.release_waiting(RELEASED_AT_ONCE)
         for admission in released.admitted:
             self._wake(admission, None)
         for queued in released.refused:
             self._wake(queued.admission, queued)
-        self._arm_timer()
+        self._arm_timer(soon=released.more)
 
     def _wake(self, admission: Admission, refused: Queued | None) -> None:
         future = self._waiting.pop(admission)
         if not future.done():  # else its client has just gone, and `_wait` gives everything back
             future.set_result(refused)
 
-    def _arm_timer(self) -> None:
+    def _arm_timer(self, *, soon: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (next_s := self.model_admission.next_s) is not None:
-            pause_s = max(MIN_PAUSE_S, next_s - self._clock.now())
+            pause_s = MIN_PAUSE_S if soon else max(MIN_PAUSE_S, next_s - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(pause_s, self.release_waiting)
 
     def _refusal(self, queued: Queued) -> TooBusy:

@@ -224,6 +224,27 @@ def test_a_request_that_waited_too_long_is_refused_with_its_position() -> None:
     assert controller.release_waiting(101.0) == Released((), ())
 
 
+def test_waits_that_end_together_are_released_in_portions() -> None:
+    controller = a_controller(300)
+    first = passes(controller, "z", 300)
+    for session in "abcde":
+        waits(controller, session, 50)
+    state = controller.state(0.0, listed=2)
+    assert (state.queued, len(state.waiting)) == ({"parked": 0, "again": 0, "new": 5}, 2)
+    controller.on_leave(first, 1.0)
+    some = controller.release_waiting(1.0, at_most=3)
+    assert (len(some.admitted), some.more) == (3, True)
+    rest = controller.release_waiting(1.0, at_most=3)
+    assert (len(rest.admitted), rest.more) == (2, False)
+    for session in "fghi":
+        waits(controller, session, 300, 2.0)
+    late = controller.release_waiting(2.0 + MAX_WAIT_S, at_most=3)
+    assert (len(late.refused), late.more) == (3, True)
+    assert controller.next_s is not None
+    assert controller.next_s <= 2.0 + MAX_WAIT_S, "the last one is due"
+    assert len(controller.release_waiting(2.0 + MAX_WAIT_S).refused) == 1
+
+
 def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> None:
     controller = a_controller(300)
     passes(controller, "z", 300)
