@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_length_and_words_make_no_difference() -> None:
         kind(USER, {"role": "assistant", "content": "x"}, add_generation_prompt=False, continue_final_message=True),
         kind(adapter="lora"),
     ],
+    ids=itertools.count(),  # the shapes themselves differ from process to process
 )
 def test_what_a_template_looks_at_does(other: Shape) -> None:
     assert other != kind()
