@@ -24,8 +24,9 @@ from router.cli.serve.command import StackConfig, err
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.workload.command import workload as workload_commands
-from router.errors import ConfigError, WarmrouteError
+from router.errors import ConfigError, WarmrouteError, quote_lines
 
+FAILURE_LINES = 100  # it may quote the end of a log, or what an endpoint answered
 # without --preset: codex, scaled down to what the simulated engines of `make run` answer in seconds
 SMALL: dict[str, Any] = {"tokens": 0.05, "turns": 6 / 33, "think": 0.05, "sessions": 64}
 
@@ -56,7 +57,7 @@ def main() -> None:
         err.print(str(error), style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except WarmrouteError as failure:
-        err.print(str(failure), style="red", markup=False, soft_wrap=True)
+        err.print(quote_lines(str(failure), FAILURE_LINES), style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

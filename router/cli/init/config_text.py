@@ -11,7 +11,7 @@ from router.cli.init.survey import EngineSurvey, describe_engine, recommend
 from router.config.lookup import SHIPPED
 from router.config.reader import parse_config
 from router.config.schema import Config
-from router.errors import ConfigError
+from router.errors import MAX_LINE_CHARS, ConfigError, quote_name
 
 HEADER = """\
 # Warmroute configuration, written by `warmroute init`. All keys and defaults: warmroute check FILE
@@ -54,8 +54,8 @@ def config_text(
 def _instance(survey: EngineSurvey, api_key_env: str | None) -> list[str]:
     if survey.error is not None:
         note = "take the # off the next line when it runs"
-        return [f"    # {survey.url}: {survey.error}; {note}", f"    #- url: {survey.url}"]
-    lines = [f"    # {line}" for line in describe_engine(survey)]
+        return [f"    # {survey.url}: {_comment(survey.error)}; {note}", f"    #- url: {survey.url}"]
+    lines = [f"    # {_comment(line)}" for line in describe_engine(survey)]
     lines += [f"    # to turn on: {advice.flags}  ({advice.reason})" for advice in recommend(survey)]
     lines.append(f"    - url: {survey.url}")
     if api_key_env is not None:
@@ -78,6 +78,11 @@ def _tokenizer_lines(surveys: Sequence[EngineSurvey], tokenizers: dict[str, str]
     if missing and not given:
         lines.append("#tokenizers:")
     for model in missing:
-        root = models[model] or ""
+        root = _comment(models[model] or "")
         lines += [f"#  {json.dumps(model)}:", f"#    path: {root if root.startswith('/') else '/path/to/model'}"]
     return lines
+
+
+def _comment(text: str) -> str:
+    """Return what an engine says of itself on one line: behind a line break would be a key of the configuration."""
+    return quote_name(text, MAX_LINE_CHARS)

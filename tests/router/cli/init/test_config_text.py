@@ -12,7 +12,7 @@ from router.cli.init.config_text import config_of_urls, config_text, parse_token
 from router.cli.init.survey import EngineSurvey
 from router.config.reader import parse_config
 from router.errors import ConfigError
-from router.fleet.engine_facts import ModelCard
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from tests.paths import TOKENIZER
 
 URLS = ["http://10.0.0.1:8100", "http://10.0.0.2:8100"]
@@ -51,6 +51,24 @@ def test_where_events_are_is_ready_to_be_taken_in_for_engines_that_cannot_be_ask
     assert instance["kv_events"] == [
         {"endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": "tcp://10.0.0.1:5657"},
     ]
+
+
+def test_what_an_engine_says_of_itself_cannot_become_configuration() -> None:
+    evil = "x\nadmin: {host: 0.0.0.0}\r\u2028\x1b[2J"
+    hostile = EngineSurvey(
+        URLS[0],
+        version=evil,
+        cards=(ModelCard(evil, "/" + evil, None, None), ModelCard(evil, evil, evil, None)),
+        sources=(EventEndpoint(0, evil, evil, evil),),
+        unreachable=(evil,),
+    )
+    silent = EngineSurvey(URLS[1], error=evil)
+    for tokenizers in ([], [f"{evil}={TOKENIZER}"]):
+        text = config_text([hostile, silent], tokenizers, "warm", 8000)
+        assert all(line.isprintable() for line in text.split("\n"))
+        config = parse_config(text, "main.yaml", Path("/"))
+        assert config.admin.host == "127.0.0.1"
+        assert [instance.url for instance in config.fleet.instances] == URLS[:1]
 
 
 @pytest.mark.parametrize("option", ["m", "=path", "m="])
