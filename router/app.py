@@ -264,7 +264,9 @@ class App:
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
-            self._membership.update_source(name, instances)
+            for portion in self._membership.split_list(instances):
+                self._membership.update_source(name, portion)
+                await asyncio.sleep(0)
 
     def reload(self) -> None:
         """Apply what changed in the configuration files, as far as that needs no restart."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from router.backends.feeds.bootstrap import bootstrap_name
 from router.backends.feeds.health import HealthProbe
@@ -29,6 +29,8 @@ from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.members")
+
+JOINS_PER_TURN = 50
 
 
 class Membership:
@@ -63,6 +65,16 @@ class Membership:
         for id, config in configs.items():
             if id not in self._configs:
                 self._join(id, config)
+
+    def split_list(self, instances: Sequence[schema.InstanceConfig]) -> Iterator[Sequence[schema.InstanceConfig]]:
+        """Yield a source's list such that each time a few more new instances are in it: hundreds that join in one turn
+        of the event loop would hold up requests.
+        """
+        new = [config.id for config in instances if config.id not in self._configs]
+        for count in range(JOINS_PER_TURN, len(new), JOINS_PER_TURN):
+            later = frozenset(new[count:])
+            yield [config for config in instances if config.id not in later]
+        yield instances
 
     def _merge_lists(self) -> dict[str, schema.InstanceConfig]:
         """Merge all lists by id. The first source wins where two list an id, which is logged once."""

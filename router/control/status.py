@@ -5,11 +5,13 @@ Reads only, except for draining on an operator's request.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
+
+import msgspec
 
 from router.backends.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
@@ -104,13 +106,12 @@ class Status:
             return describe_record(record)
         return None if self.leader is None else await self.leader.fetch_record(record_id)
 
-    async def list_records(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest records, newest first."""
-        own = [describe_record(record) for record in self.recent_records.latest(limit)]
+    async def list_records(self, limit: int) -> list[bytes]:
+        """Return the newest records as JSON, newest first."""
+        own = await self.recent_records.encode_latest(limit)
         if self.leader is None:
             return own
-        merged = own + await self.leader.fetch_records(limit)
-        return sorted(merged, key=itemgetter("at_wall_s"), reverse=True)[:limit]
+        return await asyncio.to_thread(sort_records, own + await self.leader.fetch_records(limit), limit)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""
@@ -220,6 +221,18 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", name, policies[name].digest) for name in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
+
+
+class RecordTime(msgspec.Struct):
+    """The part of an encoded record that tells its age."""
+
+    at_wall_s: float
+
+
+def sort_records(records: list[bytes], limit: int) -> list[bytes]:
+    """Return the newest of some encoded records, newest first."""
+    decode = msgspec.json.Decoder(RecordTime).decode
+    return sorted(records, key=lambda record: decode(record).at_wall_s, reverse=True)[:limit]
 
 
 def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:

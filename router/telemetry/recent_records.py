@@ -6,10 +6,16 @@ Bounded by count; adding, finding and dropping take constant time whatever the b
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from itertools import islice
 
+import msgspec
+
 from router.scheduling.policy.record import Record
+from router.scheduling.policy.record_view import describe_record
+
+RECORDS_PER_TURN = 8  # of the event loop: in a large fleet one takes a millisecond to describe
 
 
 class RecentRecords:
@@ -36,3 +42,12 @@ class RecentRecords:
     def latest(self, limit: int) -> list[Record]:
         """Return at most `limit` records, newest first."""
         return list(islice(reversed(self._order), limit))
+
+    async def encode_latest(self, limit: int) -> list[bytes]:
+        """Return at most `limit` records as JSON, newest first. Requests go on meanwhile."""
+        encoded: list[bytes] = []
+        for record in self.latest(limit):
+            encoded.append(msgspec.json.encode(describe_record(record)))
+            if len(encoded) % RECORDS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return encoded

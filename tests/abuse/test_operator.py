@@ -126,6 +126,7 @@ FLEETS = {
     "4,900 wrong engines": filled("", lambda n: "- {k: 1}\n", 44_100),
     "an alias bomb": bomb(9).encode(),
 }
+MANY_ENGINES = "".join(f"- {{url: 'http://127.0.0.1:1', name: e{n}}}\n" for n in range(2_000))
 LARGEST = "\n".join(f"p{n}: {{scorers: [{{name: queue_depth}}, {{name: kv_usage, weight: 2}}]}}" for n in range(200))
 
 
@@ -218,6 +219,19 @@ async def test_no_file_stops_the_loop_or_keeps_memory(router_process, fleet_conf
                 await eventually(lambda: trouble(r) is None, 30.0)
                 assert len(r.log) - logged < LONGEST_ANSWER
 
+            async def grow_fleet() -> None:
+                fleet.write_text(listed + MANY_ENGINES)
+                await eventually(
+                    lambda: r.log.count(b"instance e1999 joins") > r.log.count(b"instance e1999 leaves"), 60.0
+                )
+                fleet.write_text(listed)
+                await eventually(
+                    lambda: r.log.count(b"instance e1999 joins") == r.log.count(b"instance e1999 leaves"), 60.0
+                )
+
+            measured(
+                "2,000 engines: the loop stands still", await standstill_ms(r.url, grow_fleet), STANDSTILL_MS, "ms"
+            )
             for what, attack, bodies in (("policy file", break_policy, POLICIES), ("engines", break_fleet, FLEETS)):
                 for name, body in bodies.items():
                     longest_ms = await standstill_ms(r.url, partial(attack, body))

@@ -6,7 +6,8 @@ site can resolve its name to 127.0.0.1 (DNS rebinding), so the Host header must 
 send a blind POST, so requests that a browser marks as cross-site are refused.
 
 Status and draining go through `Status`, policies through `Control` (`policies.py`), and their answers are plain JSON
-types: this module knows nothing of the parts behind them.
+types or JSON: this module knows nothing of the parts behind them. Lists that grow with the fleet or the traffic are
+encoded without FastAPI's validation, which takes ten times as long on the event loop.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
-from router.control.api.records import RecordShape, add_record_routes
+from router.control.api.records import JSON, RecordShape, add_record_routes
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.status import Status
@@ -143,19 +145,18 @@ def _allow_all_methods(app: FastAPI) -> None:
 
 
 def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
-    @app.get("/admin/instances", dependencies=read)
-    async def instances() -> InstanceList:
+    @app.get("/admin/instances", dependencies=read, response_model=InstanceList)
+    async def instances() -> Response:
         """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances why
         its list may be out of date.
         """
-        return InstanceList.model_validate(
-            {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
-        )
+        found = {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
+        return Response(msgspec.json.encode(found), media_type=JSON)
 
-    @app.get("/admin/records", dependencies=read)
-    async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> RecordList:
+    @app.get("/admin/records", dependencies=read, response_model=RecordList)
+    async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
         """Return the newest decision records, newest first."""
-        return RecordList.model_validate({"records": await status.list_records(limit)})
+        return Response(b'{"records":[%b]}' % b",".join(await status.list_records(limit)), media_type=JSON)
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:

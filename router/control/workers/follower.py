@@ -57,9 +57,9 @@ class LocalState(NamedTuple):
         record = self.recent_records.get(id)
         return b"" if record is None else msgspec.json.encode(describe_record(record))
 
-    def encode_records(self, limit: int) -> bytes:
+    async def encode_records(self, limit: int) -> bytes:
         """Encode the newest records as a JSON list, the newest first."""
-        return msgspec.json.encode([describe_record(record) for record in self.recent_records.latest(limit)])
+        return b"[%b]" % b",".join(await self.recent_records.encode_latest(limit))
 
 
 class FollowerWorker:
@@ -173,7 +173,7 @@ class FollowerWorker:
             case "record":
                 payload = local.encode_record(message.argument)
             case "records":
-                payload = local.encode_records(int(message.argument))
+                payload = await local.encode_records(int(message.argument))
             case "scrape":
                 payload = b""  # only the leader has the page of all workers
         self.send(messages.AnswerMessage(message.number, payload))

@@ -174,15 +174,11 @@ class LeaderWorker:
         payload = None if owner is None else await owner.channel.ask("record", id)
         return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
 
-    async def fetch_records(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest `limit` records of each follower, unsorted."""
+    async def fetch_records(self, limit: int) -> list[bytes]:
+        """Return the newest `limit` records of each follower as JSON, unsorted."""
         payloads = await asyncio.gather(*(member.channel.ask("records", str(limit)) for member in self._up()))
-        return [
-            record
-            for payload in payloads
-            if payload
-            for record in msgspec.json.decode(payload, type=list[dict[str, Any]])
-        ]
+        lists = (msgspec.json.decode(payload, type=list[msgspec.Raw]) for payload in payloads if payload)
+        return [bytes(record) for records in lists for record in records]
 
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]

@@ -15,7 +15,7 @@ from router.backends.feeds.metrics import MetricsPoller
 from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
-from router.control.membership import Membership
+from router.control.membership import JOINS_PER_TURN, Membership
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
@@ -109,6 +109,19 @@ async def test_who_is_new_joins_every_room(house: House) -> None:
     assert house.ids == ["a", "b"]
     assert sorted(house.health._states) == sorted(house.polls._schedules) == ["a", "b"]
     assert await house.why_unanswered("a") != "the instance was removed"
+
+
+async def test_a_long_list_is_applied_in_portions(house: House) -> None:
+    listed = [instance(f"e{n}", n + 1) for n in range(2 * JOINS_PER_TURN + 10)]
+    house.members.update_source("config", [listed[0], instance("gone")])
+    sizes = []
+    for portion in house.members.split_list(listed):
+        house.members.update_source("config", portion)
+        sizes.append(len(house.ids))
+    assert sizes == [1 + JOINS_PER_TURN, 1 + 2 * JOINS_PER_TURN, len(listed)]
+    assert sorted(house.ids) == sorted(one.id for one in listed)
+    assert list(house.members.split_list(listed)) == [listed]
+    assert list(house.members.split_list([])) == [[]]
 
 
 async def test_who_is_gone_leaves_every_room(house: House) -> None:

@@ -185,8 +185,8 @@ def test_draining_and_undraining(router: RouterParts) -> None:
 
 async def test_records_newest_first_and_one_by_its_id(router: RouterParts) -> None:
     first, second = router.request(), router.request()
-    assert [shown["id"] for shown in await router.status.list_records(5)] == [second.id, first.id]
-    assert [shown["id"] for shown in await router.status.list_records(1)] == [second.id]
+    assert [json.loads(shown)["id"] for shown in await router.status.list_records(5)] == [second.id, first.id]
+    assert [json.loads(shown)["id"] for shown in await router.status.list_records(1)] == [second.id]
     shown = await router.status.find_record(first.id)
     assert shown is not None
     assert (shown["id"], shown["target"]) == (first.id, "a/0")

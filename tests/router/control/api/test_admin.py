@@ -44,8 +44,8 @@ class Rooms:
     async def find_record(self, record_id: str) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
-    async def list_records(self, limit: int) -> list[dict[str, Any]]:
-        return [{"id": f"r{n}", "target": None} for n in range(limit)]
+    async def list_records(self, limit: int) -> list[bytes]:
+        return [b'{"id":"r%d","target":null}' % n for n in range(limit)]
 
     def describe_workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
