@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,14 +68,23 @@ async def dial(url: str, source: str = HOSTILE, **options: Any) -> RawClient:
 
 
 @asynccontextmanager
+async def cut_off() -> AsyncIterator[list[RawClient]]:
+    """Yield a list; the connections in it are cut off at the end."""
+    found: list[RawClient] = []
+    try:
+        yield found
+    finally:
+        for client in found:
+            client.writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
 async def dialled(url: str, count: int, source: str = HOSTILE, **options: Any) -> AsyncIterator[list[RawClient]]:
     """Yield that many connections; they are cut off at the end."""
-    async with AsyncExitStack() as stack:
-        found = []
+    async with cut_off() as found:
         for _ in range(count):
-            client = await dial(url, source, **options)
-            stack.callback(client.writer.transport.abort)
-            found.append(client)
+            found.append(await dial(url, source, **options))
         yield found
 
 
@@ -86,7 +94,3 @@ async def chat(url: str, source: str = BENIGN) -> int:
         client.send(post(len(CHAT), CHAT, b"connection: close"))
         said = await client.rest()
         return int(said.split(b" ", 2)[1]) if said else 0
-
-
-def trusting(cert_file: str) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=cert_file)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.abuse.raw import BENIGN, CHAT, HEALTH, MB, RawClient, chat, dial, dialled, post
+from tests.abuse.raw import BENIGN, CHAT, HEALTH, MB, RawClient, chat, cut_off, dial, dialled, post
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine, eventually
 
@@ -167,8 +167,8 @@ async def test_sigterm_while_a_thousand_streams_run(router_process, fleet_config
 
     async with trickle(20) as slow:
         config = fleet_config([slow.url], tokenizers={}, limits={"grace_s": grace_s})
-        async with router_process(config) as r:
-            reading, clients = [], []
+        async with router_process(config) as r, cut_off() as clients:
+            reading = []
             for number in range(1000):
                 client, old = await dial(r.url), number % 10 == 0
                 body = json.dumps({"model": MODEL, "prompt": [(number // 10) % 2, 1], "stream": True}).encode()
@@ -190,6 +190,4 @@ async def test_sigterm_while_a_thousand_streams_run(router_process, fleet_config
             measured("streams that were cut though they had an end", 450 - ends.count("whole"), 0, "of 450")
             assert (code, ends.count("cut")) == (0, 450)
             assert b"Traceback" not in r.log, r.log[-2000:]
-            for client in clients:
-                client.writer.transport.abort()
         await eventually(lambda: slow.running == 0, 10)

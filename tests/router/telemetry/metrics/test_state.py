@@ -10,6 +10,7 @@ from router.fleet.load import NO_GAUGES
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.telemetry.metrics.snapshot import (
+    ConnectionState,
     ModelAdmissionState,
     PoolState,
     PrefixCacheState,
@@ -187,6 +188,15 @@ def test_token_id_passthrough_by_instance_model_and_reason() -> None:
         ("warmroute_token_id_passthrough_prompts_total", "m"): 7,
         ("warmroute_token_id_passthrough_skipped_total", "check"): 2,
     }
+
+
+def test_the_connections_of_clients() -> None:
+    now = RouterSnapshot(connections=ConnectionState(7, {"share": 2}))
+    assert samples(now, "client_") == {
+        ("warmroute_client_connections",): 7,
+        ("warmroute_client_connections_refused_total", "share"): 2,
+    }
+    assert samples(RouterSnapshot(), "client_") == {}
 
 
 def test_the_prefix_cache_and_the_tokens_of_each_model() -> None:
