@@ -88,10 +88,9 @@ def build_scheduler(
     return SyncedScheduler(*parts, shared_pool=pooled, secret=secret, worker=role.number, broadcast=role.worker)
 
 
-def build_read_options(config: schema.Config) -> tuple[ReadOptions, ReadOptions]:
-    """Return how to read prompts for policies that need the cache state, and for those that do not."""
-    strip, inject = frozenset(config.edge.strip_fields), config.usage == "inject"
-    return ReadOptions(strip, inject, want_source=True), ReadOptions(strip, inject, want_source=False)
+def build_read_options(config: schema.Config, *, want_source: bool = False) -> ReadOptions:
+    """Return how to read bodies; requests read the prompt in them only when its token ids are needed."""
+    return ReadOptions(frozenset(config.edge.strip_fields), config.usage == "inject", want_source=want_source)
 
 
 def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:

@@ -15,7 +15,7 @@ import sys
 
 import uvloop
 
-from router.app import App, raise_open_file_limit, tune_garbage_collector
+from router.app import App, raise_open_file_limit, tune_interpreter
 from router.cli.terminal.logs import log_to_stderr
 from router.control.workers.follower import FollowerWorker, parse_config
 from router.errors import WarmrouteError
@@ -41,7 +41,7 @@ async def follow(sock: socket.socket) -> None:
     raise_open_file_limit()
     app = App(parse_config(start), role=WorkerRole(start.number, start.secret, follower))
     await app.start()
-    tune_garbage_collector()
+    tune_interpreter()
     await follower.stopping.wait()
     if follower.stops_alone:  # others take what comes now, or nobody should
         app.refuse()

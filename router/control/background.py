@@ -17,6 +17,7 @@ from pathlib import Path
 from watchfiles import Change, awatch
 
 from router.clock import Clock
+from router.control.allocator import give_back_memory
 from router.control.control import Control
 from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
 from router.scheduling.scheduler import Scheduler
@@ -37,6 +38,7 @@ Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: the f
 def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
     """Start the tasks. `watch`: apply changed configuration files."""
     tasks.supervise("audit", control.audit.run)
+    tasks.supervise("memory", give_back_memory)
     tasks.supervise("guard", lambda: guard_experiment(control, scheduler, clock))
     if watch and control.watched_paths():
         tasks.supervise("files", lambda: follow_files(control))

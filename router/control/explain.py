@@ -14,6 +14,7 @@ no request number, retry or breaker trial is used up. Therefore
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ class Explain:
     async def explain(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
         headers = RequestHeaders(request.session, request.ttft_ms, request.tpot_ms)
-        prompt = read_prompt(request.path, request.content_type, request.body, self.read_options, headers)
+        fields = request.path, request.content_type, request.body, self.read_options, headers
+        prompt = await asyncio.to_thread(read_prompt, *fields)
         served = resolve_model(prompt, self.scheduler)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
@@ -128,7 +130,10 @@ class Explain:
             return UnknownIds("no_model")
         sizes = self.scheduler.block_sizes(served.base)
         if isinstance(source, Ids) or not self.tokenization.uses_remote(served.base):
-            return await self.tokenization.tokenize(prompt, served.base, served.adapter, sizes, (), remember=False)
+            longest = self.scheduler.fleet.context_tokens(served.base)
+            return await self.tokenization.tokenize(
+                prompt, served.base, served.adapter, sizes, (), context_tokens=longest, remember=False
+            )
         if isinstance(source, Chat) and source.has_media:
             return UnknownIds("media")
         candidates = self.scheduler.fleet.candidates(served.base, (), self.clock.now())

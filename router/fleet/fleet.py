@@ -54,6 +54,7 @@ class _Tables(NamedTuple):
     targets: dict[TargetId, Target]
     by_model: dict[str, list[Target]]
     served: dict[str, ServedModel]
+    context_tokens: dict[str, int]
 
 
 class Fleet:
@@ -164,6 +165,12 @@ class Fleet:
         instances are all down is still known: a request for it gets a 503, not a 404.
         """
         return (self._tables or self._build_tables()).served.get(model)
+
+    def context_tokens(self, model: str) -> int | None:
+        """Return the most tokens that a prompt and its answer may have on any instance of a base model; None if none
+        reports it.
+        """
+        return (self._tables or self._build_tables()).context_tokens.get(model)
 
     def model_path(self, name: str) -> str | None:
         """Return where engines report that a model or adapter is stored; None if none reports it."""
@@ -309,11 +316,16 @@ class Fleet:
 
     def _build_tables(self) -> _Tables:
         """Build the tables, lazily: changes come together, a thousand instances when the router starts."""
-        self._tables = tables = _Tables({t.id: t for i in self._instances.values() for t in i.targets.values()}, {}, {})
+        targets = {target.id: target for i in self._instances.values() for target in i.targets.values()}
+        self._tables = tables = _Tables(targets, {}, {}, {})
         for instance in self._instances.values():
             for name, served in instance.served.items():
                 tables.served.setdefault(name, served)
                 tables.by_model.setdefault(name, []).extend(instance.targets.values())
+            for card in instance.cards:
+                if card.max_model_len is not None:
+                    base = instance.served[card.id].base
+                    tables.context_tokens[base] = max(card.max_model_len, tables.context_tokens.get(base, 0))
         return tables
 
 

@@ -18,6 +18,7 @@ from router.errors import BadRequest
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dict[str, Raw] | None)
+MAX_MEMBERS = 1000  # real requests have a few dozen
 _USAGE = b'"stream_options":{"include_usage":true}'
 
 
@@ -29,11 +30,15 @@ class RequestBody(NamedTuple):
 
 
 def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
-    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object."""
+    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object, or one of more than
+    `MAX_MEMBERS`.
+    """
     try:
         members = _MEMBERS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(error) from None
+    if len(members) > MAX_MEMBERS:
+        raise BadRequest(f"the body has more than {MAX_MEMBERS:,} fields")
     kept = {key: value for key, value in members.items() if key not in strip}
     return RequestBody(raw, members) if len(kept) == len(members) else RequestBody(msgspec.json.encode(kept), kept)
 

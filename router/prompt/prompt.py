@@ -7,6 +7,7 @@ and tokenises it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ class Endpoint(Enum):
     OTHER = "other"
 
 
+OUTLINED = 64  # kinds of messages, template variables, characters of a role or variable
 MEDIA = "media"  # type of a content part that stands for an image, audio or video
 
 
@@ -43,6 +45,26 @@ class Chat(NamedTuple):
     has_media: bool
     # from /v1/messages, where vLLM adapts two things to the template: see prompt/tokenization/chat_template.py
     anthropic: bool = False
+
+    def outline(self) -> Chat | None:
+        """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None` for
+        one of more kinds of messages, more variables or longer roles than chats have.
+        """
+        kinds = {(message["role"], *message) for message in self.messages}
+        if max(len(kinds), len(self.template_kwargs)) > OUTLINED or any(len(role) > OUTLINED for role, *_ in kinds):
+            return None
+        return self._replace(
+            messages=[dict.fromkeys(keys) | {"role": role} for role, *keys in kinds],
+            tools=None if self.tools is None else [],
+            template_kwargs={name: _shorten(value) for name, value in self.template_kwargs.items()},
+        )
+
+
+def _shorten(value: Any) -> Any:
+    """Return a value that looks the same to token-id pass-through."""
+    if isinstance(value, str):
+        return value[: OUTLINED + 1]
+    return value if isinstance(value, bool | int | float | None) else type(value)()
 
 
 class Text(NamedTuple):
@@ -67,6 +89,28 @@ class UnknownIds(NamedTuple):
 Source = Chat | Text | Ids | UnknownIds
 
 
+class PromptFields(NamedTuple):
+    """The source of a prompt's token ids, and the fields with which an engine's `/tokenize` gives the same ids."""
+
+    source: Source
+    remote_fields: dict[str, Any]
+
+    def outline(self) -> PromptFields:
+        """Return what is needed of a prompt that was tokenised: an answer may take minutes, and the objects that Python
+        makes of a body can be 25 times as large.
+        """
+        chat = self.source.outline() if isinstance(self.source, Chat) else None
+        return PromptFields(chat or UnknownIds("dropped"), {})
+
+
+class Unread(NamedTuple):
+    """A prompt whose messages are still bytes. `read` converts them, or tells why it did not: it gets the most bytes of
+    text that the model can take (`None`: any number). It raises BadRequest, and may run in any thread.
+    """
+
+    read: Callable[[int | None], PromptFields]
+
+
 class Prompt(msgspec.Struct):
     """One request. `body` is what is forwarded: already stripped, and with usage requested where `hide_usage`."""
 
@@ -74,7 +118,7 @@ class Prompt(msgspec.Struct):
     path: str
     model: str | None  # None only on Endpoint.OTHER
     body: bytes
-    source: Source
+    source: Source | Unread
     stream: bool = False
     hide_usage: bool = False  # the router asked for the usage chunk, the client did not
     salt: str | None = None

@@ -19,12 +19,15 @@ without the budget.
 
 from __future__ import annotations
 
+import asyncio
+
 from router.backends.vllm.disaggregation import can_split
 from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import read_prompt, read_request_headers
+from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
@@ -49,10 +52,10 @@ async def route(call: ClientRequest, services: Services) -> None:
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
         read_s = services.clock.now()
-        prompt = parse(call, body, override, services)
+        prompt = await parse(call, body, services)
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         served = resolve_model(prompt, services.scheduler)
-        tokens = await tokenize(prompt, served, services)
+        tokens = await tokenize(prompt, served, override, services)
         with await services.admission.acquire(prompt, served, tokens) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
             request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease)
@@ -116,13 +119,15 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
         refuse(call, last, record)
 
 
-def parse(call: ClientRequest, body: bytes, override: PolicyOverride | None, services: Services) -> Prompt:
-    """Read as much of the prompt as the policies in use look at."""
-    needs_cache = services.scheduler.selector.policy_set.needs_cache or (
-        override is not None and override.policy.needs_cache
-    )
-    options = services.full_read if needs_cache else services.light_read
-    return read_prompt(call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields))
+async def parse(call: ClientRequest, body: bytes, services: Services) -> Prompt:
+    """Read what routing needs of the body; the prompt itself is left `Unread`. A large body is read in a thread, one at
+    a time, as they would delay the event loop together.
+    """
+    fields = call.path, call.text(b"content-type"), body, services.read_options, read_request_headers(call.fields)
+    if len(body) <= LARGE_BODY_BYTES:
+        return read_prompt(*fields)
+    async with services.large_body:
+        return await asyncio.to_thread(read_prompt, *fields)
 
 
 def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:
@@ -140,19 +145,27 @@ def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:
     return served
 
 
-async def tokenize(prompt: Prompt, served: ServedModel | None, services: Services) -> TokenizedPrompt | UnknownIds:
+async def tokenize(
+    prompt: Prompt, served: ServedModel | None, override: PolicyOverride | None, services: Services
+) -> TokenizedPrompt | UnknownIds:
     """Return token ids and block keys, or why they are unknown."""
+    selector, fleet = services.scheduler.selector, services.scheduler.fleet
     if isinstance(prompt.source, UnknownIds):
         return prompt.source
     if served is None:
         return UnknownIds("no_model")
-    fleet = services.scheduler.fleet
+    if not (selector.policy_set.needs_cache or (override is not None and override.policy.needs_cache)):
+        prompt.source = UnknownIds("not_needed")
+        return prompt.source
     instances: list[str] = []
     if services.tokenization.uses_remote(served.base):
         candidates = fleet.candidates(served.base, (), services.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
     sizes = services.scheduler.block_sizes(served.base)
-    return await services.tokenization.tokenize(prompt, served.base, served.adapter, sizes, instances)
+    longest = fleet.context_tokens(served.base)
+    return await services.tokenization.tokenize(
+        prompt, served.base, served.adapter, sizes, instances, context_tokens=longest
+    )
 
 
 async def query_pool(

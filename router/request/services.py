@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,8 +42,8 @@ class Services:
     tokenization: Tokenization
     passthrough: TokenIdPassthrough
     kv_store: KvStore
-    full_read: ReadOptions  # of a prompt, for policies that look at caches
-    light_read: ReadOptions  # for policies that do not
+    read_options: ReadOptions
+    large_body: asyncio.Lock  # held while a large body is read
     header_rules: HeaderRules
     upstreams: Upstreams
     health: HealthProbe

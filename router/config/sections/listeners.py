@@ -78,7 +78,7 @@ class ClientsConfig(Section):
 
 
 class LimitsConfig(Section):
-    body_bytes: Positive = 64 * 1024 * 1024
+    body_bytes: Positive = 32 * 1024 * 1024
     """largest request body, bytes; a larger one is answered with 413"""
     body_budget_bytes: Positive = 1024 * 1024 * 1024
     """memory for all request bodies together, bytes, for one client at most four times what is free; beyond it requests

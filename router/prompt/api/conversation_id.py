@@ -8,7 +8,8 @@ turns together, not to tell users apart. Differences between turns without meani
 text or a list with one text in it, and a billing line.
 
 Reads the forwarded body, only its first part and only on demand: the prompt may never have been read otherwise
-(`ReadOptions.want_source`). Malformed content is left to the engine to refuse.
+(`Prompt.source` may be unread). Malformed content is left to the engine to refuse. How much is read is bounded, as this
+happens on the event loop: `MAX_MESSAGES`, `MAX_ITEM_BYTES`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -28,6 +30,8 @@ from router.prompt.prompt import Endpoint, Prompt
 DIGEST_BYTES = 16
 TEXT_CHARACTERS = 2048
 IDS = 512
+MAX_MESSAGES = 200  # up to the first of a user
+MAX_ITEM_BYTES = 1024 * 1024  # of a longer message or prompt the first part stands for all of it, as it was sent
 NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -73,7 +77,7 @@ def _responses(parts: _Parts) -> list[bytes] | None:
     if parts.previous_response_id is not None:
         return None
     if bytes(memoryview(parts.input)[:1]) == b'"':
-        return [*_system(parts.instructions), b"user", *_texts(msgspec.json.decode(parts.input))]
+        return [*_read_texts(parts.instructions), b"user", *_read_texts(parts.input)]
     return _to_first_user(parts.input, parts.instructions)
 
 
@@ -82,30 +86,44 @@ def _completion(parts: _Parts) -> list[bytes] | None:
     prompt = parts.prompt
     head = bytes(memoryview(prompt)[:64])
     if head.startswith(b"[") and not _ID_LIST.match(head):
-        items = _ITEMS.decode(prompt)
+        items = _ITEMS.decode(prompt) if len(memoryview(prompt)) <= MAX_ITEM_BYTES else None
         if not items:
             return None
         prompt, head = items[0], bytes(memoryview(items[0])[:64])
     if head.startswith(b'"'):
-        text: str = msgspec.json.decode(prompt, type=str)[:TEXT_CHARACTERS]
+        text = _first_characters(prompt)
         return [b"text", text.encode()] if text else None
     return [b"ids", _first_ids(prompt)] if _ID_LIST.match(head) else None
 
 
+def _first_characters(text: Raw) -> str:
+    """Return the first characters of a JSON string, cut before parsing. A character has at most 12 bytes (two escapes),
+    and may not be cut in two.
+    """
+    raw = bytes(memoryview(text)[: 1 + 12 * TEXT_CHARACTERS])
+    if len(raw) < len(memoryview(text)):
+        for end in range(len(raw), len(raw) - 12, -1):
+            with suppress(*NOT_READABLE):
+                return msgspec.json.decode(raw[:end] + b'"', type=str)[:TEXT_CHARACTERS]
+    return msgspec.json.decode(raw, type=str)[:TEXT_CHARACTERS]
+
+
 def _first_ids(ids: Raw) -> bytes:
     """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have at
-    most 12 bytes; if more space between them makes that too short, all ids are read.
+    most 12 bytes; if more space between them makes that too short, more is read.
     """
     pieces = bytes(memoryview(ids)[1 : 1 + 12 * IDS]).split(b",", IDS)
     if len(pieces) <= IDS:
-        pieces = bytes(ids)[1:].rstrip(b"] \t\r\n").split(b",")
+        pieces = _beginning(ids)[1:].rstrip(b"] \t\r\n").split(b",")
     return b",".join(piece.strip() for piece in pieces[:IDS])
 
 
 def _to_first_user(items: Raw, system: Raw | None = None) -> list[bytes] | None:
     """Return roles and texts up to the first user message; `None` if there is none."""
-    pieces = [] if system is None else list(_system(system))
-    for item in _ITEMS.decode(items):
+    pieces = [] if system is None else list(_read_texts(system))
+    for item in _ITEMS.decode(items)[:MAX_MESSAGES]:
+        if len(memoryview(item)) > MAX_ITEM_BYTES:
+            return [*pieces, _beginning(item)]
         message = msgspec.json.decode(item)
         if not isinstance(message, dict):
             return None
@@ -117,8 +135,14 @@ def _to_first_user(items: Raw, system: Raw | None = None) -> list[bytes] | None:
     return None
 
 
-def _system(system: Raw) -> Iterable[bytes]:
+def _read_texts(system: Raw) -> Iterable[bytes]:
+    if len(memoryview(system)) > MAX_ITEM_BYTES:
+        return (_beginning(system),)
     return _texts(msgspec.json.decode(system)) if len(memoryview(system)) else ()
+
+
+def _beginning(item: Raw) -> bytes:
+    return bytes(memoryview(item)[:MAX_ITEM_BYTES])
 
 
 def _texts(content: Any) -> Iterator[bytes]:

@@ -22,21 +22,22 @@ from router.errors import BadRequest
 from router.prompt.body_rewrite import not_json
 
 Part = Raw | UnsetType  # a field's bytes, read later; UNSET: not in the body
+SHORT_BYTES = 16 * 1024
 LARGEST = 2**53  # larger numbers are not exact in every JSON reader and are taken for mistakes
 
 
 class BodyFields(msgspec.Struct):
-    """Fields of every endpoint. `Any` marks fields that the engine ignores there: they are never refused."""
+    """Fields of every endpoint. A `Part` is never refused, whatever it holds: the engine may ignore it."""
 
     model: str | None = None
     stream: bool | None = False
     cache_salt: str | None = None
-    session_id: Any = None
-    user: Any = None
-    metadata: Any = None
-    priority: Any = UNSET
-    max_tokens: Any = UNSET
-    max_completion_tokens: Any = UNSET  # chats only; takes precedence over max_tokens
+    session_id: Part = UNSET
+    user: Part = UNSET
+    metadata: Part = UNSET
+    priority: Part = UNSET
+    max_tokens: Part = UNSET
+    max_completion_tokens: Part = UNSET  # chats only; takes precedence over max_tokens
 
 
 F = TypeVar("F", bound=BodyFields)
@@ -105,6 +106,18 @@ def value(part: Part, name: str) -> Any:
         return json.loads(bytes(part))
     except (ValueError, RecursionError):
         raise BadRequest(f"`{name}` is not valid JSON", param=name) from None
+
+
+def short_value(part: Part) -> Any:
+    """Return the value of a field that names or counts something; `None` if it is missing, malformed, or longer than
+    any name: `SHORT_BYTES`.
+    """
+    if not isinstance(part, Raw) or len(memoryview(part)) > SHORT_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(part)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def require(part: Part, name: str, openings: bytes, kind: str) -> None:

@@ -16,24 +16,18 @@ from msgspec import UNSET
 from router.errors import BadRequest
 from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
 from router.prompt.api.messages import has_media, normalise
-from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
+from router.prompt.prompt import Chat, Ids, PromptFields, Text, UnknownIds
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TOKEN_IDS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[TokenId])
 _TEXTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[str])
 _TOKEN_LISTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[list[TokenId]])
+MAX_VARIABLES = 64
 _HF_ARGUMENTS = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "conversation"}
 _NOT_VARIABLES = _HF_ARGUMENTS | {
     *("tokenizer_kwargs", "return_assistant_tokens_mask"),
     *("add_generation_prompt", "continue_final_message", "messages"),
 }  # parameters of Hugging Face's function or of the request itself, never template variables
-
-
-class PromptFields(NamedTuple):
-    """The source of a prompt's token ids, and the fields with which an engine's `/tokenize` gives the same ids."""
-
-    source: Source
-    remote_fields: dict[str, Any]
 
 
 class ChatFields(BodyFields):
@@ -52,7 +46,7 @@ class ChatFields(BodyFields):
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
-    return_prompt_text: Any = None
+    return_prompt_text: Part = UNSET
 
 
 class CompletionFields(BodyFields):
@@ -167,6 +161,8 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
         raise BadRequest("`chat_template_kwargs` must be an object", param="chat_template_kwargs")
     if client.get("chat_template") is not None:
         return UnknownIds("client_template")
+    if len(client) > MAX_VARIABLES:
+        return UnknownIds("content")
     extra: dict[str, Any] = {"documents": documents, "reasoning_effort": reasoning_effort}
     if reasoning_effort is not None and "enable_thinking" not in client:
         extra["enable_thinking"] = reasoning_effort != "none"

@@ -1,32 +1,34 @@
 """Parses a request's body and headers into a `Prompt`, or refuses it with the name of the field at fault.
 
 The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages, tools
-and schemas stay bytes until the conversion needs them (`want_source`). Only what the router itself must understand is
+and schemas stay bytes until somebody needs the prompt (`Unread`). Only what the router itself must understand is
 refused here; the rest is left to the engine, whose error message reaches the client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
-from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, text_of, value, whole_number
+from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, short_value, text_of, whole_number
 from router.prompt.api.openai import (
     ChatFields,
     CompletionFields,
-    PromptFields,
     check_chat,
     check_completion,
     read_chat,
     read_completion,
+    unknown_ids,
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
+from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
 from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
-from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 
 SESSION, TTFT, TPOT = b"x-session-id", b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
@@ -51,7 +53,6 @@ _FORMATS = {
         _BodyFormat(Endpoint.MESSAGES, MessagesFields, check_messages, read_messages),
     )
 }
-_UNREAD = PromptFields(UnknownIds("not_needed"), {})
 
 
 class RequestHeaders(NamedTuple):
@@ -81,7 +82,7 @@ def _header_text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 class ReadOptions:
-    """Settings for reading bodies. `want_source` False: no policy uses cache state, so prompts are not read."""
+    """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`."""
 
     def __init__(
         self,
@@ -103,55 +104,75 @@ def read_prompt(
     `content_type` only matters outside the four endpoints. Objectives that are no number are ignored.
     """
     format_ = _FORMATS.get(path)
+    if len(body) > LARGE_BODY_BYTES:
+        check_elements(body, has_ids=format_ is None or format_.endpoint is Endpoint.COMPLETIONS)
     if format_ is None:
         return _read_other(path, content_type, body, options, headers.session)
     reader = options.readers[path]
     fields = reader.read(body)
+    opened: RequestBody | None = None
     if reader.has_forbidden(fields):
-        body = open_body(body, options.strip_fields).raw
-        fields = reader.read(body)
+        opened = open_body(body, options.strip_fields)
+        fields = reader.read(opened.raw)
     if not fields.model:
         raise BadRequest("`model` is missing", param="model")
     format_.check(fields)
     stream = bool(fields.stream)
-    usage_request = UsageRequest(body, hide=False)
+    usage_request = UsageRequest(body if opened is None else opened.raw, hide=False)
     if stream and options.inject_usage and isinstance(fields, ChatFields | CompletionFields):
-        usage_request = with_usage(open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {}))
-    prompt_fields = format_.read(fields) if options.want_source else _UNREAD
+        if opened is None:
+            opened = open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {})
+        usage_request = with_usage(opened)
+    unread = Unread(partial(_read_source, format_, fields, len(body)))
+    prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
         endpoint=format_.endpoint,
         path=path,
         model=fields.model,
         body=usage_request.raw,
-        source=prompt_fields.source,
+        source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
         hide_usage=usage_request.hide,
         salt=fields.cache_salt,
         session=_session(headers.session, fields),
         previous_response_id=getattr(fields, "previous_response_id", None),
-        remote_fields=prompt_fields.remote_fields,
-        priority=None if fields.priority is UNSET else whole_number(fields.priority),
+        remote_fields={} if prompt_fields is None else prompt_fields.remote_fields,
+        priority=whole_number(short_value(fields.priority)),
         output_tokens=_cap(format_.endpoint, fields),
-        returns_prompt_text=isinstance(fields, ChatFields) and bool(fields.return_prompt_text),
+        returns_prompt_text=isinstance(fields, ChatFields) and bool(short_value(fields.return_prompt_text)),
         ttft_ms=None if headers.ttft is None else objective_ms(headers.ttft),
         tpot_ms=None if headers.tpot is None else objective_ms(headers.tpot),
     )
 
 
+def _read_source(
+    format_: _BodyFormat, fields: BodyFields, body_bytes: int, text_limit_bytes: int | None
+) -> PromptFields:
+    """Return the prompt of `fields`, unless its text is certain to be longer than `text_limit_bytes`."""
+    if text_limit_bytes is not None and body_bytes > text_limit_bytes and exceeds(fields, text_limit_bytes):
+        return unknown_ids("too_long")
+    try:
+        return format_.read(fields)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
 def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     """Return the client's limit on the answer in tokens."""
-    limit = fields.max_completion_tokens
-    if limit is UNSET or limit is None or endpoint is not Endpoint.CHAT:
-        limit = fields.max_tokens
+    limit = short_value(fields.max_completion_tokens) if endpoint is Endpoint.CHAT else None
+    if limit is None:
+        limit = short_value(fields.max_tokens)
     return limit if type(limit) is int and 0 < limit < LARGEST else None
 
 
 def _session(header: str | None, fields: BodyFields) -> str | None:
-    user = fields.metadata.get("user_id") if isinstance(fields.metadata, dict) else None
-    for name in (header, fields.session_id, fields.user, user):
-        if name and isinstance(name, str):
+    if header:
+        return header
+    for part in (fields.session_id, fields.user):
+        if (name := text_of(short_value(part))) is not None:
             return name
-    return None
+    metadata = short_value(fields.metadata)
+    return text_of(metadata.get("user_id")) if isinstance(metadata, dict) else None
 
 
 def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:
@@ -170,6 +191,5 @@ def _read_other(path: str, content_type: str | None, body: bytes, options: ReadO
 
 def _lenient(members: Mapping[str, Raw]) -> BodyFields:
     """Return `BodyFields` with values of any type: these endpoints leave validation to the engine."""
-    known = ("model", "session_id", "user", "metadata")
-    values = {name: value(members[name], name) for name in known if name in members}
-    return BodyFields(**(values | {"model": text_of(values.get("model"))}))
+    model, *names = (members.get(name, UNSET) for name in ("model", "session_id", "user", "metadata"))
+    return BodyFields(text_of(short_value(model)), False, None, *names)

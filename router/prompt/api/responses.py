@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET
 
 from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
-from router.prompt.api.openai import ChatRequest, PromptFields, chat_prompt, template_kwargs, template_tool, unknown_ids
-from router.prompt.prompt import UnknownIds
+from router.prompt.api.openai import ChatRequest, chat_prompt, template_kwargs, template_tool, unknown_ids
+from router.prompt.prompt import PromptFields, UnknownIds
 
 Message = dict[str, Any]
 
@@ -32,7 +32,7 @@ _CUSTOM_SCHEMA = {
 class ResponsesFields(BodyFields):
     """Fields of a `/v1/responses` body."""
 
-    max_tokens: Any = msgspec.field(name="max_output_tokens", default=UNSET)
+    max_tokens: Part = msgspec.field(name="max_output_tokens", default=UNSET)
     input: Part = UNSET
     instructions: str | None = None
     tools: Part = UNSET

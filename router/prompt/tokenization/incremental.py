@@ -2,19 +2,15 @@
 
     render, segment, name (a hash per segment) -> prefix cache -> copy hits, tokenise the rest -> prefix cache
 
-Everything runs at once on the event loop where the new part is short; a long new part runs in a thread, and so does the
-first step for very large bodies. Rendering, naming and copying the 340 KB of an 80,000-token chat take 1 to 3 ms,
-tokenising them 70 ms.
+`prepare` does the first three steps, `tokenize` the rest: at once on the event loop where the new part is short, else
+in a thread. Rendering, naming and copying the 340 KB of an 80,000-token chat take 1 to 3 ms, tokenising them 70 ms.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from router.clock import Clock
 from router.config.schema import TokensConfig as Settings
@@ -24,11 +20,9 @@ from router.prompt.prompt import Chat, Text, UnknownIds
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, SegmentedPrompt
 from router.prompt.tokenization.prefix_cache import CachedSegment, Name, Prefix, PrefixCache, make_segment
+from router.prompt.tokenization.threads import Abandonment, TokenizerThreads, discard
 
-QUEUED_PER_THREAD = 16  # more would exceed their budget before they start
-RENDERED_ON_LOOP_BYTES = 500_000  # body size; 2 to 5 ms
-
-T = TypeVar("T")
+MAX_SEGMENT_BYTES = 2 * 1024 * 1024  # longer ones would be late, cannot be stopped, and take 330 times their size
 
 
 class KeyInputs(NamedTuple):
@@ -40,69 +34,21 @@ class KeyInputs(NamedTuple):
     block_sizes: frozenset[int]
 
 
-class _Task(NamedTuple):
-    """A prompt and its deadline."""
+class PreparedPrompt(NamedTuple):
+    """A rendered prompt in named segments. Its budget began at `begun_s`."""
 
     local: LocalTokenizer
     source: Chat | Text
     chain: KeyInputs
     spell: bool
     begun_s: float
-
-    @property
-    def root(self) -> bytes:
-        """Identity of all that determines ids and keys but the text. `repr` is unambiguous and has no NUL."""
-        source = self.source
-        cut = isinstance(source, Chat) and source.has_media
-        return repr((*self.chain[:3], source.add_special_tokens, cut, self.spell)).encode() + b"\0"
-
-
-class _NamedSegments(NamedTuple):
     parts: SegmentedPrompt
     names: list[Name]
 
 
 class _Result(NamedTuple):
-    known: TokenizedPrompt
+    known: TokenizedPrompt | UnknownIds  # unknown: nobody waited for all of `new`
     new: list[CachedSegment]
-
-
-def _discard(made: object) -> None:
-    """Drop the result."""
-
-
-class TokenizerThreads:
-    """Worker threads for tokenising that would block the event loop: bounded in number and in time.
-
-    A caller gets a result or a timeout; after a timeout the work continues, and its result still reaches the cache.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="warmroute-tokens")
-        self._max_queued = QUEUED_PER_THREAD * threads
-        self._queued = 0
-
-    async def run(self, work: Callable[[], T], within_s: float, done: Callable[[T], None] = _discard) -> T | UnknownIds:
-        """Return the result of `work`, or why it is late; `done` gets it on the event loop even after a timeout."""
-        if self._queued >= self._max_queued:
-            return UnknownIds("tokens_busy")
-        self._queued += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        future.add_done_callback(partial(self._on_done, done))
-        try:
-            async with asyncio.timeout(within_s):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            return UnknownIds("tokens_late")
-
-    def close(self) -> None:
-        """Stop accepting work; running work is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _on_done(self, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
-        self._queued -= 1
-        if not future.cancelled() and future.exception() is None:
-            done(future.result())
 
 
 class IncrementalTokenizer:
@@ -119,69 +65,80 @@ class IncrementalTokenizer:
         self.cached_tokens: Counter[str] = Counter()  # prompt tokens found in the cache, by model
         self.encoded_tokens: Counter[str] = Counter()  # prompt tokens tokenised, by model
 
-    async def tokenize(
-        self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, body_bytes: int, *, remember: bool = True
-    ) -> TokenizedPrompt | UnknownIds:
-        """Return ids and keys of `source`, within the budget. `body_bytes` decides whether rendering runs in a thread;
-        without `remember`, nothing is stored or counted.
+    def prepare(
+        self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, text_limit_bytes: int, begun_s: float
+    ) -> PreparedPrompt | UnknownIds:
+        """Return the prompt ready to be tokenised, or why it cannot be: it may have `text_limit_bytes`. May run in any
+        thread.
         """
         spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
-        task = _Task(local, source, chain, spell, self._clock.now())
-        in_thread = body_bytes > max(RENDERED_ON_LOOP_BYTES, self._settings.inline_chars)
-        prepared = await self._run(partial(self._prepare, task), task, in_thread)
-        if isinstance(prepared, UnknownIds):
-            return prepared
-        found = self._prefix_cache.find(prepared.names)
-        prefix = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
-        for segment in (make_segment(prepared.parts.head, spell=spell), *found):
-            prefix.add(segment)
-        new = prepared.parts.segments[len(found) :]
-        work = partial(self._encode, task, prefix, new, prepared.parts.tail)
-        store = partial(self._store, task, prepared.names, found) if remember else _discard
-        result = await self._run(work, task, sum(map(len, new)) > self._settings.inline_chars, store)
-        return result if isinstance(result, UnknownIds) else result.known
-
-    async def _run(
-        self, work: Callable[[], T], task: _Task, in_thread: bool, done: Callable[[T], None] = _discard
-    ) -> T | UnknownIds:
-        if in_thread:
-            left_s = self._settings.budget_ms / 1000 - (self._clock.now() - task.begun_s)
-            return await self._threads.run(work, left_s, done)
-        result = work()
-        done(result)
-        return result
-
-    def _prepare(self, task: _Task) -> _NamedSegments | UnknownIds:
         try:
-            text = task.local.text(task.source)
-        except UnrenderableChat:
+            text = local.text(source)
+        except (UnrenderableChat, RecursionError):
             return UnknownIds("template_refused")
-        parts = task.local.segment(text, task.source)
-        return _NamedSegments(parts, self._prefix_cache.name_segments(task.root, parts.segments))
+        if len(text) > text_limit_bytes:
+            return UnknownIds("too_long")
+        parts = local.segment(text, source)
+        names = self._prefix_cache.name_segments(_root(source, chain, spell), parts.segments)
+        return PreparedPrompt(local, source, chain, spell, begun_s, parts, names)
 
-    def _encode(self, task: _Task, prefix: Prefix, new: list[bytes], tail: list[int]) -> _Result:
-        """Tokenise the `new` segments onto `prefix`, which no other task uses. Segment by segment, because a thread
+    async def tokenize(self, prompt: PreparedPrompt, *, remember: bool = True) -> TokenizedPrompt | UnknownIds:
+        """Return ids and keys, within the budget. Without `remember`, nothing is stored or counted."""
+        chain = prompt.chain
+        found = self._prefix_cache.find(prompt.names)
+        prefix = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
+        for segment in (make_segment(prompt.parts.head, spell=prompt.spell), *found):
+            prefix.add(segment)
+        new = prompt.parts.segments[len(found) :]
+        new_bytes = sum(map(len, new))
+        store = partial(self._store, prompt, found) if remember else discard
+        if new_bytes <= self._settings.inline_chars:
+            result = self._encode(prompt, prefix, new, None)
+            store(result)
+            return result.known
+        if new_bytes > MAX_SEGMENT_BYTES and max(map(len, new)) > MAX_SEGMENT_BYTES:
+            return UnknownIds("too_long")
+        abandonment = Abandonment()
+        work = partial(self._encode, prompt, prefix, new, abandonment)
+        left_s = self._settings.budget_ms / 1000 - (self._clock.now() - prompt.begun_s)
+        made = await self._threads.run(work, left_s, new_bytes, store, abandonment)
+        return made if isinstance(made, UnknownIds) else made.known
+
+    def _encode(
+        self, prompt: PreparedPrompt, prefix: Prefix, new: list[bytes], abandonment: Abandonment | None
+    ) -> _Result:
+        """Tokenise the `new` segments onto `prefix`, which no other job uses. Segment by segment, because a thread
         releases the interpreter to the event loop only while it tokenises.
         """
-        segments, keys_s = [], 0.0
+        segments: list[CachedSegment] = []
+        keys_s = 0.0
         for text in new:
-            segments.append(make_segment(task.local.encode_segment(text, task.source), spell=task.spell))
+            if abandonment is not None and abandonment.requested:
+                return _Result(UnknownIds("tokens_late"), segments)
+            segments.append(make_segment(prompt.local.encode_segment(text, prompt.source), spell=prompt.spell))
             tokenised_s = self._clock.now()
             prefix.add(segments[-1])
             keys_s += self._clock.now() - tokenised_s
-        prefix.add(make_segment(tail, spell=task.spell))
+        prefix.add(make_segment(prompt.parts.tail, spell=prompt.spell))
         tokens = TokenizedPrompt(
             ids=prefix.ids,
-            complete=not (isinstance(task.source, Chat) and task.source.has_media),
+            complete=not (isinstance(prompt.source, Chat) and prompt.source.has_media),
             source="local",
             keys=prefix.keys,
-            tokens_ms=(self._clock.now() - task.begun_s - keys_s) * 1000,
+            tokens_ms=(self._clock.now() - prompt.begun_s - keys_s) * 1000,
             keys_ms=keys_s * 1000,
             json_ids=tuple(prefix.json_ids),
         )
         return _Result(tokens, segments)
 
-    def _store(self, task: _Task, names: list[Name], found: list[CachedSegment], result: _Result) -> None:
-        self._prefix_cache.store(names, [*found, *result.new])
-        self.cached_tokens[task.chain.model] += sum(len(segment.ids) for segment in found)
-        self.encoded_tokens[task.chain.model] += sum(len(segment.ids) for segment in result.new)
+    def _store(self, prompt: PreparedPrompt, found: list[CachedSegment], result: _Result) -> None:
+        segments = [*found, *result.new]
+        self._prefix_cache.store(prompt.names[: len(segments)], segments)
+        self.cached_tokens[prompt.chain.model] += sum(len(segment.ids) for segment in found)
+        self.encoded_tokens[prompt.chain.model] += sum(len(segment.ids) for segment in result.new)
+
+
+def _root(source: Chat | Text, chain: KeyInputs, spell: bool) -> bytes:
+    """Return the identity of all that determines ids and keys but the text. `repr` is unambiguous and has no NUL."""
+    cut = isinstance(source, Chat) and source.has_media
+    return repr((*chain[:3], source.add_special_tokens, cut, spell)).encode() + b"\0"

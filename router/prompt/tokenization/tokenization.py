@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -26,17 +26,23 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Ids, Prompt, Text, UnknownIds
+from router.prompt.api.size_limits import reads_slowly
+from router.prompt.prompt import Chat, Ids, Prompt, PromptFields, Text, UnknownIds, Unread
 from router.prompt.tokenization.chat_template import UnrenderableChat
-from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs, TokenizerThreads
+from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs, PreparedPrompt
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache
 from router.prompt.tokenization.probes import probe_bodies
+from router.prompt.tokenization.threads import TokenizerThreads
 
 log = logging.getLogger("warmroute.tokens")
 
 AGREEING = 20  # prompts in a row that end the distrust after a wrong count
 PROOF_TIMEOUT_S = 5.0
+BYTES_PER_TOKEN = 16  # text has 3 to 5; so only what cannot fit is called too long, and runs of spaces may be long
+ASSUMED_CONTEXT_TOKENS = 131_072  # where no instance reports its own
+MAX_CONTEXT_TOKENS = 1_048_576  # whatever an instance reports
+KEPT_BYTES = 16 * 1024  # body size up to which dropping a prompt's text takes more time than it is worth
 
 RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy"]
 """Reason why an engine returned no token ids."""
@@ -110,6 +116,13 @@ class RemoteTokenizer(Protocol):
         """Return the ids from this instance, without the limit on requests in flight."""
 
 
+class _ReadPrompt(NamedTuple):
+    """A prompt read from its body. `prepared`: rendered for the local tokenizer; `None` where it is not asked."""
+
+    fields: PromptFields
+    prepared: PreparedPrompt | None
+
+
 class Tokenization:
     """Tokenises the prompts of all models. `locals_` by base model id; models without an entry ask their engines."""
 
@@ -151,23 +164,52 @@ class Tokenization:
         block_sizes: Iterable[int],
         instances: Sequence[str],
         *,
+        context_tokens: int | None = None,
         remember: bool = True,
     ) -> TokenizedPrompt | UnknownIds:
         """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be asked for
-        ids.
+        ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown.
 
         Takes at most `tokens.budget_ms` (beside short prompts on the event loop). Without `remember`, nothing is cached
-        or counted.
+        or counted. Raises BadRequest where the prompt was not read yet, and is malformed.
         """
+        source, begun_s = prompt.source, self._clock.now()
+        if isinstance(source, UnknownIds):
+            return source
+        read = source.read if isinstance(source, Unread) else lambda _: PromptFields(source, prompt.remote_fields)
         chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
-        source = prompt.source
+        limit_tokens = min(context_tokens or ASSUMED_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
+        work = partial(self._prepare, read, chain, limit_tokens, begun_s)
+        ready = await self._threads.run(work, self._left_s(begun_s)) if reads_slowly(prompt.body) else work()
+        if isinstance(ready, UnknownIds):
+            prompt.source = ready
+            return ready
+        prompt.source, prompt.remote_fields = ready.fields
+        if ready.prepared is not None:
+            tokens = await self._incremental.tokenize(ready.prepared, remember=remember)
+        elif isinstance(ready.fields.source, Ids):
+            tokens = await self._add_keys(ready.fields.source.ids, "given", chain, begun_s)
+        else:
+            tokens = await self._tokenize_remotely(prompt, chain, instances, begun_s)
+        if len(prompt.body) > KEPT_BYTES:
+            prompt.source, prompt.remote_fields = ready.fields.outline()
+        return tokens
+
+    def _prepare(
+        self, read: Callable[[int], PromptFields], chain: KeyInputs, limit_tokens: int, begun_s: float
+    ) -> _ReadPrompt | UnknownIds:
+        """Return the prompt read from its body and, for the local tokenizer, rendered. May run in any thread."""
+        limit_bytes = BYTES_PER_TOKEN * limit_tokens
+        fields = read(limit_bytes)
+        source = fields.source
         if isinstance(source, UnknownIds):
             return source
         if isinstance(source, Ids):
-            return await self._add_keys(source.ids, "given", chain, self._clock.now())
-        if self.uses_remote(model):
-            return await self._tokenize_remotely(prompt, source, chain, instances)
-        return await self._incremental.tokenize(self._locals[model], source, chain, len(prompt.body), remember=remember)
+            return UnknownIds("too_long") if len(source.ids) > limit_tokens else _ReadPrompt(fields, None)
+        if self.uses_remote(chain.model):
+            return _ReadPrompt(fields, None)
+        prepared = self._incremental.prepare(self._locals[chain.model], source, chain, limit_bytes, begun_s)
+        return prepared if isinstance(prepared, UnknownIds) else _ReadPrompt(fields, prepared)
 
     def check_count(self, model: str, tokens: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
         """Compare an answer's `prompt_tokens` with our count; on a difference return False and stop trusting ours."""
@@ -226,13 +268,12 @@ class Tokenization:
         self._threads.close()
 
     async def _tokenize_remotely(
-        self, prompt: Prompt, source: Chat | Text, chain: KeyInputs, instances: Sequence[str]
+        self, prompt: Prompt, chain: KeyInputs, instances: Sequence[str], begun_s: float
     ) -> TokenizedPrompt | UnknownIds:
-        if isinstance(source, Chat) and source.has_media:
+        if isinstance(prompt.source, Chat) and prompt.source.has_media:
             return UnknownIds("media")  # the engine would load all media, and its placeholder ids match no block
-        begun_s = self._clock.now()
-        budget_s = self._settings.budget_ms / 1000
-        ids = await self._remote.tokenize(prompt.remote_fields, prompt.model or chain.model, instances, budget_s)
+        model = prompt.model or chain.model
+        ids = await self._remote.tokenize(prompt.remote_fields, model, instances, self._left_s(begun_s))
         if isinstance(ids, str):
             return UnknownIds(ids)
         self._compare(chain.model, prompt, ids)
@@ -251,7 +292,10 @@ class Tokenization:
         work = partial(self._build, ids, how, chain, begun_s)
         if len(ids) * 4 <= self._settings.inline_chars:  # an id costs as much as 4 characters
             return work()
-        return await self._threads.run(work, self._settings.budget_ms / 1000)
+        return await self._threads.run(work, self._left_s(begun_s))
+
+    def _left_s(self, begun_s: float) -> float:
+        return self._settings.budget_ms / 1000 - (self._clock.now() - begun_s)
 
     def _build(
         self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float

@@ -110,7 +110,9 @@ class RequestParamsReader:
             if several and not isinstance(several[0], int):
                 special = body.get("add_special_tokens", True)
                 return [p if isinstance(p, list) else self._vocabulary.encode(p, special=special) for p in several]
-        return [self._token_ids(read_prompt(path, None, raw, READ_UNCHANGED).source)]
+        source = read_prompt(path, None, raw, READ_UNCHANGED).source
+        assert isinstance(source, Source)
+        return [self._token_ids(source)]
 
     def _token_ids(self, source: Source) -> list[int]:
         match source:

@@ -49,6 +49,18 @@ def ids(fleet: Fleet, model: str = "m", excluding: Sequence[str] = (), now: floa
     return [target.id for target in fleet.candidates(model, set(excluding), now)]
 
 
+def test_the_longest_context_of_a_model_counts() -> None:
+    fleet = fleet_of("a", cards=[M, LORA])
+    assert fleet.context_tokens("m") == 8192
+    fleet.join(schema.InstanceConfig(url="http://b:8000", name="b"))
+    fleet.mark_ready("b", [M._replace(max_model_len=32_768), OTHER], (0,))
+    assert (fleet.context_tokens("m"), fleet.context_tokens("other")) == (32_768, 4096)
+    fleet.set_models("b", [ALIAS._replace(root="/models/other"), OTHER._replace(max_model_len=None)])
+    assert fleet.context_tokens("m") == 8192
+    assert fleet.context_tokens("other") is None
+    assert fleet.context_tokens("m-alias") == 8192
+
+
 def test_an_instance_without_a_name_is_its_host_and_port() -> None:
     joined = Fleet(schema.FleetConfig()).join(schema.InstanceConfig(url="https://engine.local"))
     assert isinstance(joined, Instance)

@@ -23,7 +23,10 @@ def kind(*messages: Any, adapter: str | None = None, **fields: Any) -> Shape:
     body = json.dumps({"model": "m", "messages": messages or [USER], **fields}).encode()
     source = read_prompt("/v1/chat/completions", None, body, ReadOptions()).source
     assert isinstance(source, Chat)
-    return shape_of(source, adapter)
+    shape, outline = shape_of(source, adapter), source.outline()
+    assert outline is not None
+    assert shape_of(outline, adapter) == shape, "what is kept of a long chat tells the same"
+    return shape
 
 
 def test_length_and_words_make_no_difference() -> None:
@@ -58,6 +61,22 @@ def test_what_a_template_looks_at_does(other: Shape) -> None:
 def test_tool_calls_make_a_kind_of_their_own() -> None:
     said = {"role": "assistant", "content": "x"}
     assert kind(USER, CALLING, RESULT, USER) != kind(USER, said, RESULT, USER)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"messages": [{"role": f"r{i}", "content": "x"} for i in range(65)]},
+        {"messages": [{"role": "r" * 65, "content": "x"}]},
+        {"messages": [USER], "chat_template_kwargs": {f"v{i}": i for i in range(64)}, "reasoning_effort": "low"},
+    ],
+)
+def test_a_chat_that_no_client_sends_has_no_outline(odd: dict[str, Any]) -> None:
+    """So it is never passed with token ids, and the kinds that are remembered stay few and small."""
+    body = json.dumps({"model": "m", **odd}).encode()
+    source = read_prompt("/v1/chat/completions", None, body, ReadOptions()).source
+    assert isinstance(source, Chat)
+    assert source.outline() is None
 
 
 def test_large_values_of_variables_count_as_one() -> None:

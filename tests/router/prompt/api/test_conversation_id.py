@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.prompt.api.conversation_id import IDS, TEXT_CHARACTERS, conversation_digest
+from router.prompt.api.conversation_id import (
+    IDS,
+    MAX_ITEM_BYTES,
+    MAX_MESSAGES,
+    TEXT_CHARACTERS,
+    conversation_digest,
+)
 from router.prompt.api.parse import ReadOptions, read_prompt
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -61,6 +67,27 @@ def test_another_first_message_or_system_prompt_is_another_chat(
     assert (one == chat({"role": "system", "content": system}, user(b), *more)) == (a == b)
     assert (one == chat({"role": "system", "content": system + b}, user(a), *more)) == (b == "")
     assert one != chat(user(a), *more)
+
+
+@pytest.mark.parametrize("character", ["a", "\n", "\u00e9", "\u4e2d", "\U0001f600"])
+@pytest.mark.parametrize("ascii_", [True, False])
+def test_a_long_completion_is_cut_between_two_characters(character: str, ascii_: bool) -> None:
+    def named(prompt: str) -> bytes | None:
+        body = json.dumps({"model": "m", "prompt": prompt}, ensure_ascii=ascii_).encode()
+        return conversation_digest(read_prompt(COMPLETIONS, None, body, SKIMMING))
+
+    for shift in range(12):
+        begin = "x" * shift + character * TEXT_CHARACTERS
+        assert named(begin) == named(begin + character * 15_000) != named("y" + begin)
+
+
+def test_how_much_is_read_is_bounded() -> None:
+    long = "a" * (MAX_ITEM_BYTES + 1)
+    assert chat(user(long + "b")) == chat(user(long + "c"), user("d")) != chat(user("b" + long))
+    assert name(MESSAGES, system=long, messages=[user("x")]) is not None
+    assert name(RESPONSES, input=long) == name(RESPONSES, input=long + "b")
+    assert name(COMPLETIONS, prompt=[long, "x"]) is None
+    assert chat(*[{"role": "assistant", "content": ""}] * MAX_MESSAGES, user("x")) is None
 
 
 def test_where_one_text_ends_and_the_next_begins_counts() -> None:

@@ -14,10 +14,12 @@ from msgspec import UNSET, Raw
 from router.errors import BadRequest
 from router.prompt.api.fields import (
     LARGEST,
+    SHORT_BYTES,
     FieldReader,
     is_present,
     objective_ms,
     require,
+    short_value,
     starts_with,
     text_of,
     value,
@@ -86,6 +88,13 @@ def test_values_are_those_of_the_engines_parser() -> None:
     assert refusal.value.param == "x"
 
 
+def test_a_short_value_is_read_and_a_long_one_is_no_name() -> None:
+    assert short_value(Raw(b'"session"')) == "session"
+    assert short_value(Raw(b'{"user_id":"u"}')) == {"user_id": "u"}
+    nothing = [UNSET, Raw(b"null"), Raw(b"NaN"), Raw(b'"%b"' % (b"a" * SHORT_BYTES)), Raw(b"[" * 2000)]
+    assert [short_value(part) for part in nothing] == [None] * len(nothing)
+
+
 def test_require() -> None:
     require(Raw(b"[]"), "x", b"[", "an array")
     for part in (UNSET, Raw(b"null"), Raw(b"{}")):
@@ -116,5 +125,5 @@ def test_a_forbidden_field_is_noticed_whether_it_is_read_or_not(name: str) -> No
 
 
 def test_where_a_read_field_cannot_be_watched_every_body_may_have_it() -> None:
-    reader = FieldReader(ChatFields, ["user", "priority"])
+    reader = FieldReader(ChatFields, ["cache_salt", "priority"])
     assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[]}'))

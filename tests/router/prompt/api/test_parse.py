@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
+from router.prompt.api import parse, size_limits
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
-from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds
+from router.prompt.body_rewrite import MAX_MEMBERS
+from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds, Unread
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -243,9 +246,64 @@ def test_objectives_come_with_the_headers() -> None:
 
 def test_the_prompt_is_not_read_when_nobody_needs_it() -> None:
     prompt = read(CHAT, {"model": "m", "messages": [7]}, want_source=False)
-    assert prompt.source == UnknownIds("not_needed")
+    assert isinstance(prompt.source, Unread)
+    assert prompt.source.read(None).source == UnknownIds("content")
     with pytest.raises(BadRequest):
         read(CHAT, {"model": "m", "messages": 7}, want_source=False)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/embeddings"])
+def test_what_a_large_body_holds_is_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"model": "m", "messages": USER, "prompt": "a", "input": "a", "x": ["a"] * 300}
+    assert read(path, fields).model == "m"
+    monkeypatch.setattr(size_limits, "MAX_OBJECTS", 300)
+    assert read(path, fields).model == "m"  # a short body is not counted
+    monkeypatch.setattr(parse, "LARGE_BODY_BYTES", 1000)
+    with pytest.raises(BadRequest) as refusal:
+        read(path, fields)
+    assert refusal.value.code == "too_many_values"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+def test_token_ids_may_be_many(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "LARGE_BODY_BYTES", 1000)
+    monkeypatch.setattr(size_limits, "MAX_OBJECTS", 300)
+    assert read(path, {"model": "m", "prompt": [7] * 1000, "input": [7] * 1000}).model == "m"
+    with pytest.raises(BadRequest):
+        read(CHAT, {"model": "m", "messages": USER, "x": [7] * 1000})
+
+
+def test_a_body_of_a_thousand_fields_is_none_that_can_be_rewritten() -> None:
+    many = {f"f{i}": 1 for i in range(MAX_MEMBERS)}
+    for extra in ({"vllm_xargs": {}}, {"stream": True, "stream_options": {}}):
+        with pytest.raises(BadRequest):
+            read(CHAT, {"model": "m", "messages": USER, **many, **extra})
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("levels", [800, 900, 950, 980, 990, 1000])
+def test_a_deep_body_is_read_or_refused(opening: str, closing: str, levels: int) -> None:
+    """Not every step gets as deep as the parser: none may fail in another way."""
+    nested = opening * levels + "1" + closing * levels
+    parts = {
+        MESSAGES: [
+            f'{{"role":"assistant","content":[{{"type":"tool_use","id":"a","name":"f","input":{nested}}}]}}',
+            f'{{"role":"assistant","content":[{{"type":"tool_result","content":{nested}}}]}}',
+        ],
+        CHAT: [f'{{"role":"user","content":{nested}}}'],
+    }
+    for path, messages in parts.items():
+        for message in messages:
+            body = f'{{"model":"m","metadata":{nested},"messages":[{message}]}}'
+            with suppress(BadRequest):
+                read_prompt(path, None, body.encode(), ReadOptions())
+
+
+def test_a_prompt_that_cannot_fit_is_not_converted() -> None:
+    prompt = read(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}, want_source=False)
+    assert isinstance(prompt.source, Unread)
+    assert isinstance(prompt.source.read(600).source, Chat)
+    assert prompt.source.read(400).source == UnknownIds("too_long")
 
 
 def test_other_endpoints_take_anything_that_says_it_is_not_json() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from array import array
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -19,16 +20,11 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Chat, Text, UnknownIds
-from router.prompt.tokenization.incremental import (
-    RENDERED_ON_LOOP_BYTES,
-    IncrementalTokenizer,
-    KeyInputs,
-    TokenizerThreads,
-    _Task,
-)
+from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs, PreparedPrompt, _root
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.prefix_cache import PrefixCache
 from router.prompt.tokenization.segments import FRAGMENTS
+from router.prompt.tokenization.threads import TokenizerThreads
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, word_piece
 
 T = TypeVar("T")
@@ -82,10 +78,19 @@ class Room:
         self.threads = TokenizerThreads(1)
         self.remembering = IncrementalTokenizer(self.settings, RING, self.memo, self.threads, SystemClock())
 
+    def prepare(self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs) -> PreparedPrompt:
+        prepared = self.remembering.prepare(local, source, chain, 1 << 30, SystemClock().now())
+        assert isinstance(prepared, PreparedPrompt)
+        return prepared
+
+    def tokenize(self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs) -> TokenizedPrompt:
+        known = run(self.remembering.tokenize(self.prepare(local, source, chain)))
+        assert isinstance(known, TokenizedPrompt)
+        return known
+
     def ask(self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs) -> TokenizedPrompt:
         """Checked against the whole, from the beginning."""
-        known = run(self.remembering.tokenize(local, source, chain, 0))
-        assert isinstance(known, TokenizedPrompt)
+        known = self.tokenize(local, source, chain)
         whole = local.tokenize(source)
         assert known.ids == whole
         root = RING.root(*chain[:3])
@@ -176,8 +181,7 @@ def test_what_changes_ids_is_never_mixed_up(room: Room) -> None:
         for special in (True, False):
             room.ask(local, source._replace(add_special_tokens=special), chain())
             room.ask(local, Text(rendered, special), chain())
-            known = run(room.remembering.tokenize(local, cut._replace(add_special_tokens=special), chain(), 0))
-            assert isinstance(known, TokenizedPrompt)
+            known = room.tokenize(local, cut._replace(add_special_tokens=special), chain())
             assert (known.ids, known.complete) == (local.tokenize(cut._replace(add_special_tokens=special)), False)
 
 
@@ -193,7 +197,7 @@ def test_prompts_that_are_never_cut_are_remembered_as_a_whole(room: Room) -> Non
         room.ask(local, source._replace(has_media=True, messages=[*source.messages, *cut.messages]), chain())
         room.ask(local, rendered, chain())
     before = Chat([message("user", "same ")], None, {}, True, False, True, False)
-    names = [_Task(local, one, chain(), True, 0.0).root for one in (before, before._replace(has_media=True))]
+    names = [_root(one, chain(), True) for one in (before, before._replace(has_media=True))]
     assert names[0] != names[1], "one text, with and without an end"
 
 
@@ -210,39 +214,62 @@ def test_a_block_size_that_appears_later_needs_no_tokenising(room: Room) -> None
 
 def test_ids_are_spelled_only_where_they_may_be_handed_on() -> None:
     room = Room(token_id_passthrough="off")
-    known = run(room.remembering.tokenize(family("byte-level"), chat([message("user", "x")]), chain(), 0))
-    assert isinstance(known, TokenizedPrompt)
+    known = room.tokenize(family("byte-level"), chat([message("user", "x")]), chain())
     assert known.json_ids == ()
     room.threads.close()
 
 
-async def test_what_came_too_late_is_there_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    local, source = family("byte-level"), chat([message("user", "a long prompt " * 50)])
-    room = Room(inline_chars=100, budget_ms=0.001)
-    assert await room.remembering.tokenize(local, source, chain(), 0) == UnknownIds("tokens_late")
+def watched(monkeypatch: pytest.MonkeyPatch, local: LocalTokenizer, watch: Callable[[bytes], None]) -> None:
+    """Call `watch` with every segment before it is tokenised."""
+    encode = local.encode_segment
+
+    def encode_segment(segment: bytes, source: Chat | Text) -> list[int]:
+        watch(segment)
+        return encode(segment, source)
+
+    monkeypatch.setattr(local, "encode_segment", encode_segment)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_work_that_nobody_waits_for_ends_at_the_next_segment(
+    monkeypatch: pytest.MonkeyPatch, hangs_up: bool
+) -> None:
+    """Its client has left, or its budget has passed. What was done is there the next time."""
+    local, source = family("byte-level"), chat([message("user", f"{i} a long prompt " * 9) for i in range(20)])
+    room = Room(inline_chars=100, budget_ms=60_000.0 if hangs_up else 20.0)
+    begun, gate, seen = threading.Event(), threading.Event(), list[bytes]()
+
+    def hold(segment: bytes) -> None:
+        seen.append(segment)
+        begun.set()
+        gate.wait(10)
+
+    watched(monkeypatch, local, hold)
+    asked = asyncio.ensure_future(room.remembering.tokenize(room.prepare(local, source, chain())))
+    await asyncio.to_thread(begun.wait, 10)
+    if hangs_up:
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    else:
+        assert await asked == UnknownIds("tokens_late")
+    gate.set()
     await room.threads.run(lambda: None, 10.0)  # behind it in the only thread
-    known = await room.remembering.tokenize(local, source, chain(), 0)
+    prepared = room.prepare(local, source, chain())
+    assert len(seen) == 1 < len(prepared.parts.segments)
+    room.remembering._settings = Settings()
+    known = await room.remembering.tokenize(prepared)
     assert isinstance(known, TokenizedPrompt)
     assert known.ids == local.tokenize(source)
-    assert room.found == len(known.ids)
+    assert len(seen) == len(prepared.parts.segments)
     room.threads.close()
 
 
-async def test_very_large_bodies_are_rendered_in_a_thread_too(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = []
-    local, text = family("byte-level"), LocalTokenizer.text
-
-    def watched(self: LocalTokenizer, source: Chat | Text) -> bytes:
-        where.append(threading.current_thread() is threading.main_thread())
-        return text(self, source)
-
-    monkeypatch.setattr(LocalTokenizer, "text", watched)
-    room.remembering._settings = Settings(budget_ms=60_000)
-    for size in (RENDERED_ON_LOOP_BYTES, RENDERED_ON_LOOP_BYTES + 1):
-        assert isinstance(
-            await room.remembering.tokenize(local, chat([message("user", "x")]), chain(), size), TokenizedPrompt
-        )
-    assert where == [True, False]
+async def test_a_prompt_longer_than_its_model_takes_is_not_tokenised(room: Room) -> None:
+    local, source = family("byte-level"), Text("four words in here", True)
+    size = len(local.text(source))
+    assert isinstance(room.remembering.prepare(local, source, chain(), size, 0.0), PreparedPrompt)
+    assert room.remembering.prepare(local, source, chain(), size - 1, 0.0) == UnknownIds("too_long")
 
 
 class Conversations(RuleBasedStateMachine):

@@ -16,13 +16,15 @@ from router.backends.fetch import HttpAnswer
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import SystemClock
 from router.config.schema import TokensConfig as Settings
+from router.errors import BadRequest
 from router.kvcache.block_keys import Keyring
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_QUOTES, SMALL_BODY_BYTES
 from router.prompt.prompt import Chat, Prompt, Text, UnknownIds
-from router.prompt.tokenization.incremental import QUEUED_PER_THREAD
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.tokenization import AGREEING, Tokenization
+from router.prompt.tokenization.threads import QUEUED_PER_THREAD
+from router.prompt.tokenization.tokenization import AGREEING, ASSUMED_CONTEXT_TOKENS, KEPT_BYTES, Tokenization
 
 KEYRING = Keyring(7)
 MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "image_url": {"url": "x"}}]}]
@@ -132,6 +134,79 @@ async def test_long_prompts_leave_the_loop(
     tokens.close()
     assert where[0] == threading.main_thread().name
     assert where[1].startswith("warmroute-tokens")
+
+
+def unread(fields: dict[str, Any], path: str = "/v1/completions") -> Prompt:
+    body = json.dumps({"model": "m", **fields}).encode()
+    return read_prompt(path, None, body, ReadOptions(want_source=False))
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "messages", "in_thread"),
+    [
+        (SMALL_BODY_BYTES, 1900, False),
+        (2 * SMALL_BODY_BYTES, 10, False),
+        (2 * SMALL_BODY_BYTES, MANY_QUOTES // 8 + 100, True),
+        (LARGE_BODY_BYTES + 1, 10, True),
+    ],
+)
+async def test_what_takes_long_to_read_is_read_in_a_thread(
+    tokens: Tokenization,
+    local: LocalTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    body_bytes: int,
+    messages: int,
+    in_thread: bool,
+) -> None:
+    where: list[bool] = []
+    text = local.text
+    is_main = lambda: threading.current_thread() is threading.main_thread()  # noqa: E731
+    monkeypatch.setattr(local, "text", lambda source: where.append(is_main()) or text(source))
+    turns: list[dict[str, Any]] = [{"role": "user", "content": ""}] * (messages - 1)
+    short = {"messages": turns, "metadata": ""}
+    missing = body_bytes - len(json.dumps({"model": "m", **short}))
+    asked = unread({"messages": turns, "metadata": "x" * missing}, "/v1/chat/completions")
+    assert len(asked.body) == body_bytes
+    await tokens.tokenize(asked, "m", None, {16}, ["a"], context_tokens=1_000_000)
+    assert where == [not in_thread]
+
+
+@pytest.mark.parametrize("model", ["m", "stranger"])
+async def test_a_prompt_that_cannot_fit_its_model_is_not_tokenised(
+    tokens: Tokenization, engine: Engine, model: str
+) -> None:
+    """Neither here nor by an engine, and ids that a client sent are not hashed."""
+    fits, text, ids = {"prompt": "a" * 1500}, {"prompt": "a" * 1700}, {"prompt": [7] * 101}
+    for fields, reason in ((fits, None), (text, "too_long"), (ids, "too_long")):
+        engine.asked.clear()
+        known = await tokens.tokenize(unread(fields), model, None, {16}, ["a"], context_tokens=100)
+        assert getattr(known, "reason", None) == reason
+        assert reason is None or engine.asked == []
+
+
+async def test_an_unknown_context_is_assumed(tokens: Tokenization) -> None:
+    longest = {"prompt": [7] * ASSUMED_CONTEXT_TOKENS}
+    assert isinstance(await tokens.tokenize(unread(longest), "m", None, {16}, []), TokenizedPrompt)
+    longest["prompt"].append(7)
+    assert await tokens.tokenize(unread(longest), "m", None, {16}, []) == UnknownIds("too_long")
+
+
+async def test_a_long_text_is_not_kept_with_its_request(tokens: Tokenization) -> None:
+    chat = {"messages": [{"role": "user", "content": "word " * KEPT_BYTES}]}
+    for model in ("m", "stranger"):
+        asked = unread(chat, "/v1/chat/completions")
+        assert isinstance(await tokens.tokenize(asked, model, None, {16}, ["a"]), TokenizedPrompt)
+        assert isinstance(asked.source, Chat)
+        assert (asked.source.messages, asked.remote_fields) == ([{"role": "user", "content": None}], {})
+        asked = unread({"prompt": "word " * KEPT_BYTES})
+        assert isinstance(await tokens.tokenize(asked, model, None, {16}, ["a"]), TokenizedPrompt)
+        assert asked.source == UnknownIds("dropped")
+
+
+async def test_a_malformed_prompt_is_refused_when_it_is_read(tokens: Tokenization) -> None:
+    for filling in ("", "x" * LARGE_BODY_BYTES):
+        with pytest.raises(BadRequest):
+            await tokens.tokenize(unread({"prompt": [-1], "metadata": filling}), "m", None, {16}, [])
 
 
 async def test_the_budget_and_the_queue_are_bounded(

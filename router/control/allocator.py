@@ -1,0 +1,46 @@
+"""Gives memory back to the system after a spike.
+
+The C library keeps what was freed: a block in use behind a freed one holds it, in each of the areas from which threads
+allocate. After a prompt of 2 MB, which takes 400 MB while it is tokenised, 200 MB stayed for good. `malloc_trim` gives
+back every free page in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger("warmroute.memory")
+
+INTERVAL_S = 10.0
+GROWN_BYTES = 16 * 1024 * 1024  # since the memory was last given back
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def find_trim() -> Callable[[int], int] | None:
+    """Return the C library's `malloc_trim`, which may be called in any thread; `None` if it is not glibc."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
+
+
+async def give_back_memory() -> None:
+    """Give back freed memory every `INTERVAL_S` when the process has grown since, until cancelled."""
+    trim = find_trim()
+    if trim is None:
+        log.debug("freed memory is not given back to the system: the C library has no malloc_trim")
+        return
+    least = resident_bytes()
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        if resident_bytes() > least + GROWN_BYTES:
+            await asyncio.to_thread(trim, 0)
+            least = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is resident."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES

@@ -1,0 +1,98 @@
+"""Worker threads for what would block the event loop: reading, rendering and tokenising long prompts.
+
+Bounded in number, in time and in bytes: while the `tokenizers` library works on a text, it takes 90 to 330 times its
+size in memory. A caller gets a result or the reason why there is none in time. When it stops
+waiting, because the budget has passed or its client has left, work in the queue is dropped, and running work is told
+so; what that has made by then still reaches the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Generic, TypeVar
+
+from router.prompt.prompt import UnknownIds
+
+QUEUED_PER_THREAD = 16  # more would exceed their budget before they start
+QUEUED_BYTES_PER_THREAD = 4 * 1024 * 1024  # of text to tokenise; likewise
+
+T = TypeVar("T")
+
+
+class Abandonment:
+    """`requested` once nobody waits for a result any more: work in several steps looks at it between them."""
+
+    __slots__ = ("requested",)
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+class _Job(Generic[T]):
+    """Work that can be dropped: the pool keeps a cancelled job until its turn comes, and the job what it works on."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work: Callable[[], T] | None = work
+
+    def run(self) -> T:
+        assert self.work is not None, "dropped jobs are cancelled"
+        return self.work()
+
+
+def discard(result: object) -> None:
+    """Drop the result."""
+
+
+class TokenizerThreads:
+    """The threads and their queue."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="warmroute-tokens")
+        self._max_queued = QUEUED_PER_THREAD * threads
+        self._max_bytes = QUEUED_BYTES_PER_THREAD * threads
+        self._queued = self._bytes = 0
+
+    async def run(
+        self,
+        work: Callable[[], T],
+        within_s: float,
+        text_bytes: int = 0,
+        done: Callable[[T], None] = discard,
+        abandonment: Abandonment | None = None,
+    ) -> T | UnknownIds:
+        """Return the result of `work`, which tokenises `text_bytes`, or why there is none; `done` gets every result, on
+        the event loop. A single prompt is always accepted: it is bounded by what its model can take.
+        """
+        if self._queued >= self._max_queued or (self._bytes and self._bytes + text_bytes > self._max_bytes):
+            return UnknownIds("tokens_busy")
+        self._queued += 1
+        self._bytes += text_bytes
+        job = _Job(work)
+        running = self._pool.submit(job.run)
+        future = asyncio.wrap_future(running)
+        future.add_done_callback(partial(self._on_done, text_bytes, done))
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            return UnknownIds("tokens_late")
+        finally:
+            if abandonment is not None:
+                abandonment.requested = True
+            if running.cancel():
+                job.work = None
+
+    def close(self) -> None:
+        """Stop accepting work; running work is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _on_done(self, text_bytes: int, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
+        self._queued -= 1
+        self._bytes -= text_bytes
+        if not future.cancelled() and future.exception() is None:
+            done(future.result())
