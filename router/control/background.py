@@ -74,7 +74,7 @@ async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POL
     """
     logged: set[Path] = set()
     while True:
-        before = find_folders(paths())
+        before = await asyncio.to_thread(find_folders, list(paths()))
         missing = {folder for folder, identity in before.items() if identity is None}
         for folder in sorted(missing - logged):
             log.error("configuration folder missing, checking every %g s: %s", poll_s, folder)
@@ -85,7 +85,7 @@ async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POL
                 if changed or fresh:
                     yield
                 fresh = False
-                if find_folders(paths()) != before:
+                if await asyncio.to_thread(find_folders, list(paths())) != before:
                     break
 
 
@@ -116,6 +116,7 @@ async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> Asy
 
 def find_folders(paths: Iterable[Path]) -> Folders:
     """Return the folders in which a change can replace one of `paths`: its parents' through all symlinks on the way.
+    Looks at every file of a folder, of which there may be very many, so call it in a thread.
 
     For a path that is a folder, also the folder itself and the targets of symlinks in it.
     """

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +64,12 @@ async def page_of(r: Router, path: str, body: dict[str, Any], headers: dict[str,
     return Page(shown.text)
 
 
+async def until_ready(r: Router) -> None:
+    async with asyncio.timeout(10):
+        while (await r.http.get("/ready")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 CHATS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "name": markup("name"), "content": markup("content")}]},
     "/v1/completions": {"prompt": markup("prompt"), "suffix": markup("suffix")},
@@ -81,9 +93,7 @@ async def test_markup_in_every_field_and_header_stays_text(router, path: str) ->
     """The model's name is shown, and an engine chooses it; what else is shown must be text as well."""
     model = markup("model")
     async with engine(model=model) as fake, router([fake], tokenizers={}, wait=False) as r:
-        async with asyncio.timeout(10):
-            while (await r.http.get("/ready")).status_code != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_ready(r)
         headers = {name: markup(name) for name in HEADERS}
         hostile = await page_of(r, path, {"model": model, **CHATS[path], **FIELDS}, headers)
         plain = await page_of(
@@ -162,3 +172,104 @@ async def test_nobody_without_a_token_has_a_body_read(router) -> None:
         for method, path, _ in ENDPOINTS:
             answer = await r.admin.request(method, path, content=b'{"policy": "' + b"x" * 2_000_000 + b'"}')
             assert answer.status_code == 401, (method, path)
+
+
+# in a real browser, where there is one
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+
+async def open_page(url: str, folder: Path, *switches: str) -> tuple[str, str]:
+    """The document after its scripts ran for a while, and what the browser complained of."""
+    assert CHROMIUM is not None
+    process = await asyncio.create_subprocess_exec(
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+        *(f"--user-data-dir={folder}", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"),
+        *switches,
+        url,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(120):
+        document, complaints = await process.communicate()
+    return document.decode(), complaints.decode()
+
+
+@in_a_browser
+@pytest.mark.abuse
+async def test_a_browser_shows_the_page_and_runs_nothing(router, tmp_path: Path) -> None:
+    model = markup("model")
+    async with engine(model=model) as fake, router([fake], tokenizers={}, wait=False) as r:
+        await until_ready(r)
+        headers = {name: markup(name) for name in HEADERS}
+        answer = await r.post(
+            "/v1/completions", {"model": model, **CHATS["/v1/completions"], **FIELDS}, headers=headers
+        )
+        url = f"{r.admin_url}/admin/records/{answer.headers['x-warmroute-record']}"
+        document, complaints = await open_page(url, tmp_path)
+        page = Page(document)
+        assert "Outcome" in page.texts
+        assert model in page.texts
+        assert not {"script", "img", "iframe", "form"} & set(page.elements)
+        assert "Content Security Policy" not in complaints, "nothing was tried, and the page's own style is allowed"
+
+
+EVIL_PAGE = """<!doctype html><body><form id=f method=post enctype=text/plain action="ADMIN/admin/activate">
+<input name='{"policy":"random","x":"' value='"}'></form><img src="ADMIN/admin/instances"><script>
+(async () => {
+  const asked = [];
+  const ask = (path, options) => asked.push(fetch("ADMIN" + path, options).then(a => a.status, e => "blocked"));
+  ask("/admin/instances", {});
+  ask("/admin/policies", {mode: "no-cors", credentials: "include"});
+  ask("/admin/activate", {method: "POST", mode: "no-cors", body: '{"policy":"random"}'});
+  ask("/admin/undo", {method: "POST", mode: "no-cors"});
+  ask("/admin/instances/INSTANCE/drain", {method: "POST", mode: "no-cors"});
+  ask("/admin/policies/warm", {method: "PUT", body: "scorers: [{name: random}]"});
+  ask("/admin/experiment", {method: "DELETE"});
+  navigator.sendBeacon("ADMIN/admin/undo", "");
+  document.title = "asked: " + (await Promise.all(asked)).join(" ");
+  const frame = document.createElement("iframe"); frame.name = "frame"; document.body.append(frame);
+  const form = document.getElementById("f"); form.target = "frame"; form.submit();
+})();
+</script>"""
+
+
+@asynccontextmanager
+async def evil_site(admin_url: str, instance: str) -> AsyncIterator[int]:
+    """A site whose page tries to use the admin listener; its port."""
+    page = EVIL_PAGE.replace("ADMIN", admin_url).replace("INSTANCE", instance).encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head % len(page) + page)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@in_a_browser
+@pytest.mark.abuse
+async def test_a_page_of_another_site_changes_nothing(router, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From another port, another name, and a name that resolves to this machine (DNS rebinding)."""
+    async with engine() as fake, router([fake], policies={"random": {"scorers": [{"name": "random"}]}}) as r:
+        before = (await r.admin.get("/admin/policies")).json(), (await r.instances())[fake.address]["state"]
+        rebound = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+        port = r.admin_url.rpartition(":")[2]
+        with caplog.at_level(logging.INFO, "warmroute.admin"):
+            for host, admin in (
+                ("127.0.0.1", r.admin_url),
+                ("evil.example", r.admin_url),
+                ("evil.example", f"http://evil.example:{port}"),
+            ):
+                async with evil_site(admin, fake.address) as site:
+                    document, _ = await open_page(f"http://{host}:{site}/", tmp_path, rebound)
+                assert "<title>asked: " in document, document[:500]
+                assert not re.search(r"asked: [^<]*\b2\d\d\b", document), document[:300]
+            document, _ = await open_page(f"http://evil.example:{port}/admin/instances", tmp_path, rebound)
+            assert "wrong_host" in document
+        assert caplog.messages == [], "no write was allowed"
+        assert before == ((await r.admin.get("/admin/policies")).json(), (await r.instances())[fake.address]["state"])

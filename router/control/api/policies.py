@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import Depends, FastAPI, Path, Query, Request
+import msgspec
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -107,10 +108,11 @@ def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, err
         """Return to what was in force before the last switch; repeated, before the one before that."""
         return _to_shape(await control.undo(who, dry_run=dry_run))
 
-    @app.get("/admin/audit", dependencies=[read])
-    async def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> AuditList:
+    @app.get("/admin/audit", dependencies=[read], response_model=AuditList)
+    async def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
         """Return who switched what, when and why, newest first."""
-        return AuditList(entries=control.list_audit_entries(limit))
+        entries = {"entries": control.list_audit_entries(limit)}
+        return Response(msgspec.json.encode(entries), media_type="application/json")
 
 
 def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
