@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import resource
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -192,6 +193,11 @@ async def test_nobody_is_served_who_does_not_read(router_process, fleet_config, 
 # connections
 
 
+def cpu_s(pid: int) -> float:
+    """The CPU time that the process has used, of its main thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 async def test_connections_of_one_address_leave_room_for_others(router, measured) -> None:
     async with engine() as fake, router([fake], limits={"concurrent": 25}) as r:  # 200 connections
         async with dialled(r.url, 300) as clients:
@@ -219,9 +225,13 @@ async def test_connections_wait_while_there_is_no_descriptor(router_process, fle
         async with dialled(r.url, 20) as clients:
             for client in clients:
                 client.send(HEALTH)
-            for _ in range(20):
+            loop, used_s = asyncio.get_running_loop(), cpu_s(r.pid)
+            until = loop.time() + 1
+            while loop.time() < until:
                 warm.send(HEALTH)
                 assert (await warm.answer())[0] == 200
+                await asyncio.sleep(0.05)
+            measured("CPU time in a second without a descriptor", cpu_s(r.pid) - used_s, 0.5, "s")
             resource.prlimit(r.pid, resource.RLIMIT_NOFILE, whole)
             answers = await asyncio.gather(*(client.answer() for client in clients), return_exceptions=True)
             lost = sum(isinstance(answer, BaseException) for answer in answers)
