@@ -124,7 +124,7 @@ class App:
         membership.health = self._health = HealthProbe(membership, fetch, tasks, clock, config.fleet.health)
         membership.polls = self._polls = MetricsPoller(membership, fetch, tasks, clock, config.fleet.metrics)
         membership.events = self._events = KvEventSubscriber(
-            self._scheduler.indexer, tasks, clock, config.index.replay_timeout_s
+            self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
         )
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
         self._discoveries = wiring.build_discoveries(config.fleet)

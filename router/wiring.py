@@ -79,6 +79,7 @@ def build_scheduler(
         ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
         clock,
         observer,
+        index.instance_bytes,
     )
     selector = Selector(policy_set, seed=config.seed if config.seed is not None else secrets.randbits(64))
     parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept

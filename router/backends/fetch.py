@@ -9,18 +9,30 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+ANSWER_BYTES = 1024 * 1024  # of most answers; vLLM's largest has 1,000 adapters in 0.4 MB
+
 
 class HttpAnswer(NamedTuple):
-    """Status and body of an answer."""
+    """Status and body of an answer. `oversized`: it is larger than the caller takes, and `body` is empty."""
 
     status: int
     body: bytes
+    oversized: bool = False
 
 
 class Fetch(Protocol):
     """Sends one request and reads the whole answer."""
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self,
+        instance: str,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        limit_bytes: int = ANSWER_BYTES,
     ) -> HttpAnswer | None:
-        """Return the whole answer of `instance`; `None` when none came in time. Never raises for failures there."""
+        """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never raises
+        for failures there.
+        """

@@ -14,11 +14,13 @@ from typing import Any
 
 import msgspec
 
-from router.backends.fetch import Fetch
+from router.backends.fetch import ANSWER_BYTES, Fetch
 from router.backends.vllm.info import read_tokenize
 from router.prompt.tokenization.tokenization import RemoteFailure
 
 IN_FLIGHT = 16
+BYTES_PER_PROMPT_BYTE = 8  # a token has at least a byte of text and at most seven digits of JSON
+MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids, read in one piece: TODO ms
 
 
 class EngineTokenizer:
@@ -49,11 +51,9 @@ class EngineTokenizer:
     ) -> array[int] | RemoteFailure:
         """Return the ids from `instance`, without the limit on requests in flight: for checks."""
         body = msgspec.json.encode({"model": model, **fields})
-        answer = await self._fetch(instance, "POST", "/tokenize", body, timeout_s=timeout_s)
+        limit_bytes = min(ANSWER_BYTES + len(body) * BYTES_PER_PROMPT_BYTE, MOST_ANSWER_BYTES)
+        answer = await self._fetch(instance, "POST", "/tokenize", body, timeout_s=timeout_s, limit_bytes=limit_bytes)
         if answer is None or answer.status >= 500:
             return "tokenizer_silent"
         ids = read_tokenize(answer.body) if answer.status == 200 else None
-        try:
-            return array("I", ids) if ids is not None else "tokenizer_refused"
-        except OverflowError:
-            return "tokenizer_refused"
+        return ids if ids is not None else "tokenizer_refused"

@@ -206,6 +206,9 @@ class IndexConfig(Section):
     """age at which such a block is forgotten, seconds"""
     orphan_blocks: Positive = 10_000
     """blocks with an unknown parent that are kept per target"""
+    instance_bytes: Positive = 512 * 1024 * 1024
+    """memory for what the events of one instance announce, all ranks together, bytes (about 200 per block); an engine
+    that announces more is served as one without events"""
     replay_timeout_s: Seconds = 5.0
     """longest wait for a complete replay of missed events, seconds"""
     key_secret_env: str | None = None

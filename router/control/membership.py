@@ -4,9 +4,10 @@
     joined           the engine said what it serves   -> its targets may be chosen, its events are followed, and our
                                                          tokenizer is compared with its own
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
+    over_limit       it answered or published too much -> counted, logged once; its events are not followed any more
 
 The parts do not know each other; this class forwards one event to all that need it. It implements what the feeds call:
-`HealthRegistry` and `LoadRegistry`.
+`HealthRegistry`, `LoadRegistry` and `LimitObserver`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.config import schema
 from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.fleet.engine_limits import DISTRUSTING, OverLimit
+from router.kvcache.events import TargetId
 from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.upstreams import Upstreams
 from router.scheduling.scheduler import Scheduler
@@ -149,6 +152,27 @@ class Membership:
     def probe_failed(self, instance: str, now: float) -> None:
         if self._scheduler.fleet.record_probe_failure(instance, now):
             log.warning("instance %s is down: %s", instance, self.health.trouble(instance) or "probes fail")
+
+    def over_limit(self, instance: str, over: OverLimit) -> None:
+        if (member := self._scheduler.fleet.get(instance)) is None:
+            return
+        trusted = member.limits.distrust is None
+        first = member.limits.record(over)
+        if over.limit in DISTRUSTING:
+            if trusted:
+                self._drop_streams(instance)
+                self._scheduler.distrust(instance)
+            if first:
+                log.warning(
+                    "instance %s: %s: served without its cache events until it joins again", instance, over.detail
+                )
+        elif first:
+            log.warning("instance %s: %s", instance, over.detail)
+
+    # LimitObserver, of the event streams and the index
+
+    def target_over_limit(self, target: TargetId, over: OverLimit) -> None:
+        self.over_limit(target.rpartition("/")[0], over)
 
     # LoadRegistry
 

@@ -76,6 +76,8 @@ class Status:
                 "url": instance.config.url,
                 "state": instance.state.value,
                 "trouble": self.health.trouble(instance.id),
+                "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
+                "over_limit": dict(instance.limits.counts),
                 "models": [card.id for card in instance.cards],
                 "tokenizer": self._describe_tokenizer(tokenizers.get(instance.base or "")),
                 "token_ids": support[instance.id]._asdict() if instance.id in support else None,
@@ -136,6 +138,8 @@ class Status:
         memory = self.tokenization.memory
         return RouterSnapshot(
             targets=[self._snapshot_target(i, target) for i in self.scheduler.fleet for target in i.targets.values()],
+            distrusted={i.id: i.limits.distrust is not None for i in self.scheduler.fleet},
+            over_limit={(i.id, limit): n for i in self.scheduler.fleet for limit, n in i.limits.counts.items()},
             tokenizers=self.tokenization.report(),
             policy_faults=self.scheduler.selector.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.describe_discovery().items()},

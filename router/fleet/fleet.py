@@ -20,6 +20,7 @@ Pure: times are arguments, and nothing is sent from here. `backends/feeds/health
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from router.fleet.answer_lengths import AnswerLengths
 from router.fleet.breaker import CircuitBreaker
 from router.fleet.columns import CandidateColumns
 from router.fleet.engine_facts import Gauges, ModelCard
+from router.fleet.engine_limits import MAX_RANKS
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.fleet.latency_model import LatencyModel
 from router.fleet.median_speed import median_speed
@@ -39,6 +41,7 @@ from scorers.contract import Speed
 BUSY_AVERAGING_S = 20.0  # averaging time of `busy`; results of `warm` do not change between 10 and 20 s
 BUSY_INTERVAL_S = 0.05  # between samples: a finer interval does not change a 20 s average
 NOMINAL_MAX_AGE_S = 1.0  # then recomputed: 0.1 ms for 64 instances
+MISSING_PAGES = 3  # metrics pages in a row without a rank after which it is gone
 
 
 class DuplicateInstance(NamedTuple):
@@ -46,6 +49,16 @@ class DuplicateInstance(NamedTuple):
 
     id: str
     url: str
+
+
+class RankChanges(NamedTuple):
+    """Targets of an instance that came and went."""
+
+    joined: Sequence[Target] = ()
+    left: Sequence[Target] = ()
+
+
+NO_CHANGES = RankChanges()
 
 
 class _Tables(NamedTuple):
@@ -106,6 +119,9 @@ class Fleet:
             return
         self._set_cards(instance, cards)
         self._set_ranks(instance, sorted(ranks) or list(instance.targets))
+        instance.streamed_ranks = frozenset(ranks)
+        instance.missing_pages.clear()
+        instance.limits.begin()
         for target in instance.targets.values():
             target.reset()
         instance.lifecycle = InstanceState.READY
@@ -146,19 +162,36 @@ class Fleet:
             for target in instance.targets.values():
                 target.load_book.begin_poll()
 
-    def apply_metrics(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> list[Target]:
-        """Apply an instance's metrics page, by rank, requested at `sent_at`. Returns the targets new with it."""
-        if (instance := self._instances.get(id)) is None or instance.lifecycle is InstanceState.DOWN:
-            return []
+    def apply_metrics(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> RankChanges:
+        """Apply an instance's metrics page, by rank, requested at `sent_at`. Returns the targets that came and went
+        with it.
+        """
+        if (instance := self._instances.get(id)) is None or instance.lifecycle is InstanceState.DOWN or not page:
+            return NO_CHANGES
         if len(page) == 1 and len(instance.targets) == 1:
             # A single engine is that engine, whatever its rank number (external data-parallel balancing).
             page = dict(zip(instance.targets, page.values(), strict=True))
-        new = [rank for rank in page if rank not in instance.targets]
-        if new:
-            self._set_ranks(instance, sorted({*instance.targets, *new}))
+        before = instance.targets
+        if before.keys() != page.keys() or instance.missing_pages:
+            self._follow_ranks(instance, page)
         for rank, gauges in page.items():
-            instance.targets[rank].apply_gauges(gauges, sent_at)
-        return [instance.targets[rank] for rank in new]
+            if (target := instance.targets.get(rank)) is not None:
+                target.apply_gauges(gauges, sent_at)
+        if instance.targets is before:
+            return NO_CHANGES
+        joined = [target for rank, target in instance.targets.items() if rank not in before]
+        return RankChanges(joined, [target for rank, target in before.items() if rank not in instance.targets])
+
+    def _follow_ranks(self, instance: Instance, page: Collection[int]) -> None:
+        """Add the ranks that are new in a metrics page, and drop those that have no source of events and were in none
+        of the last pages.
+        """
+        missing = {rank for rank in instance.targets if rank not in page and rank not in instance.streamed_ranks}
+        instance.missing_pages = Counter({rank: instance.missing_pages[rank] + 1 for rank in missing})
+        stay = [rank for rank in instance.targets if instance.missing_pages[rank] < MISSING_PAGES]
+        new = sorted(rank for rank in page if rank not in instance.targets)[: max(0, MAX_RANKS - len(stay))]
+        if new or len(stay) < len(instance.targets):
+            self._set_ranks(instance, sorted((*stay, *new)))
 
     def resolve(self, model: str) -> ServedModel | None:
         """Return the base model and adapter behind a model name; None if no instance ever served it. A model whose
@@ -233,11 +266,14 @@ class Fleet:
         self.row_cache.changed_targets.clear()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
-        """Return the block sizes of all targets that serve the model, as far as they are known."""
+        """Return the block sizes of all targets that serve the model, as far as they are known, and no more than two of
+        an instance: every size is another chain of keys for every prompt.
+        """
         sizes = self.row_cache.block_sizes.get(model)
         if sizes is None:
             targets = self.targets_serving(model)
-            sizes = frozenset(target.block_tokens for target in targets if target.block_tokens)
+            instances = {target.instance.id: target.instance for target in targets}.values()
+            sizes = frozenset(size for instance in instances for size in instance.block_sizes)
             if targets:
                 self.row_cache.block_sizes[model] = sizes
         return sizes

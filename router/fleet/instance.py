@@ -6,6 +6,7 @@ several of them at once are methods here, so that no caller can apply half of on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
@@ -14,12 +15,14 @@ from typing import NamedTuple, Protocol
 from router.config import schema
 from router.fleet.breaker import CircuitBreaker
 from router.fleet.engine_facts import Gauges, ModelCard, PoolTransferCounts
+from router.fleet.engine_limits import LimitBook
 from router.fleet.latency_model import LatencyModel, Link
 from router.fleet.load import Booking, LoadBook
 from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.kvcache.events import TargetId
 from scorers.contract import Row
 
+MAX_SIZES = 2  # of blocks in one instance; engines have one
 DECODE_TOKENS = 8  # of shorter answers the first step, shared with the prefill's end, and the last weigh too much
 
 
@@ -203,7 +206,10 @@ class Target:
 class Instance:
     """One engine server. `lifecycle` is joining, ready or down; `state` adds the operator's drain."""
 
-    __slots__ = ("cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "served", "targets")
+    __slots__ = (
+        *("cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "limits"),
+        *("missing_pages", "served", "streamed_ranks", "targets"),
+    )
 
     def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
         self.id = config.id
@@ -215,6 +221,9 @@ class Instance:
         self.served: Mapping[str, ServedModel] = {}
         self.latency_model = speed
         self.targets: dict[int, Target] = {}
+        self.streamed_ranks: frozenset[int] = frozenset()  # with a source of events
+        self.missing_pages: Counter[int] = Counter()  # metrics pages in a row without a rank, by rank
+        self.limits = LimitBook()
 
     @property
     def state(self) -> InstanceState:
@@ -225,6 +234,12 @@ class Instance:
     def base(self) -> str | None:
         """The model its cache holds; None until it is reported."""
         return next((served.base for served in self.served.values()), None)
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """The block sizes of most of its ranks, two at most."""
+        known = Counter(target.block_tokens for target in self.targets.values() if target.block_tokens)
+        return [size for size, _ in known.most_common(MAX_SIZES)]
 
     @property
     def has_ranks(self) -> bool:

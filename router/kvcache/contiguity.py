@@ -18,12 +18,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.kvcache.events import Key
 
 LOW = 0xFFFF_FFFF
-RUN_BYTES = 104  # a `_Run`, and its tip's low bits as a CPython int
+RUN_BYTES = 200  # a `_Run`, its array with some room, and its tip's low bits as a CPython int
+LOW_BYTES = 4
 
 
 class ContiguousRun(NamedTuple):
@@ -87,10 +88,13 @@ class ContiguousRuns:
                 return False
         return True
 
-    def memory_bytes(self) -> int:
-        """Estimate the memory of all runs; O(runs)."""
-        tables = getsizeof(self._tips) + getsizeof(self._children)
-        return tables + sum(RUN_BYTES + getsizeof(run.lows) for run in self._tips.values())
+    def memory_bytes(self, blocks: int) -> int:
+        """Estimate the memory of all runs, which have so many blocks."""
+        return getsizeof(self._tips) + getsizeof(self._children) + RUN_BYTES * len(self._tips) + LOW_BYTES * blocks
+
+    def tables(self) -> tuple[dict[Any, Any], ...]:
+        """Return the tables, for whoever takes the runs apart; they are invalid then."""
+        return self._tips, self._children
 
     def __iter__(self) -> Iterator[ContiguousRun]:
         """Iterate over the runs for a snapshot; `ContiguousRuns(...)` restores them."""

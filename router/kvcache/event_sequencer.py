@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 from router.kvcache.events import BlocksCleared, Event, EventBatch
 
 MAX_REPLAYS = 2  # replays without progress before a gap is given up
-MAX_HELD_BATCHES = 10_000  # live batches that wait for a replay; batches beyond are dropped and become a gap
+MAX_HELD_BYTES = 256 * 1024  # of live batches that wait for a replay; batches beyond are dropped and become a gap
 
 
 class ApplyBatch(NamedTuple):
@@ -78,6 +78,7 @@ class EventSequencer:
         self._last_wall_s = 0.0
         self._idle_replays = 0  # replays since the cursor moved
         self._held: deque[EventBatch] = deque()
+        self._held_bytes = 0
         self._unconfirmed = False  # after a reconnect, until a replay shows that the process is the same
         self._first_answer = False  # the running replay has not answered yet
         self._discarding = False  # ignore the running replay and request another when it ends
@@ -107,6 +108,7 @@ class EventSequencer:
         """Handle a connect or reconnect: batches may be lost and the process may be another."""
         self.last_heard_s = now
         self._held.clear()
+        self._held_bytes = 0
         self._idle_replays = 0
         if not self.replayable:
             if self.state == "live":
@@ -125,7 +127,8 @@ class EventSequencer:
         if self.state != "replaying":
             self.state = "live"
             return self._accept(batch)
-        if len(self._held) < MAX_HELD_BATCHES:
+        if self._held_bytes + batch.size_bytes <= MAX_HELD_BYTES:
+            self._held_bytes += batch.size_bytes
             self._held.append(batch)
         return []
 
@@ -139,10 +142,10 @@ class EventSequencer:
             return self._first_replayed(batch)
         if batch.seq == self.last_seq + 1:
             return self._apply(batch)
-        if batch.seq > self.last_seq and not self._may_replay():
-            return self._restart_from(batch)
-        self._discarding = batch.seq > self.last_seq
-        return []
+        if batch.seq == self.last_seq:
+            return []
+        # The engine dropped what was not read fast enough: the rest of this replay is of no use.
+        return [self._request_replay()] if self._may_replay() else self._restart_from(batch)
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
         """Handle the end of the replay; without its end marker (`complete`) it may still connect to live batches."""
@@ -159,7 +162,9 @@ class EventSequencer:
             return [*steps, self._request_replay()]
         self.state = "live" if complete or self._held else "lost"
         while self._held and self.state == "live":
-            steps += self._accept(self._held.popleft())
+            batch = self._held.popleft()
+            self._held_bytes -= batch.size_bytes
+            steps += self._accept(batch)
         return steps
 
     def _accept(self, batch: EventBatch) -> list[Step]:
@@ -190,6 +195,7 @@ class EventSequencer:
         if not self._may_replay():
             return self._restart_from(batch)
         self._held.appendleft(batch)
+        self._held_bytes += batch.size_bytes
         return [self._request_replay()]
 
     def _may_replay(self) -> bool:
@@ -235,13 +241,17 @@ class TargetCacheState:
     """
 
     __slots__ = (
-        *("batches", "block_tokens", "capacity_blocks", "malformed"),
-        *("model", "sequencer", "skipped", "stored_blocks"),
+        *("backlog", "batches", "block_sizes", "block_tokens", "bytes", "capacity_blocks", "malformed"),
+        *("model", "sequencer", "skipped", "stored_blocks", "unmeasured_blocks"),
     )
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.sequencer: EventSequencer | None = None
+        self.backlog: deque[Event | ForgetTarget] = deque()  # in order, not applied yet
+        self.bytes = 0  # of its entries in the index, as last measured
+        self.unmeasured_blocks = 0  # applied since
+        self.block_sizes: set[int] = set()  # that its events had
         self.block_tokens: int | None = None
         self.capacity_blocks: int | None = None
         self.stored_blocks = 0  # stored on its GPU since the index of it began

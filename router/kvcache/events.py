@@ -70,3 +70,4 @@ class EventBatch(NamedTuple):
     rank: int | None
     events: list[Event]
     skipped: dict[str, int]
+    size_bytes: int = 0  # of the message

@@ -4,8 +4,8 @@
     target -> group -> tier -> engine hash -> key                 `target_blocks.py`: written by events
 
 This module assigns bits to targets. Forgetting a target is O(1): its bit is retired, so no match can see it, and each
-of the following events cleans a slice of what it left behind. A restarted engine with 200,000 blocks would otherwise
-stop the event loop for 50 ms.
+of the following events cleans a slice of what it left behind, more than it adds; so does `sweep`. A restarted engine
+with 200,000 blocks would otherwise stop the event loop for 50 ms.
 
 All models and block sizes share the index: root and block length make their keys distinct. Knows nothing of time,
 sequence numbers or wire formats. Tests compare it with a brute-force index (`tests/suites/naive_index.py`).
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import compress
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.kvcache.block_holders import BlockHolders, single_bits
 from router.kvcache.block_keys import Keyring
@@ -26,7 +26,8 @@ from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
 from router.kvcache.target_blocks import INT_BYTES, KeysByHash, TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
-SWEEP_BLOCKS = 128  # blocks cleaned per event: about 100 us
+SWEEP_BLOCKS = 128  # entries cleaned per event, beside two for each block that the event adds: about 100 us
+COMMON_BYTES = 100  # of a block's entry in the common tables
 
 
 class HeldBlocks(NamedTuple):
@@ -53,9 +54,19 @@ class IndexStats(NamedTuple):
     contiguous: bool  # no block without its predecessor: matched by bisection
 
 
+class TargetSize(NamedTuple):
+    """Estimates of what the index holds for one target, in O(1)."""
+
+    blocks: int  # in all tiers and groups
+    bytes: int
+
+
 class _Retired(NamedTuple):
     bit: int
     tables: list[tuple[Tier, KeysByHash]]
+    rest: list[
+        dict[Any, Any]
+    ]  # other tables: freed at once, a million entries would take as long as a request may wait
 
 
 class BlockIndex:
@@ -129,21 +140,42 @@ class BlockIndex:
     def _retire(self, blocks: TargetBlocks) -> None:
         for tier in Tier:
             self._holders.blocks[tier] -= blocks.blocks[tier]
-        self._retired.append(_Retired(blocks.bit, list(blocks.tables())))
+        tables = [(tier, names) for tier, names in blocks.tables() if names]
+        rest = [table for table in blocks.other_tables() if table]
+        if tables or rest:
+            self._retired.append(_Retired(blocks.bit, tables, rest))
+        else:
+            self._free_bits.append(blocks.bit)
 
-    def _sweep(self) -> None:
-        """Remove a slice of a retired bit's blocks from the common tables; free the bit when none is left."""
-        bit, tables = self._retired[0]
-        for _ in range(SWEEP_BLOCKS):
-            while tables and not tables[-1][1]:
-                tables.pop()
-            if not tables:
+    def sweep(self, entries: int = SWEEP_BLOCKS) -> bool:
+        """Remove so many entries of retired bits, from the common tables as well; free the bits of which none is left.
+        Return False when there were none.
+        """
+        if not self._retired:
+            return False
+        while self._retired and entries > 0:
+            bit, tables, rest = self._retired[0]
+            entries = self._sweep(bit, tables, rest, entries)
+            if not tables and not rest:
                 self._free_bits.append(bit)
                 self._retired.popleft()
-                return
+        return True
+
+    def _sweep(self, bit: int, tables: list[tuple[Tier, KeysByHash]], rest: list[dict[Any, Any]], entries: int) -> int:
+        """Remove up to so many `entries`. Return how many more may be removed."""
+        while tables and entries > 0:
             tier, names = tables[-1]
+            entries -= 1
             if (key := names.popitem()[1]) is not None:
                 self._holders.clear(tier, (key,), bit)
+            if not names:
+                tables.pop()
+        while rest and entries > 0:
+            entries -= 1
+            rest[-1].popitem()
+            if not rest[-1]:
+                rest.pop()
+        return entries
 
     # snapshots
 
@@ -166,9 +198,9 @@ class BlockIndex:
 
     def apply(self, target: TargetId, event: CacheEvent) -> list[Key]:
         """Apply one event of `target` (joined: KeyError otherwise). Return the keys that entered its GPU tier."""
-        if self._retired:
-            self._sweep()
         blocks = self._blocks[target]
+        if self._retired:
+            self.sweep(SWEEP_BLOCKS + (2 * len(event.hashes) if isinstance(event, BlocksStored) else 0))
         match event:
             case BlocksStored():
                 entered = blocks.store(event)
@@ -247,6 +279,12 @@ class BlockIndex:
         """
         blocks = self._blocks.get(target)
         return 0 if blocks is None else blocks.keyed_blocks
+
+    def size(self, target: TargetId) -> TargetSize:
+        """Return how much is held for `target` (joined: KeyError otherwise)."""
+        blocks = self._blocks[target]
+        held = sum(blocks.blocks) + blocks.orphans
+        return TargetSize(held, blocks.memory_bytes() + COMMON_BYTES * held)
 
     def stats(self, target: TargetId) -> IndexStats:
         """Return the sizes of what is held for `target` (joined: KeyError otherwise)."""

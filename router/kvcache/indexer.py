@@ -7,12 +7,16 @@
 
 `overlap_estimate.py` decides between the two sources. Knows nothing of sockets, load or health. One indexer serves all
 models: keys differ by model, so targets cannot mix.
+
+Batches are applied a piece at a time: the caller passes one, and then calls `resume` until nothing is left. What one
+instance may fill of the index is bounded; the caller is told (`over_bounds`) and takes away the instance's events.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from router.clock import Clock
 from router.kvcache.event_sequencer import (
@@ -30,6 +34,15 @@ from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, O
 from router.kvcache.snapshot_format import SavedTarget
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+
+APPLY_BLOCKS = 2048  # applied in one piece: 2 ms
+MEASURE_BLOCKS = 4096  # applied between two looks at what a target's entries take
+INSTANCE_BYTES = 512 * 1024 * 1024  # as `index.instance_bytes`
+CAPACITY_FACTOR = 16  # blocks over a GPU cache's own: host tiers are up to ten times as large
+LEAST_BLOCKS = 65_536  # a cache of unknown or tiny size may hold so many
+MAX_BLOCK_SIZES = 4  # of one target: each costs every prompt of the model another chain of keys
+
+IndexLimit = Literal["blocks", "block_size"]
 
 
 class SentPrompt(NamedTuple):
@@ -77,7 +90,9 @@ class KvIndexer:
         approximate: ApproximateBlocks,
         clock: Clock,
         observer: StoredBlockObserver | None = None,
+        instance_bytes: int = INSTANCE_BYTES,
     ) -> None:
+        """`instance_bytes`: what the entries of all targets of one instance may take."""
         self._index = index
         self._speculative = speculative
         self._approximate = approximate
@@ -88,12 +103,16 @@ class KvIndexer:
         self._restored: dict[TargetId, _RestoredStream] = {}  # restored targets that have not joined yet
         self._uncertain: set[TargetId] = set()  # targets whose state is not `certain`
         self._resized: set[TargetId] = set()  # targets with a new block size since `take_resized`
+        self._limit_bytes = instance_bytes
+        self._instance_bytes: Counter[str] = Counter()
+        self._over: dict[TargetId, tuple[IndexLimit, str]] = {}
 
     # membership
 
     def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
         """Add `target`, which serves `model`, with nothing but what a snapshot restored of it, unconfirmed."""
         self._forget_sent(target)
+        self._set_bytes(target, 0)
         self._states[target] = state = TargetCacheState(model)
         self._uncertain.add(target)  # until the first batch
         restored = self._restored.pop(target, None)
@@ -110,6 +129,7 @@ class KvIndexer:
         """Forget `target`."""
         self._forget_sent(target)
         self._index.leave(target)
+        self._set_bytes(target, 0)
         self._states.pop(target, None)
         self._uncertain.discard(target)
         self._resized.discard(target)
@@ -128,8 +148,12 @@ class KvIndexer:
         return [*self._restored, *(target for target, state in self._states.items() if state.sequencer is not None)]
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """Return what is known of `target`; `None`: nothing. One step of the event loop, 30 ns per block."""
+        """Return what is known of `target`; `None`: nothing, or not all of its last batch is applied yet. One step of
+        the event loop, 30 ns per block.
+        """
         state = self._states.get(target)
+        if state is not None and state.backlog:
+            return None
         if state is not None and state.sequencer is not None:
             cursor, stored_blocks = state.sequencer.cursor, state.stored_blocks
         elif target in self._restored:
@@ -164,11 +188,12 @@ class KvIndexer:
         self._states[target].count(batch)
         return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
 
-    def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
-        """Handle a batch of the running replay."""
-        if (sequencer := self._sequencer(target)) is not None:
-            self._states[target].count(batch)
-            self._execute(target, sequencer.on_replayed(batch, self._clock.now()))
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
+        """Handle a batch of the running replay, which a number returned replaces."""
+        if (sequencer := self._sequencer(target)) is None:
+            return None
+        self._states[target].count(batch)
+        return self._execute(target, sequencer.on_replayed(batch, self._clock.now()))
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
         """Handle the end of a replay; `complete`: with the engine's end marker."""
@@ -180,6 +205,22 @@ class KvIndexer:
         """Count a message of `target` that could not be decoded."""
         if (state := self._states.get(target)) is not None:
             state.malformed += 1
+
+    def resume(self, target: TargetId) -> bool:
+        """Apply the next piece of what is left of earlier batches. Return False when nothing was left."""
+        state = self._states.get(target)
+        if state is None or not state.backlog:
+            return False
+        self._apply_piece(target, state)
+        return True
+
+    def sweep(self) -> bool:
+        """Clean a piece of what targets left behind that were forgotten. Return False when nothing was left."""
+        return self._index.sweep()
+
+    def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
+        """Return which bound the events of `target` went beyond since it joined, and how; `None`: none."""
+        return self._over.get(target)
 
     # requests
 
@@ -255,20 +296,36 @@ class KvIndexer:
         return state.sequencer if state is not None else None
 
     def _execute(self, target: TargetId, steps: Sequence[Step]) -> int | None:
-        self._estimator.invalidate(target)
-        replay_from = None
+        """Apply the first piece of `steps`; `resume` applies the others. Return where a replay must begin."""
+        state, replay_from = self._states[target], None
         for step in steps:
             match step:
                 case ApplyBatch(events):
-                    self._apply(target, events)
+                    state.backlog.extend(events)
                 case ForgetTarget():
-                    self._index.forget(target)
-                    self._forget_sent(target)
-                    self._states[target].stored_blocks = 0
+                    state.backlog.clear()
+                    state.backlog.append(step)
                 case RequestReplay(start_seq):
                     replay_from = start_seq
-        self._refresh(target, self._states[target])
+        self._apply_piece(target, state)
         return replay_from
+
+    def _apply_piece(self, target: TargetId, state: TargetCacheState) -> None:
+        self._estimator.invalidate(target)
+        applied, backlog = 0, state.backlog
+        while backlog and applied < APPLY_BLOCKS:
+            event = backlog.popleft()
+            if isinstance(event, ForgetTarget):
+                self._index.forget(target)
+                self._forget_sent(target)
+                state.stored_blocks = 0
+                applied += 1
+            else:
+                applied += self._apply(target, state, event)
+        state.unmeasured_blocks += applied
+        if state.unmeasured_blocks >= MEASURE_BLOCKS:
+            self._measure(target, state)
+        self._refresh(target, state)
 
     def _refresh(self, target: TargetId, state: TargetCacheState) -> None:
         """Update the derived sets after any change of `state`."""
@@ -279,21 +336,53 @@ class KvIndexer:
         if (size := self._index.block_tokens(target)) != state.block_tokens:
             state.block_tokens = size
             self._resized.add(target)
+            if size is not None:
+                state.block_sizes.add(size)
+            if len(state.block_sizes) > MAX_BLOCK_SIZES:
+                self._over[target] = "block_size", f"KV events with more than {MAX_BLOCK_SIZES} block sizes"
 
-    def _apply(self, target: TargetId, events: Sequence[Event]) -> None:
-        state = self._states[target]
-        for event in events:
-            if isinstance(event, BlocksPooled):
-                if self._observer is not None:
-                    self._observer.on_pooled(state.model, event)
-                continue
+    def _apply(self, target: TargetId, state: TargetCacheState, event: Event) -> int:
+        """Apply one event. Return its blocks, plus one for itself."""
+        if isinstance(event, BlocksCleared):
+            self._index.apply(target, event)
+            self._approximate.forget(target)
+            return 1
+        if isinstance(event, BlocksPooled):
+            if self._observer is not None:
+                self._observer.on_pooled(state.model, event)
+        else:
             self._speculative.confirm(target, self._index.apply(target, event))
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 state.stored_blocks += len(event.hashes)
                 if self._observer is not None and event.parent is None:
                     self._observer.on_stored(state.model, event)
-            elif isinstance(event, BlocksCleared):
-                self._approximate.forget(target)
+        return 1 + len(event.hashes)
+
+    def _measure(self, target: TargetId, state: TargetCacheState) -> None:
+        """Compare what the target and its instance take with their bounds."""
+        state.unmeasured_blocks = 0
+        size = self._index.size(target)
+        total = self._set_bytes(target, size.bytes)
+        if total > self._limit_bytes:
+            detail = f"its KV events take more than {self._limit_bytes:,} bytes (index.instance_bytes)"
+            self._over[target] = "blocks", detail
+        elif state.capacity_blocks is not None:
+            most = max(LEAST_BLOCKS, CAPACITY_FACTOR * state.capacity_blocks)
+            if size.blocks > most:
+                self._over[target] = "blocks", f"KV events of more than {most:,} blocks, {CAPACITY_FACTOR} GPU caches"
+
+    def _set_bytes(self, target: TargetId, size: int) -> int:
+        """Note what the target's entries take. Return what those of its instance take."""
+        instance = target.rpartition("/")[0]
+        state = self._states.get(target)
+        if state is not None:
+            self._instance_bytes[instance] += size - state.bytes
+            state.bytes = size
+        if not size:
+            self._over.pop(target, None)
+            if self._instance_bytes[instance] <= 0:
+                del self._instance_bytes[instance]
+        return self._instance_bytes[instance]
 
     def _forget_sent(self, target: TargetId) -> None:
         self._estimator.invalidate(target)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from sys import getsizeof
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import SHORT, Keyring
@@ -24,6 +24,9 @@ from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, Tier
 
 INT_BYTES = 32  # a CPython int of 31 to 60 bits
+ORPHAN_BYTES = 4 * 1024 * 1024  # that blocks without a known parent may take, beside the limit on their number
+EVENT_BYTES = 1000  # counted for an event: 4,000 that wait for one parent are applied at once, in 30 ms
+DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
 
 T = TypeVar("T")
 
@@ -71,7 +74,7 @@ class TargetBlocks:
     """The blocks of one target. `bit` is its bit in `holders`; at most `orphan_blocks` wait for their parent."""
 
     __slots__ = (
-        *("_holders", "_keyring", "_orphan_blocks", "_waiting"),
+        *("_holders", "_keyring", "_orphan_blocks", "_waiting", "_waiting_bytes"),
         *("bit", "block_tokens", "blocks", "duplicates", "groups", "model", "orphans", "runs"),
     )
 
@@ -85,6 +88,7 @@ class TargetBlocks:
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.orphans = 0  # blocks that wait for their parent
         self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by group and parent
+        self._waiting_bytes = 0
         self._holders = holders
         self._keyring = keyring
         self._orphan_blocks = orphan_blocks
@@ -181,7 +185,7 @@ class TargetBlocks:
                             names[hash_] = key
                             self._enter(tier, key, after, entered)
                     if self._waiting and (children := self._waiting.pop((event.group, hash_), None)):
-                        self.orphans -= sum(len(child.hashes) for child in children)
+                        self._count_waiting(children, -1)
                         ready.extend(children)
                 after = key
 
@@ -208,12 +212,18 @@ class TargetBlocks:
     def _wait(self, event: BlocksStored) -> None:
         assert event.parent is not None
         self._waiting.setdefault((event.group, event.parent), []).append(event)
-        self.orphans += len(event.hashes)
-        while self.orphans > self._orphan_blocks:  # drop the oldest: their parent is the least likely to arrive
-            oldest = next(iter(self._waiting))
-            self.orphans -= len(self._waiting[oldest].pop(0).hashes)
+        self._count_waiting([event], 1)
+        while self.orphans > self._orphan_blocks or self._waiting_bytes > ORPHAN_BYTES:
+            oldest = next(iter(self._waiting))  # its parent is the least likely to arrive
+            self._count_waiting([self._waiting[oldest].pop(0)], -1)
             if not self._waiting[oldest]:
                 del self._waiting[oldest]
+
+    def _count_waiting(self, events: Sequence[BlocksStored], sign: int) -> None:
+        for event in events:
+            self.orphans += sign * len(event.hashes)
+            extras = sum(map(len, event.extras)) if event.extras is not None else 0
+            self._waiting_bytes += sign * (EVENT_BYTES + 4 * len(event.token_ids) + extras)
 
     def _enter(self, tier: Tier, key: Key, after: Key | None, entered: list[Key]) -> None:
         """Add one key. `after` is its predecessor, used only while the blocks are contiguous."""
@@ -257,13 +267,23 @@ class TargetBlocks:
         """Yield the tables of all tiers and groups, so that the caller can clear the bit from the common tables."""
         return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.keys, strict=True))
 
+    def other_tables(self) -> Iterator[dict[Any, Any]]:
+        """Yield the tables that have no entries in the common ones."""
+        yield self._waiting
+        yield self.duplicates
+        for group in self.groups.values():
+            yield from group.extra_copies
+        if self.runs is not None:
+            yield from self.runs.tables()
+
     def memory_bytes(self) -> int:
-        """Estimate the memory of its own tables."""
-        own = getsizeof(self._waiting) + getsizeof(self.duplicates)
+        """Estimate the memory of its own tables, in O(groups)."""
+        own = getsizeof(self._waiting) + self._waiting_bytes
+        own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
-            own += INT_BYTES * max(map(len, group.keys))
-        return own + (self.runs.memory_bytes() if self.runs is not None else 0)
+            own += INT_BYTES * sum(map(len, group.keys))
+        return own + (self.runs.memory_bytes(self.blocks[Tier.GPU]) if self.runs is not None else 0)
 
 
 def _decrement(counts: dict[T, int], what: T) -> bool:

@@ -1,8 +1,9 @@
 """One HTTP/1 connection to an engine, carrying one exchange at a time.
 
 llhttp parses strictly; what it lets pass and two readers of the stream could still read differently is refused here: a
-transfer coding other than `chunked`, an upgrade, bytes that answer no request. After any of these, and after an
-exchange that did not end cleanly, the connection is not used again.
+transfer coding other than `chunked`, an upgrade, bytes that answer no request. So is what would fill memory or keep the
+loop busy without being an answer: heads, chunk framing and trailers larger than `OVERHEAD_BYTES`. After any of these,
+and after an exchange that did not end cleanly, the connection is not used again.
 
 The reader has two ways. `read()` returns what has arrived since, at once if something has. `pipe()` passes each piece
 on in the very turn of the loop in which it came, which saves a future and a task's wake-up per chunk of a stream.
@@ -23,6 +24,9 @@ from router.proxy.timer import DeadlineTimer
 
 HIGH_WATER_BYTES = 64 * 1024
 JOINED_BYTES = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
+OVERHEAD_BYTES = 64 * 1024  # of an answer: heads (1xx included), chunk framing, trailers; vLLM's head has 150 bytes
+FRAMING_PER_BODY_BYTE = 16  # not counted as overhead; one-byte chunks have 5
+STATUSES = range(100, 600)
 
 Sink = Callable[[bytes, bool], bool]
 """Takes a piece of an answer, and whether it is the last one. Returns True when it has had enough for now."""
@@ -62,6 +66,7 @@ class EngineConnection(asyncio.Protocol):
         self.failure: ExchangeFailure | None = None
         self._bodiless = method == "HEAD"
         self._until_close = False
+        self._overhead_bytes = 0  # read so far, less the body and the framing that it may have
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
         self._sink: Sink | None = None
@@ -174,9 +179,13 @@ class EngineConnection(asyncio.Protocol):
             self.close()
             return
         self._silent = False
+        self._overhead_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._fail(ExchangeFailure.MALFORMED)
+            return
+        if self._overhead_bytes > OVERHEAD_BYTES:
             self._fail(ExchangeFailure.MALFORMED)
             return
         arrived = bool(self._pieces)
@@ -215,8 +224,10 @@ class EngineConnection(asyncio.Protocol):
         self._collected.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Raises `HttpParserError` for a transfer coding other than chunked."""
+        """Raises `HttpParserError` for a transfer coding other than chunked, and a status that HTTP does not have."""
         self.status = self._parser.get_status_code()
+        if self.status not in STATUSES:
+            raise httptools.HttpParserError("no status of HTTP")
         self.headers, self._collected = self._collected, []  # what is collected from now on are trailers: dropped
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
@@ -231,6 +242,7 @@ class EngineConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._bodiless:
             return
+        self._overhead_bytes -= len(body) * (1 + FRAMING_PER_BODY_BYTE)
         self._pieces.append(body)
         self._waiting_bytes += len(body)
 

@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from router.backends.fetch import HttpAnswer
+from router.backends.fetch import ANSWER_BYTES, HttpAnswer
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
 CROSSED_WITHIN_S = 0.1  # a close that crossed the request on its way is known within a round trip
-FETCH_BYTES = 8 * 1024 * 1024
 JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
 
@@ -104,9 +103,16 @@ class Upstreams:
         return _report_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self,
+        instance: str,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        limit_bytes: int = ANSWER_BYTES,
     ) -> HttpAnswer | None:
-        """Fetch `path`, as `router/backends/fetch.py:Fetch`; `None` without an answer, or for one beyond 8 MB."""
+        """Fetch `path`, as `router/backends/fetch.py:Fetch`."""
         request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body)
         try:
             async with asyncio.timeout(timeout_s):
@@ -114,8 +120,10 @@ class Upstreams:
                 if isinstance(answer, UpstreamUnanswered):
                     return None
                 with answer:
-                    content = await answer.read_all(FETCH_BYTES)
-                    return None if content is None else HttpAnswer(answer.status, content)
+                    content = await answer.read_all(limit_bytes)
+                    if content is not None:
+                        return HttpAnswer(answer.status, content)
+                    return None if answer.failure is not None else HttpAnswer(answer.status, b"", oversized=True)
         except TimeoutError:
             return None
 

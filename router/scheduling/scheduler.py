@@ -100,6 +100,14 @@ class Scheduler:
             self._index(target, streams.get(target.rank))
         return list(member.targets.values())
 
+    def distrust(self, instance: str) -> Sequence[Target]:
+        """Treat an instance as one without events until it is added again. Returns its targets."""
+        member = self.fleet.get(instance)
+        targets = [] if member is None else list(member.targets.values())
+        for target in targets:
+            self._index(target, None)
+        return targets
+
     def remove_instance(self, instance: str) -> None:
         """Remove an instance and everything known of its caches."""
         if (member := self.fleet.get(instance)) is not None:
@@ -110,8 +118,11 @@ class Scheduler:
 
     def apply_metrics(self, instance: str, page: Mapping[int, Gauges], sent_at: float) -> None:
         """Apply an instance's metrics page, by rank."""
-        for target in self.fleet.apply_metrics(instance, page, sent_at):
+        joined, left = self.fleet.apply_metrics(instance, page, sent_at)
+        for target in joined:
             self._index(target, None)
+        for target in left:
+            self.indexer.leave(target.id)
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 if (size := self.view_builder.block_tokens(target)) and target.capacity_tokens is not None:

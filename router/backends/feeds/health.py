@@ -23,11 +23,12 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from router.backends.feeds.jitter import Jitter
-from router.backends.fetch import Fetch, HttpAnswer
-from router.backends.vllm.info import read_event_sources, read_models
+from router.backends.fetch import ANSWER_BYTES, Fetch, HttpAnswer
+from router.backends.vllm.info import ModelList, read_event_sources, read_models
 from router.clock import Clock
 from router.config import schema
 from router.fleet.engine_facts import EventEndpoint, ModelCard
+from router.fleet.engine_limits import OverLimit
 from router.tasks import Tasks
 
 POLL_INTERVAL_S = 0.05
@@ -45,6 +46,9 @@ class HealthRegistry(Protocol):
     def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
         """Record that a ready instance serves other models or adapters than before."""
 
+    def over_limit(self, instance: str, over: OverLimit) -> None:
+        """Record that the instance answered with more than is taken in."""
+
     def probe_ok(self, instance: str, now: float) -> bool:
         """Record a successful probe. Return True if the instance is joining: the caller then reads what it serves."""
 
@@ -55,7 +59,7 @@ class HealthRegistry(Protocol):
 class _ProbeState:
     """Probe state of one instance."""
 
-    __slots__ = ("cards", "config", "due_at", "failures", "introduced_at", "probing", "sources", "trouble")
+    __slots__ = ("config", "due_at", "failures", "introduced_at", "models", "probing", "sources", "trouble")
 
     def __init__(self, config: schema.InstanceConfig, due_at: float) -> None:
         self.config = config
@@ -63,8 +67,8 @@ class _ProbeState:
         self.probing = False
         self.failures = 0
         self.introduced_at = 0.0
-        self.cards: list[ModelCard] = []
-        self.sources: list[EventEndpoint] = []
+        self.models = ModelList([])
+        self.sources: list[EventEndpoint] | OverLimit = []
         self.trouble: str | None = None
 
 
@@ -156,22 +160,25 @@ class HealthProbe:
         answer = await self._get(instance, "/v1/models")
         if answer is None:
             return "GET /v1/models: no answer"
-        cards = read_models(answer.body) if answer.status == 200 else None
-        if not cards:
+        models = read_models(answer.body) if answer.status == 200 else None
+        if models is None or not models.cards:
             hint = ": is api_key_env right?" if answer.status in (401, 403) else ""
             return f"GET /v1/models: {answer.status} and no list of models{hint}"
         sources = await self._sources(instance, state)
         if not self._is_current(instance, state):
             return None
         if joining or sources != state.sources:
-            self._registry.joined(instance, cards, sources)
-        elif cards != state.cards:
-            self._registry.serves(instance, cards)
-        state.cards, state.sources = cards, sources
+            self._registry.joined(instance, models.cards, [] if isinstance(sources, OverLimit) else sources)
+        elif models != state.models:
+            self._registry.serves(instance, models.cards)
+        for over in (models.over, sources):
+            if isinstance(over, OverLimit):
+                self._registry.over_limit(instance, over)
+        state.models, state.sources = models, sources
         state.introduced_at = self._clock.now()
         return None
 
-    async def _sources(self, instance: str, state: _ProbeState) -> list[EventEndpoint]:
+    async def _sources(self, instance: str, state: _ProbeState) -> list[EventEndpoint] | OverLimit:
         """Return where the instance publishes events. Versions before 0.31 lack the endpoint; theirs are configured."""
         setting = state.config.kv_events
         if setting == "off":
@@ -186,7 +193,10 @@ class HealthProbe:
         return state.sources if sources is None else sources  # None: the answer could not be read
 
     async def _get(self, instance: str, path: str) -> HttpAnswer | None:
-        return await self._fetch(instance, "GET", path, timeout_s=self._config.timeout_s)
+        answer = await self._fetch(instance, "GET", path, timeout_s=self._config.timeout_s)
+        if answer is not None and answer.oversized:
+            self._registry.over_limit(instance, OverLimit("answer", f"GET {path}: more than {ANSWER_BYTES:,} bytes"))
+        return answer
 
     def _is_current(self, instance: str, state: _ProbeState) -> bool:
         """Return whether this very instance is still watched, and not another that joined under its name."""

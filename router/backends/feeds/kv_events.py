@@ -1,13 +1,14 @@
 """Subscribes to the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1, 2.9).
 
     SUB  --- message ----> decode ---> handler.on_batch ---------+
-    its monitor: connected ----------> handler.on_connected -----+--> sequence number to replay from, or None
-    DEALER, one per replay -> decode -> handler.on_replayed      |
+         --- connected --------------> handler.on_connected -----+--> sequence number to replay from, or None
+    DEALER, one per replay -> decode -> handler.on_replayed -----+
             end marker or timeout ----> handler.on_replay_end ---+
 
 The handler decides what batches mean, what is missing and when to replay; this module only handles sockets. A replay
-has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, so the receive
-queue is unlimited, and whatever is missing nevertheless is requested again.
+has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, and whatever is
+missing is requested again. What an engine sends is read no faster than it is applied, a piece at a time
+(`stream_reader.py`), and bounded (`zmtp.py`, `backends/vllm/kv_events.py`); beyond a bound `limits` is told.
 """
 
 from __future__ import annotations
@@ -16,33 +17,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakValueDictionary
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from router.backends.feeds.zmq_reader import ZmqReader, ZmqSocket
-from router.backends.vllm.kv_events import MalformedMessage, ReplayEnd, decode, decode_replay
+from router.backends.feeds.stream_reader import StreamReader
+from router.backends.feeds.zmtp import Intake, ZmtpCallbacks, ZmtpSocket, subscription
+from router.backends.vllm.kv_events import LargeBatch, MalformedMessage, ReplayEnd, decode, decode_replay
 from router.clock import Clock
 from router.fleet.engine_facts import EventEndpoint
+from router.fleet.engine_limits import OverLimit
 from router.kvcache.events import EventBatch, TargetId
+from router.kvcache.indexer import IndexLimit
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.feeds.kv_events")
-
-Socket = zmq.Socket[bytes]
-Context = zmq.Context[Socket]
-
-SOCKETS = 16_384  # two per rank, one per running replay
-SUB_OPTIONS = {
-    zmq.RCVHWM: 100_000,  # as the engine's own; dropped messages show as a gap
-    zmq.MAXMSGSIZE: 64 * 1024 * 1024,
-    zmq.RECONNECT_IVL: 100,  # ms, growing up to:
-    zmq.RECONNECT_IVL_MAX: 2_000,
-    zmq.HEARTBEAT_IVL: 5_000,  # a host that vanished closes no connection
-    zmq.HEARTBEAT_TIMEOUT: 15_000,
-    zmq.LINGER: 0,
-}
-REPLAY_OPTIONS = {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: 64 * 1024 * 1024, zmq.RECONNECT_IVL: 100, zmq.LINGER: 0}
 
 
 class EventHandler(Protocol):
@@ -54,7 +41,7 @@ class EventHandler(Protocol):
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a live batch."""
 
-    def on_replayed(self, target: TargetId, batch: EventBatch) -> None:
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a batch of the running replay."""
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
@@ -63,39 +50,66 @@ class EventHandler(Protocol):
     def on_malformed(self, target: TargetId, reason: str) -> None:
         """Count a message that could not be decoded."""
 
+    def resume(self, target: TargetId) -> bool:
+        """Apply a piece of what is left of earlier batches. Return False when nothing was left."""
+
+    def sweep(self) -> bool:
+        """Clean a piece of what was applied for targets that are gone. Return False when nothing was left."""
+
+    def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
+        """Return why no more of this target's events can be taken in; `None`: they can."""
+
+
+class LimitObserver(Protocol):
+    """Learns which engine publishes more than is taken in."""
+
+    def target_over_limit(self, target: TargetId, over: OverLimit) -> None:
+        """Handle it, possibly by unsubscribing from all targets of that engine."""
+
 
 class KvEventSubscriber:
     """The event streams of all targets, on the event loop that runs at the first `subscribe`."""
 
-    def __init__(self, handler: EventHandler, tasks: Tasks, clock: Clock, replay_timeout_s: float) -> None:
+    def __init__(
+        self, handler: EventHandler, limits: LimitObserver, tasks: Tasks, clock: Clock, replay_timeout_s: float
+    ) -> None:
         self._handler = handler
+        self._limits = limits
         self._replay_timeout_s = replay_timeout_s
-        self._context = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._tasks = tasks
-        self._reader = ZmqReader(clock)
+        self._reader = StreamReader(clock)
         self._reader_task: asyncio.Task[None] | None = None
         self._streams: dict[TargetId, _Stream] = {}
+        self._intakes: WeakValueDictionary[str, Intake] = WeakValueDictionary()  # by instance
+        self._sweeper = _Sweeper(handler)
 
     def subscribe(self, target: TargetId, source: EventEndpoint, *, host_cpu: bool = False) -> None:
         """Subscribe to `target` at `source`, replacing an earlier subscription (`host_cpu`: see `decode`)."""
         self.unsubscribe(target)
         if self._reader_task is None:
             self._reader_task = self._tasks.supervise("pump", self._reader.run)
+        intake = self._intakes.setdefault(target.rpartition("/")[0], Intake())
         try:
-            stream = self._streams[target] = _Stream(
-                target, source, host_cpu, self._context, self._reader, self._handler, self._replay_timeout_s
+            self._streams[target] = _Stream(
+                target,
+                source,
+                host_cpu,
+                self._reader,
+                self._handler,
+                self._limits,
+                intake,
+                self._tasks,
+                self._replay_timeout_s,
             )
-            stream.connect()
-        except zmq.ZMQError as error:
+        except ValueError as error:
             log.error("%s: cannot subscribe to KV events at %s: %s", target, source.endpoint, error)
             self._handler.on_malformed(target, "endpoint")
-            self.unsubscribe(target)
 
     def unsubscribe(self, target: TargetId) -> None:
         """Stop receiving events of `target`; a no-op without a subscription."""
         if (stream := self._streams.pop(target, None)) is not None:
             stream.close()
+            self._reader.add(self._sweeper)
 
     async def close(self) -> None:
         """Close all subscriptions and sockets."""
@@ -105,111 +119,149 @@ class KvEventSubscriber:
             self._reader_task.cancel()
             await asyncio.gather(self._reader_task, return_exceptions=True)
             self._reader_task = None
-        self._context.destroy(linger=0)
+
+
+class _Sweeper:
+    """A `PieceWork` of the reader, for when no other events come that would do it."""
+
+    def __init__(self, handler: EventHandler) -> None:
+        self.listed = False
+        self._handler = handler
+
+    def step(self) -> bool:
+        return self._handler.sweep()
 
 
 class _Stream:
-    """The subscription of one rank."""
+    """The subscription of one rank: a `PieceWork` of the reader."""
 
     def __init__(
         self,
         target: TargetId,
         source: EventEndpoint,
         host_cpu: bool,
-        context: Context,
-        reader: ZmqReader,
+        reader: StreamReader,
         handler: EventHandler,
-        timeout_s: float,
+        limits: LimitObserver,
+        intake: Intake,
+        tasks: Tasks,
+        replay_timeout_s: float,
     ) -> None:
+        """Raises ValueError for an endpoint that cannot be connected to."""
+        self.listed = False
         self._target = target
         self._source = source
         self._host_cpu = host_cpu
-        self._context = context
         self._reader = reader
         self._handler = handler
-        self._replay_timeout_s = timeout_s
-        self._replay: _Replay | None = None
-        sub = _socket(context, zmq.SUB, SUB_OPTIONS)
-        self._monitor = ZmqSocket(reader, sub.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED), self._take_monitored)
-        self._sub = ZmqSocket(reader, sub, self._take)
-
-    def connect(self) -> None:
-        """Connect, with the monitor in place: otherwise the first connection could be missed."""
-        self._sub.socket.subscribe(self._source.topic)
-        self._sub.socket.connect(self._source.endpoint)
+        self._limits = limits
+        self._intake = intake
+        self._tasks = tasks
+        self._replay_timeout_s = replay_timeout_s
+        self._decoding: LargeBatch | None = None
+        self._decoding_replay = False  # it is of the running replay
+        self._replay: ZmtpSocket | None = None
+        self._replay_timer: asyncio.TimerHandle | None = None
+        self._live = ZmtpSocket(
+            "SUB", source.endpoint, subscription(source.topic), intake, self._callbacks(self._on_open), tasks
+        )
 
     def close(self) -> None:
-        self._sub.socket.disable_monitor()
-        self._monitor.close()
-        self._sub.close()
-        if self._replay is not None:
-            self._replay.close()
+        self._live.close()
+        self._close_replay()
+        self._decoding = None
 
-    def _take_monitored(self, frames: list[bytes]) -> None:
-        if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._start_replay(self._handler.on_connected(self._target))
+    # the reader's
 
-    def _take(self, frames: list[bytes]) -> None:
-        batch = decode(frames, host_cpu=self._host_cpu)
-        if isinstance(batch, MalformedMessage):
-            self._handler.on_malformed(self._target, batch.reason)
+    def step(self) -> bool:
+        if self._live.closed:
+            return False
+        if self._handler.resume(self._target):
+            more = True
+        elif self._decoding is not None:
+            more = True
+            if (decoded := self._decoding.step()) is not None:
+                self._decoding = None
+                self._take(decoded, self._decoding_replay)
         else:
-            self._start_replay(self._handler.on_batch(self._target, batch))
+            more = self._read()
+        if not self._live.closed and (over := self._handler.over_bounds(self._target)) is not None:
+            self._limits.target_over_limit(self._target, OverLimit(*over))
+        return more and not self._live.closed
 
-    def _take_replayed(self, frames: list[bytes]) -> None:
-        batch = decode_replay(frames, host_cpu=self._host_cpu)
-        if isinstance(batch, ReplayEnd):
-            self._end_replay(True)
-        elif isinstance(batch, MalformedMessage):
-            self._handler.on_malformed(self._target, batch.reason)
-        else:
-            self._handler.on_replayed(self._target, batch)
+    def _read(self) -> bool:
+        """Take the next message, of the replay first. Return False when there is none."""
+        if self._replay is not None and (frames := self._replay.next_message()) is not None:
+            if frames:
+                self._take(decode_replay(frames, host_cpu=self._host_cpu), True)
+            return True
+        if (frames := self._live.next_message()) is None:
+            return False
+        if frames:
+            self._take(decode(frames, host_cpu=self._host_cpu), False)
+        return True
+
+    def _take(
+        self, message: EventBatch | LargeBatch | ReplayEnd | MalformedMessage | OverLimit, replayed: bool
+    ) -> None:
+        match message:
+            case LargeBatch():
+                self._decoding, self._decoding_replay = message, replayed
+            case EventBatch():
+                handle = self._handler.on_replayed if replayed else self._handler.on_batch
+                self._start_replay(handle(self._target, message))
+            case ReplayEnd():
+                self._end_replay(True)
+            case MalformedMessage(reason):
+                self._handler.on_malformed(self._target, reason)
+            case OverLimit():
+                self._limits.target_over_limit(self._target, message)
+
+    # the sockets'
+
+    def _callbacks(self, on_open: Callable[[], None]) -> ZmtpCallbacks:
+        return ZmtpCallbacks(on_open, self._on_readable, self._on_excess)
+
+    def _on_readable(self) -> None:
+        self._reader.add(self)
+
+    def _on_open(self) -> None:
+        self._start_replay(self._handler.on_connected(self._target))
+
+    def _on_excess(self, detail: str) -> None:
+        self._limits.target_over_limit(self._target, OverLimit("message", detail))
+
+    # replays
 
     def _start_replay(self, start_seq: int | None) -> None:
-        if start_seq is None or self._sub.closed:  # the handler may have unsubscribed during its call
+        if start_seq is None or self._live.closed:  # the handler may have unsubscribed during its call
             return
-        if self._replay is not None:
-            self._replay.close()
-        self._replay = _Replay(self._replay_timeout_s, self._take_replayed, self._end_replay)
+        self._close_replay()
+        self._replay_timer = asyncio.get_running_loop().call_later(self._replay_timeout_s, self._end_replay, False)
+        endpoint = self._source.replay_endpoint
+        if endpoint is None:  # the timeout ends the replay
+            return
+        request = [b"", start_seq.to_bytes(8, "big")]
         try:
-            self._replay.start(self._context, self._reader, self._source.replay_endpoint, start_seq)
-        except zmq.ZMQError as error:  # the timeout ends the replay
-            log.error(
-                "%s: cannot request a KV event replay at %s: %s", self._target, self._source.replay_endpoint, error
-            )
+            self._replay = ZmtpSocket("DEALER", endpoint, request, self._intake, self._callbacks(_ignore), self._tasks)
+        except ValueError as error:
+            log.error("%s: cannot request a KV event replay at %s: %s", self._target, endpoint, error)
 
     def _end_replay(self, complete: bool) -> None:
+        self._close_replay()
+        self._start_replay(self._handler.on_replay_end(self._target, complete))
+        self._reader.add(self)  # live batches that waited for the replay
+
+    def _close_replay(self) -> None:
+        if self._replay_timer is not None:
+            self._replay_timer.cancel()
+            self._replay_timer = None
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        self._start_replay(self._handler.on_replay_end(self._target, complete))
+        if self._decoding_replay:
+            self._decoding = None
 
 
-class _Replay:
-    """One request for past batches. `end` is called with False if it takes longer than `timeout_s`."""
-
-    def __init__(self, timeout_s: float, take: Callable[[list[bytes]], None], end: Callable[[bool], None]) -> None:
-        self._take = take
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, end, False)
-        self._reader: ZmqSocket | None = None
-
-    def start(self, context: Context, reader: ZmqReader, endpoint: str | None, start_seq: int) -> None:
-        """Send the request; without an endpoint nothing is sent and the timeout ends the replay."""
-        if endpoint is not None:
-            self._reader = ZmqSocket(reader, _socket(context, zmq.DEALER, REPLAY_OPTIONS), self._take)
-            self._reader.socket.connect(endpoint)
-            self._reader.socket.send_multipart([b"", start_seq.to_bytes(8, "big")], zmq.NOBLOCK)
-            self._reader.wake()
-
-    def close(self) -> None:
-        self._timer.cancel()
-        if self._reader is not None:
-            self._reader.close()
-
-
-def _socket(context: Context, kind: int, options: dict[zmq.SocketOption, int]) -> Socket:
-    """Return a socket with `options`. Raises zmq.ZMQError when out of file descriptors."""
-    socket = context.socket(kind)
-    for option, value in options.items():
-        socket.setsockopt(option, value)
-    return socket
+def _ignore() -> None:
+    """A replay's socket has connected: its request is on the way."""

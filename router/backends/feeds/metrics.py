@@ -18,14 +18,16 @@ from typing import Protocol
 
 from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import Fetch
-from router.backends.vllm.metrics import read_gauges
+from router.backends.vllm.metrics import PAGE_BYTES, read_gauges
 from router.clock import Clock
 from router.config import schema
 from router.fleet.engine_facts import Gauges
+from router.fleet.engine_limits import OverLimit
 from router.tasks import Tasks
 
 CHECKS_PER_INTERVAL = 4
 FIRST_WITHIN_S = 1.0  # polls of instances that join together are spread over this
+TOO_LONG = OverLimit("metrics_page", f"/metrics has more than {PAGE_BYTES:,} bytes")
 
 
 class LoadRegistry(Protocol):
@@ -39,6 +41,9 @@ class LoadRegistry(Protocol):
 
     def gauges(self, instance: str, page: Mapping[int, Gauges], sent_at: float, now: float) -> None:
         """Store the gauges of a metrics page, by rank; {}: it was answered, but nothing could be read."""
+
+    def over_limit(self, instance: str, over: OverLimit) -> None:
+        """Record that the instance answered with more than is taken in."""
 
 
 class _Schedule:
@@ -98,7 +103,9 @@ class MetricsPoller:
     async def _poll(self, instance: str, schedule: _Schedule) -> None:
         sent_at = self._clock.now()
         self._load.polling(instance)
-        answer = await self._fetch(instance, "GET", "/metrics", timeout_s=self._config.timeout_s)
+        answer = await self._fetch(
+            instance, "GET", "/metrics", timeout_s=self._config.timeout_s, limit_bytes=PAGE_BYTES
+        )
         now = self._clock.now()
         schedule.polling = False
         schedule.idle_at = sent_at + self._jitter.around(self._config.idle_interval_s)
@@ -109,5 +116,9 @@ class MetricsPoller:
         if answer is None or answer.status != 200:
             self.unanswered += 1
             schedule.busy_at = schedule.idle_at
-        else:
-            self._load.gauges(instance, read_gauges(answer.body), sent_at, now)
+            return
+        page = TOO_LONG if answer.oversized else read_gauges(answer.body)
+        if isinstance(page, OverLimit):
+            self._load.over_limit(instance, page)
+            page = {}
+        self._load.gauges(instance, page, sent_at, now)

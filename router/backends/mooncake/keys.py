@@ -41,12 +41,13 @@ _KEY = re.compile(
     r"@tp_rank:(?P<tp_rank>\d+)@pcp(?P<pcp>\d+)@dcp(?P<dcp>\d+)@pp_rank:(?P<pp_rank>\d+)"
     r"@group:(?P<group>\d+)@(?P<digest>(?:[0-9a-f]{2})+)"
 )
+KEY_CHARS = 1024  # the expression takes quadratic time in what is not a key
 _STORE_TP = re.compile(r"@store_tp:(\d+)")
 
 
 def parse_key(key: str) -> PoolKey | None:
     """Return the parts of `key`; `None` if it is not the key of a vLLM block (the store may hold anything)."""
-    if (found := _KEY.fullmatch(key)) is None:
+    if len(key) > KEY_CHARS or (found := _KEY.fullmatch(key)) is None:
         return None
     return PoolKey(
         cache_prefix=found["cache_prefix"] or "",

@@ -106,8 +106,8 @@ def _read(answer: HttpAnswer | None) -> tuple[bool, str | None]:
         return True, None
     try:
         health = msgspec.json.decode(answer.body, type=_Health)
-    except msgspec.DecodeError as error:
-        return False, f"GET /health: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False, "GET /health: not the state of a master"
     if health.role == "leader" and not health.service_ready:
         return False, "leads, but does not serve yet"
     return health.role == "leader", None

@@ -16,18 +16,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from router.backends.fetch import Fetch, HttpAnswer
+from router.backends.fetch import ANSWER_BYTES, Fetch, HttpAnswer
 from router.backends.mooncake.answer_cache import BlockPresence
 from router.backends.mooncake.keys import KeyForm
 from router.backends.mooncake.leader import MasterLeader
 from router.clock import Clock
 from router.kvcache.engine_hashes import Digest
 
-MAX_KEYS = 16_000  # in one query, at most: a larger answer could exceed the limit of `fetch`
+MAX_KEYS = 16_000  # in one query, at most
 QUERY_TIMEOUT_S = 1.0  # a request waits `deadline_ms`; a later answer serves the next request
 MAX_LISTED_KEYS = 50_000  # a bigger pool is not listed: the master builds some 100 bytes per key in one piece
 LISTING_TIMEOUT_S = 10.0
-KEY_COUNT = re.compile(rb"^master_key_count (\d+)", re.MULTILINE)
+ANSWER_BYTES_PER_KEY = 1024  # with three replicas 600; a longer answer is not one to the query
+LISTING_BYTES = 8 * 1024 * 1024
+KEY_COUNT = re.compile(rb"^master_key_count (\d{1,12})\s", re.MULTILINE)
 ABSENT_ERRORS = ("OBJECT_NOT_FOUND", "REPLICA_IS_NOT_READY")  # not ready: being written, or half evicted
 
 Trouble = Literal["no_leader", "silent", "standby", "error"]
@@ -58,6 +60,9 @@ class _Answers(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Answers).decode
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding an answer raises that is not what it should be."""
+
 
 class StoreClient:
     """Sends queries to the leading master. Failures are values; `leader` learns when a master no longer leads."""
@@ -76,7 +81,8 @@ class StoreClient:
         )
         path = "/batch_query_keys?keys=" + quote(",".join(chain.from_iterable(keys)), safe=",@:")
         started_at = self._clock.now()
-        answer = await self._get(path, QUERY_TIMEOUT_S)
+        limit_bytes = ANSWER_BYTES_PER_KEY * (len(keys) * form.keys_per_block + 1)
+        answer = await self._get(path, QUERY_TIMEOUT_S, limit_bytes)
         if not isinstance(answer, HttpAnswer):
             return answer
         self.totals = self.totals._replace(
@@ -85,7 +91,7 @@ class StoreClient:
         try:
             data = _decode(answer.body).data
             return [min(map(_presence, map(data.__getitem__, its_keys))) for its_keys in keys]
-        except (msgspec.DecodeError, KeyError, _NoResult):
+        except (*UNREADABLE, KeyError, _NoResult):
             return "error"
 
     async def list_keys(self) -> list[str] | None:
@@ -94,15 +100,17 @@ class StoreClient:
         count = KEY_COUNT.search(metrics.body) if isinstance(metrics, HttpAnswer) else None
         if count is None or int(count[1]) > MAX_LISTED_KEYS:
             return None
-        listing = await self._get("/get_all_keys", LISTING_TIMEOUT_S)
-        return listing.body.decode(errors="replace").split("\n") if isinstance(listing, HttpAnswer) else None
+        listing = await self._get("/get_all_keys", LISTING_TIMEOUT_S, LISTING_BYTES)
+        if not isinstance(listing, HttpAnswer) or listing.body.count(b"\n") > MAX_LISTED_KEYS:
+            return None
+        return listing.body.decode(errors="replace").split("\n")
 
-    async def _get(self, path: str, timeout_s: float) -> HttpAnswer | Trouble:
+    async def _get(self, path: str, timeout_s: float, limit_bytes: int = ANSWER_BYTES) -> HttpAnswer | Trouble:
         leader = self._leader.current
         if leader is None:
             return "no_leader"
-        answer = await self._fetch(leader, "GET", path, timeout_s=timeout_s)
-        if answer is not None and answer.status == 200:
+        answer = await self._fetch(leader, "GET", path, timeout_s=timeout_s, limit_bytes=limit_bytes)
+        if answer is not None and answer.status == 200 and not answer.oversized:
             return answer
         if answer is not None and answer.status != 503:
             return "error"

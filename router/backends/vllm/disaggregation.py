@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from router.fleet.engine_limits import MAX_RANKS, NAME_CHARS
 from router.prompt.body_rewrite import open_body
 from router.prompt.prompt import Endpoint
 
@@ -123,15 +124,18 @@ def ended_by_length(endpoint: Endpoint, answer: bytes) -> bool:
 
 
 def read_engine_ids(answer: bytes) -> dict[int, str] | None:
-    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable."""
+    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable, or of
+    more ranks than an instance may have.
+    """
     try:
         ranks = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(ranks, dict):
+    if not isinstance(ranks, dict) or len(ranks) > MAX_RANKS:
         return None
     entries = [(rank, entry.get("engine_id")) for rank, entry in ranks.items() if isinstance(entry, dict)]
-    return {int(rank): id for rank, id in entries if rank.isdecimal() and len(rank) < 10 and isinstance(id, str) and id}
+    named = [(rank, id) for rank, id in entries if isinstance(id, str) and 0 < len(id) <= NAME_CHARS]
+    return {int(rank): id for rank, id in named if rank.isdecimal() and len(rank) < 10}
 
 
 def _value_start(members: Mapping[str, Raw], name: str) -> bytes:

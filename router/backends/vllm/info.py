@@ -1,41 +1,71 @@
 """Parses vLLM's small HTTP answers into domain values. Unreadable answers become `None`, never an exception.
 
-Single invalid entries are left out; the rest of the answer still counts.
+Single invalid entries are left out; the rest of the answer still counts. The caller bounds an answer's bytes; here the
+number of entries and the length of names are bounded (`router/fleet/engine_limits.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from typing import Any, NamedTuple
 
 import msgspec
 
 from router.fleet.engine_facts import EventEndpoint, ModelCard
+from router.fleet.engine_limits import (
+    MAX_CONTEXT_TOKENS,
+    MAX_MODELS,
+    MAX_RANKS,
+    NAME_CHARS,
+    PATH_CHARS,
+    OverLimit,
+)
 
 WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 
 
-def read_models(body: bytes) -> list[ModelCard] | None:
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+_TOKENIZED = msgspec.json.Decoder(_Tokenized)  # typed: a million ids are checked in C
+
+
+class ModelList(NamedTuple):
+    """The first `MAX_MODELS` models and adapters of an engine; `over` says that there are more."""
+
+    cards: list[ModelCard]
+    over: OverLimit | None = None
+
+
+def read_models(body: bytes) -> ModelList | None:
     """Parse `GET /v1/models`; `None` if it cannot be read."""
     answer = _json(body)
     entries = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(entries, list):
         return None
-    return [card for entry in entries if (card := _card(entry)) is not None]
+    over = None
+    if len(entries) > MAX_MODELS:
+        over = OverLimit("models", f"more than {MAX_MODELS:,} models in /v1/models: the first ones are served")
+    return ModelList([card for entry in entries[:MAX_MODELS] if (card := _card(entry)) is not None], over)
 
 
 def _card(entry: Any) -> ModelCard | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+    if not isinstance(entry, dict) or (id := _text(entry, "id")) is None:
         return None
-    return ModelCard(entry["id"], _text(entry, "root"), _text(entry, "parent"), _whole(entry.get("max_model_len")))
+    root, length = _text(entry, "root", PATH_CHARS), _whole(entry.get("max_model_len"))
+    return ModelCard(id, root, _text(entry, "parent"), length)
 
 
-def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | None:
+def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | OverLimit | None:
     """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own, in
     place of the wildcards that engines bind to. Ranks without events are absent; `None` if it cannot be read.
     """
     answer = _json(body)
     if not isinstance(answer, dict):
         return None
+    if len(answer) > MAX_RANKS:
+        return OverLimit("ranks", f"more than {MAX_RANKS} ranks in /kv_event_sources")
     found = (_source(key, entry, host) for key, entry in answer.items())
     by_rank = {source.rank: source for source in found if source is not None}
     return [by_rank[rank] for rank in sorted(by_rank)]
@@ -66,13 +96,12 @@ def _reachable(endpoint: str | None, host: str) -> str | None:
     return f"tcp://{bound}:{port}"
 
 
-def read_tokenize(body: bytes) -> list[int] | None:
-    """Return the prompt's token ids from `POST /tokenize`; `None` if it cannot be read."""
-    answer = _json(body)
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+def read_tokenize(body: bytes) -> array[int] | None:
+    """Return the prompt's token ids (typecode "I") from `POST /tokenize`; `None` if it cannot be read."""
+    try:
+        return array("I", _TOKENIZED.decode(body).tokens)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
-    return tokens
 
 
 def _json(body: bytes) -> Any:
@@ -82,10 +111,10 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def _text(entry: dict[str, Any], key: str) -> str | None:
+def _text(entry: dict[str, Any], key: str, most_chars: int = NAME_CHARS) -> str | None:
     value = entry.get(key)
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and len(value) <= most_chars else None
 
 
 def _whole(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value <= MAX_CONTEXT_TOKENS else None

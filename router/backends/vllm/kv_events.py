@@ -1,68 +1,37 @@
 """vLLM's KV event messages: decodes ZeroMQ frames into batches of domain events (`protocol.md` 1, 2).
 
-A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`. Events are maps since vLLM 0.24 and arrays
-before; both are read, event by event, untyped: a typed decoder loses the whole batch for one unknown event. Events
-without token blocks of this rank are skipped and counted by reason, never an error:
+A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`; `kv_event.py` reads its events.
 
-    unknown      an unknown type                           broken    fields of the wrong type, or that do not fit
-    pool         a removal from the shared store           medium    an unknown storage medium
-    group        not full attention: cannot be matched     adapter   a LoRA without its name (vLLM < 0.16)
-                 by tokens (sliding window, state space)   placeholder  hashes without tokens (offload tiers)
-    length       tokens and hashes do not line up (masked groups)
-
-`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator
-configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups pass;
-they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
+The events of one engine step are decoded in one call, which is fastest. A message is as large as an engine likes, so
+one of more than `PLAIN_BYTES` becomes a `LargeBatch`: its events are found in one pass that builds no objects, and then
+decoded some at a time, a large event field by field. So no message takes longer at a time than a request may wait.
+Knows nothing of targets, order or keys.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import msgspec
+from msgspec import Raw
 
-from router.kvcache.events import (
-    BlocksCleared,
-    BlocksPooled,
-    BlocksRemoved,
-    BlocksStored,
-    EngineHash,
-    Event,
-    EventBatch,
-    Tier,
-)
+from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, read_event
+from router.fleet.engine_limits import OverLimit
+from router.kvcache.events import BlocksRemoved, Event, EventBatch
 
-Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
+PLAIN_BYTES = 64 * 1024  # a step of 8,000 tokens; 20 ms for the worst content
+MESSAGE_EVENTS = 1 << 17  # a step that loads a prompt of a million tokens removes a block of 16 per event: 62,500
+EVENT_FIELDS = 64
+EVENT_BLOCKS = 1 << 17
+EVENT_TOKENS = 1 << 20  # decoded in one call: 35 ms
+STEP_EVENTS = 512  # decoded at once: about a millisecond
 
-U64 = 0xFFFF_FFFF_FFFF_FFFF
 END_OF_REPLAY = b"\xff" * 8  # sequence -1
 MILLISECONDS_FROM = 1e11  # in seconds the year 5138: Mooncake's master sends milliseconds
 
-# Array events: the tag, then these in order; older versions stop earlier.
-FIELDS = {
-    "BlockStored": (
-        "block_hashes",
-        "parent_block_hash",
-        "token_ids",
-        "block_size",
-        "lora_id",
-        "medium",
-        "lora_name",
-        "extra_keys",
-        "group_idx",
-        "kv_cache_spec_kind",
-    ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-    "AllBlocksCleared": (),
-}
-FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
-GPU = Tier.GPU
-ONLY_INTS = {int}
-TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
-
+_UNREADABLE = (ValueError, RecursionError)  # msgspec's own errors, bad UTF-8, absurd nesting
 _unpack = msgspec.msgpack.Decoder().decode
 
 
@@ -76,14 +45,18 @@ class ReplayEnd(NamedTuple):
     """The end marker of a replay."""
 
 
-def decode(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | MalformedMessage:
+def decode(
+    frames: Sequence[bytes], *, host_cpu: bool = False
+) -> EventBatch | LargeBatch | MalformedMessage | OverLimit:
     """Decode one message of the event stream."""
     if len(frames) != 3:
         return MalformedMessage("frames")
     return _batch(frames[1], frames[2], host_cpu)
 
 
-def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBatch | ReplayEnd | MalformedMessage:
+def decode_replay(
+    frames: Sequence[bytes], *, host_cpu: bool = False
+) -> EventBatch | LargeBatch | ReplayEnd | MalformedMessage | OverLimit:
     """Decode one replay answer, as a DEALER receives it. Read from the back: since 0.26 there is a topic in front."""
     if not 3 <= len(frames) <= 4:
         return MalformedMessage("frames")
@@ -92,175 +65,200 @@ def decode_replay(frames: Sequence[bytes], *, host_cpu: bool = False) -> EventBa
     return _batch(frames[-2], frames[-1], host_cpu)
 
 
-def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
+def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | LargeBatch | MalformedMessage | OverLimit:
     if len(sequence) != 8:
         return MalformedMessage("sequence")
+    if len(payload) > PLAIN_BYTES:
+        return _large(sequence, payload, host_cpu)
     try:
         content = _unpack(payload)
-    except (ValueError, RecursionError):  # msgspec's own errors, bad UTF-8, absurd nesting
+    except _UNREADABLE:
         return MalformedMessage("payload")
     if type(content) is not list or len(content) < 2 or type(content[1]) is not list:
         return MalformedMessage("payload")
-    stamp, raw_events = content[0], content[1]
+    batch = _begin(sequence, content[0], content[2] if len(content) > 2 else None, len(payload))
+    if isinstance(batch, MalformedMessage):
+        return batch
+    for raw in content[1]:
+        _add(batch, read_event(raw, host_cpu))
+    return batch
+
+
+def _begin(sequence: bytes, stamp: Any, rank: Any, size_bytes: int) -> EventBatch | MalformedMessage:
+    """Return the batch without its events."""
     if type(stamp) not in (int, float) or not isfinite(stamp):
         return MalformedMessage("timestamp")
-    rank = content[2] if len(content) > 2 and type(content[2]) is int else None
-    events: list[Event] = []
-    skipped: dict[str, int] = {}
-    for raw in raw_events:
-        event = _event(raw, host_cpu)
-        if isinstance(event, str):
-            skipped[event] = skipped.get(event, 0) + 1
-        elif type(event) is BlocksRemoved and events and _extends(last := events[-1], event):
-            last.hashes.extend(event.hashes)
-        else:
-            events.append(event)
     wall_s = stamp / 1000 if stamp > MILLISECONDS_FROM else float(stamp)
-    return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, events, skipped)
+    rank = rank if type(rank) is int else None
+    return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, [], {}, size_bytes)
+
+
+def _add(batch: EventBatch, event: Event | list[Event] | str) -> None:
+    """Add what an event was read as. Adjacent removals become one: vLLM sends one per evicted block, merged they cost
+    half.
+    """
+    if isinstance(event, str):
+        batch.skipped[event] = batch.skipped.get(event, 0) + 1
+    elif isinstance(event, list):
+        batch.events.extend(event)
+    elif type(event) is BlocksRemoved and batch.events and _extends(last := batch.events[-1], event):
+        last.hashes.extend(event.hashes)
+    else:
+        batch.events.append(event)
 
 
 def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
-    """Return whether a removal merges into the last event: vLLM sends one per evicted block; merged they cost half."""
-    return type(last) is BlocksRemoved and last.tier is event.tier and last.group == event.group
+    return (
+        type(last) is BlocksRemoved
+        and last.tier is event.tier
+        and last.group == event.group
+        and len(last.hashes) + len(event.hashes) <= PIECE_BLOCKS
+    )
 
 
-def _event(raw: Any, host_cpu: bool) -> Event | Skipped:
-    if type(raw) is dict:
-        kind, fields = raw.get("type"), raw
-    elif type(raw) is list and raw and type(raw[0]) is str:
-        kind = raw[0]
-        fields = dict(zip(FIELDS.get(kind, ()), raw[1:], strict=False))  # shorter: older; longer: newer
-    else:
-        return "broken"
-    if kind == "BlockStored":
-        return _stored(fields, host_cpu)
-    if kind == "BlockRemoved":
-        return _removed(fields, host_cpu)
-    return BlocksCleared() if kind == "AllBlocksCleared" else "unknown"
+class _Message(msgspec.Struct, array_like=True):
+    stamp: Any
+    events: list[Raw]
+    rank: Any = None
 
 
-def _stored(fields: dict[str, Any], host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
-    tier = _tier(fields.get("medium"), host_cpu)
-    if tier == "pool":
-        return _pooled(fields)
-    if isinstance(tier, str):
-        return tier
-    if fields.get("kv_cache_spec_kind") not in FULL_ATTENTION:
-        return "group"
-    block_tokens, raw_ids = fields.get("block_size"), fields.get("token_ids")
-    if not block_tokens or not raw_ids:
-        return "placeholder"
-    hashes, token_ids, group = _hashes(fields.get("block_hashes")), _token_ids(raw_ids), _group(fields)
-    if hashes is None or token_ids is None or group is None or type(block_tokens) is not int:
-        return "broken"
-    if len(token_ids) != block_tokens * len(hashes):
-        return "length"
-    raw_parent, adapter = fields.get("parent_block_hash"), fields.get("lora_name")
-    parent = None if raw_parent is None else _hash(raw_parent)
-    extra = _extra_keys(fields.get("extra_keys"), len(hashes), adapter, root=raw_parent is None)
-    if (parent is None and raw_parent is not None) or extra is None or type(adapter) not in (str, type(None)):
-        return "broken"
-    if adapter is None and fields.get("lora_id") is not None:
-        return "adapter"
-    return BlocksStored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
+_find_events = msgspec.msgpack.Decoder(_Message).decode
+_unpack_map = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_unpack_array = msgspec.msgpack.Decoder(list[Raw]).decode
+_unpack_ints = msgspec.msgpack.Decoder(list[int]).decode
+_unpack_hashes = msgspec.msgpack.Decoder(list[int | bytes]).decode
 
 
-def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
-    """Decode blocks put into the pool. Tokens may be missing: the hashes are enough (`protocol.md` 6.6)."""
-    hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
-    raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
-    parent = None if raw_parent is None else _hash(raw_parent)
-    if not block_tokens:
-        return "placeholder"
-    if hashes is None or token_ids is None or type(block_tokens) is not int:
-        return "broken"
-    if (parent is None and raw_parent is not None) or len(token_ids) not in (0, block_tokens * len(hashes)):
-        return "broken"
-    return BlocksPooled(hashes, parent, token_ids, block_tokens)
+def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | MalformedMessage | OverLimit:
+    count = _count_events(payload)
+    if count is None:
+        return MalformedMessage("payload")
+    if count > MESSAGE_EVENTS:
+        return OverLimit("message", f"a message of more than {MESSAGE_EVENTS:,} KV events")
+    try:
+        message = _find_events(payload)
+    except _UNREADABLE:
+        return MalformedMessage("payload")
+    batch = _begin(sequence, message.stamp, message.rank, len(payload))
+    return batch if isinstance(batch, MalformedMessage) else LargeBatch(batch, message.events, host_cpu)
 
 
-def _removed(fields: dict[str, Any], host_cpu: bool) -> BlocksRemoved | Skipped:
-    tier = _tier(fields.get("medium"), host_cpu)
-    if isinstance(tier, str):
-        return tier
-    hashes, group = _hashes(fields.get("block_hashes")), _group(fields)
-    return "broken" if hashes is None or group is None else BlocksRemoved(hashes, tier, group)
+def _count_events(payload: bytes) -> int | None:
+    """Return how many events a message says it has, without decoding it; `None`: it is no message."""
+    widths = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+    if payload[0] & 0xF0 != 0x90 or payload[0] < 0x92:
+        return None
+    stamp = payload[1]
+    return _length(payload, ARRAY, 2 + (0 if stamp < 0x80 else widths.get(stamp, len(payload))))
 
 
-def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
-    """Return the tier of a medium. Its case matters only for `cpu`."""
-    if medium is None or medium == "GPU":
-        return GPU
-    if medium == "cpu" and not host_cpu:
-        return "pool"
-    return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
+ARRAY, MAP = (0x90, 0xDC), (0x80, 0xDE)  # heads: with four bits of length; with 16 bits, and the next with 32
 
 
-def _group(fields: dict[str, Any]) -> int | None:
-    group = fields.get("group_idx")
-    return 0 if group is None else group if type(group) is int else None
-
-
-def _hash(raw: Any) -> EngineHash | None:
-    """Return unsigned 64 bits: of an int (a signed one folded), or the last 8 bytes of a digest."""
-    if type(raw) is int:
-        return EngineHash(raw & U64)
-    if type(raw) is bytes and len(raw) >= 8:
-        return EngineHash(int.from_bytes(raw[-8:], "big"))
+def _length(packed: bytes | Raw, kind: tuple[int, int] = ARRAY, at: int = 0) -> int | None:
+    """Return the length of the msgpack array or map that begins at `at`; `None`: none does."""
+    head = bytes(memoryview(packed)[at : at + 5])
+    small, large = kind
+    match head[0] if head else None:
+        case int(first) if small <= first < small + 16:
+            return first - small
+        case int(first) if first == large:
+            return int.from_bytes(head[1:3], "big")
+        case int(first) if first == large + 1:
+            return int.from_bytes(head[1:5], "big")
     return None
 
 
-def _hashes(raw: Any) -> list[EngineHash] | None:
-    """Return `_hash` of each; `None` if one of them is invalid."""
-    if type(raw) is not list:
+class LargeBatch:
+    """A large message that is being decoded: call `step` until it returns something else than `None`."""
+
+    def __init__(self, batch: EventBatch, events: list[Raw], host_cpu: bool) -> None:
+        self._batch = batch
+        self._events = iter(events)
+        self._pieces: Iterator[Any] = iter(())  # of the present event, if that is large
+        self._host_cpu = host_cpu
+
+    def step(self) -> EventBatch | OverLimit | None:
+        """Decode some more events. Return the batch when all are decoded, or what is wrong with the message."""
+        for _ in range(STEP_EVENTS):
+            try:
+                if (piece := next(self._pieces, None)) is not None:
+                    _add(self._batch, read_event(piece, self._host_cpu))
+                    return None
+                if (raw := next(self._events, None)) is None:
+                    return self._batch
+                if len(memoryview(raw)) <= PLAIN_BYTES:
+                    _add(self._batch, read_event(_unpack(raw), self._host_cpu))
+                else:
+                    self._pieces = _cut_fields(raw)
+            except _UNREADABLE:
+                _add(self._batch, "broken")
+            except _TooMuch as beyond:
+                return OverLimit("message", str(beyond))
         return None
-    if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
-        return cast("list[EngineHash]", raw)
-    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack ints have at most 64 bits
-        return cast("list[EngineHash]", raw)
-    hashes = [known for value in raw if (known := _hash(value)) is not None]
-    return hashes if len(hashes) == len(raw) else None
 
 
-def _token_ids(raw: Any) -> array[int] | None:
-    try:
-        return array("I", raw) if type(raw) is list else None
-    except (TypeError, OverflowError):
-        return None
+class _TooMuch(Exception):
+    """An event has more than the event of one prompt."""
 
 
-class _Extra(NamedTuple):
-    salt: str | None
-    extras: tuple[bytes, ...] | None
+def _cut_fields(raw: Raw) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a large event as those of several events about `PIECE_BLOCKS` blocks each.
 
-
-NO_EXTRA = _Extra(None, None)
-
-
-def _extra_keys(raw: Any, blocks: int, adapter: str | None, *, root: bool) -> _Extra | None:
-    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in this
-    order.
-
-    The adapter has a field of its own; the salt can only be on a chain's first block. `None`: not understood.
+    Raises _TooMuch for an event with more than that of any prompt.
     """
-    if raw is None:
-        return NO_EXTRA
-    if type(raw) is not list or len(raw) != blocks:
-        return None
-    if not any(raw):
-        return NO_EXTRA
-    salt: str | None = None
-    extras: list[bytes] = []
-    for position, items in enumerate(raw):
-        if not items:
-            extras.append(b"")
-            continue
-        if type(items) is not list:
-            return None
-        rest = items[1:] if adapter is not None and items[0] == adapter else items
-        if root and position == 0:
-            salts = [item for item in rest if type(item) is str]
-            salt = salts[-1] if salts else None
-            rest = [item for item in rest if type(item) is not str] + salts[:-1]
-        extras.append(msgspec.msgpack.encode(rest) if rest else b"")
-    return _Extra(salt, tuple(extras) if any(extras) else None)
+    fields = _large_fields(raw)
+    hashes, tokens, extras = fields.get("block_hashes"), fields.get("token_ids"), fields.pop("extra_keys", None)
+    if not hashes or (tokens and len(tokens) % len(hashes)):
+        yield fields
+        return
+    width = len(tokens) // len(hashes) if tokens else 0
+    for start in range(0, len(hashes), PIECE_BLOCKS):
+        end = start + PIECE_BLOCKS
+        piece = fields | {"block_hashes": hashes[start:end]}
+        if start:
+            piece["parent_block_hash"] = hashes[start - 1]
+        if tokens:
+            piece["token_ids"] = tokens[start * width : end * width]
+        if extras is not None:
+            piece["extra_keys"] = [_small(extra) for extra in extras[start:end]]
+        yield piece
+
+
+def _large_fields(raw: Raw) -> dict[str, Any]:
+    """Return the fields of an event, with its extra keys undecoded."""
+    count = _length(raw)
+    _check(count or _length(raw, MAP) or 0, EVENT_FIELDS, "fields")
+    if count is None:
+        members = _unpack_map(raw)
+    else:
+        kind, *rest = _unpack_array(raw)
+        tag = _small(kind)
+        names = FIELDS.get(tag, ()) if isinstance(tag, str) else ()
+        members = {"type": kind} | dict(zip(names, rest, strict=False))
+    fields: dict[str, Any] = {}
+    for name, value in members.items():
+        count = _length(value)
+        match name:
+            case "token_ids" if count is not None:
+                _check(count, EVENT_TOKENS, "tokens")
+                fields[name] = _unpack_ints(value)
+            case "block_hashes" if count is not None:
+                _check(count, EVENT_BLOCKS, "blocks")
+                fields[name] = _unpack_hashes(value)
+            case "extra_keys" if count is not None:
+                _check(count, EVENT_BLOCKS, "blocks")
+                fields[name] = _unpack_array(value)
+            case _:
+                fields[name] = _small(value)
+    return fields
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise _TooMuch(f"a KV event with more than {most:,} {what}")
+
+
+def _small(raw: Raw) -> Any:
+    """Return a value of a few KB; for a larger one something that is no value of any field."""
+    return _unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...

@@ -5,6 +5,9 @@ much for polling a fleet. Here `bytes.find` jumps to each metric, and only its l
 escapes included. In the Prometheus format a metric's lines are adjacent, so the first other line ends the search;
 except for a histogram's sums, which lie between the buckets: there the search continues.
 
+A page is as long as an engine likes, so what is parsed of it is bounded (`PARSED_BYTES`), in expressions that take
+linear time. A page beyond that is not read at all.
+
 Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every cache
 setting as a label, "None" where it is unset. Missing and invalid values are `None`, and no page raises.
 """
@@ -16,10 +19,21 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
 from router.fleet.engine_facts import Gauges, PoolTransferCounts
+from router.fleet.engine_limits import (
+    MAX_BLOCK_TOKENS,
+    MAX_CAPACITY_TOKENS,
+    MAX_MODELS,
+    MAX_RANKS,
+    NAME_CHARS,
+    OverLimit,
+)
 
-LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(rb'(?<!\w)([a-zA-Z_]\w*+)="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 MAX_VALUE = 1e15  # larger counts are invalid
+PAGE_BYTES = 8 * 1024 * 1024  # of `MAX_RANKS` ranks
+PARSED_BYTES = 1024 * 1024  # of the lines that matter; `MAX_RANKS` ranks have 0.4 MB
+LINE_COST_BYTES = 128  # counted for each line beside its own bytes
 
 Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
@@ -28,9 +42,36 @@ NO_LABELS: Labels = {}
 LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
-def read_gauges(page: bytes) -> dict[int, Gauges]:
+class _TooMuch(Exception):
+    """The lines that matter are more than `PARSED_BYTES`."""
+
+
+class _Page:
+    """A page of which so many bytes may still be parsed."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text  # begins with a line break
+        self._left_bytes = PARSED_BYTES
+
+    def take(self, size: int) -> None:
+        """Count a line that is parsed. Raises _TooMuch."""
+        self._left_bytes -= size + LINE_COST_BYTES
+        if self._left_bytes < 0:
+            raise _TooMuch
+
+
+def read_gauges(page: bytes) -> dict[int, Gauges] | OverLimit:
     """Return the gauges of each rank (label `engine`, 0 where there is none); {} if nothing could be read."""
-    page = b"\n" + page
+    try:
+        gauges = _read(_Page(b"\n" + page))
+    except _TooMuch:
+        return OverLimit("metrics_page", f"more than {PARSED_BYTES:,} bytes of /metrics are about what routing needs")
+    if len(gauges) > MAX_RANKS:
+        return OverLimit("ranks", f"more than {MAX_RANKS} ranks in /metrics")
+    return gauges
+
+
+def _read(page: _Page) -> dict[int, Gauges]:
     running = _gauge(page, b"vllm:num_requests_running", float.__add__)
     waiting = _gauge(page, b"vllm:num_requests_waiting", float.__add__)
     usage = _gauge(page, b"vllm:kv_cache_usage_perc", max) or _gauge(page, b"vllm:gpu_cache_usage_perc", max)
@@ -38,16 +79,16 @@ def read_gauges(page: bytes) -> dict[int, Gauges]:
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
     loads = _pool_loads(page)
-    lora = _lora(page) if len(ranks) == 1 else {}  # its line names no rank
+    lora = _lora(page) if len(ranks) == 1 else NO_LABELS  # its line names no rank
     return {
         rank: Gauges(
             _count(running.get(rank)),
             _count(waiting.get(rank)),
             _share(usage.get(rank)),
-            _number(caches.get(rank, {}).get(b"block_size")),
+            _number(caches.get(rank, {}).get(b"block_size"), MAX_BLOCK_TOKENS),
             _capacity_tokens(caches.get(rank, {})),
             _names(lora.get(b"running_lora_adapters")),
-            _number(lora.get(b"max_lora")),
+            _number(lora.get(b"max_lora"), MAX_MODELS),
             _names(lora.get(b"waiting_lora_adapters")),
             loads.get(rank),
             _count(generated.get(rank)),
@@ -56,7 +97,7 @@ def read_gauges(page: bytes) -> dict[int, Gauges]:
     }
 
 
-def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
+def _gauge(page: _Page, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
     """Return the metric by rank from the lines with labels `only`; `join` combines lines of several model names."""
     values: PerRank = {}
     for rank, labels, value in _lines(page, name):
@@ -65,7 +106,7 @@ def _gauge(page: bytes, name: bytes, join: Callable[[float, float], float], only
     return values
 
 
-def _pool_loads(page: bytes) -> dict[int, PoolTransferCounts]:
+def _pool_loads(page: _Page) -> dict[int, PoolTransferCounts]:
     """Return what MooncakeStoreConnector's workers loaded from the store, by rank, without failed attempts. A rank that
     has never loaded has no such lines. One key is one block of one worker and cache group.
     """
@@ -79,45 +120,52 @@ def _pool_loads(page: bytes) -> dict[int, PoolTransferCounts]:
     }
 
 
-def _lora(page: bytes) -> Labels:
+def _lora(page: _Page) -> Labels:
     """Return the labels of the present LoRA state: vLLM keeps a line for every earlier set of names and writes the time
-    as its value, so the largest is the latest.
+    as its value, so the largest is the latest. An engine that has run for long may have thousands: too many to look.
     """
-    latest = max(_lines(page, b"vllm:lora_requests_info"), key=lambda line: line[2], default=None)
-    return {} if latest is None else latest[1]
+    try:
+        latest = max(_lines(_Page(page.text), b"vllm:lora_requests_info"), key=lambda line: line[2], default=None)
+    except _TooMuch:
+        return NO_LABELS
+    return NO_LABELS if latest is None else latest[1]
 
 
 def _names(value: bytes | None) -> frozenset[str] | None:
-    if value is None:
+    if value is None or value.count(b",") >= MAX_MODELS:
         return None
-    return frozenset(name.strip().decode("utf-8", "replace") for name in value.split(b",") if name.strip())
+    names = (name.strip() for name in value.split(b","))
+    return frozenset(name.decode("utf-8", "replace") for name in names if 0 < len(name) <= NAME_CHARS)
 
 
-def _lines(page: bytes, name: bytes) -> Iterator[tuple[int, Labels, float]]:
+def _lines(page: _Page, name: bytes) -> Iterator[tuple[int, Labels, float]]:
     """Yield every sample of one metric: rank, labels, finite value."""
-    needle = b"\n" + name
-    at = page.find(needle)
+    text, needle = page.text, b"\n" + name
+    at = text.find(needle)
     while at >= 0:
         start = at + len(needle)
-        end = page.find(b"\n", start)
-        line = page[start : end if end >= 0 else len(page)]
+        end = text.find(b"\n", start)
+        size = (end if end >= 0 else len(text)) - start
+        page.take(size)
+        line = text[start : start + size]
         if line[:1] in (b"{", b" "):
             if (sample := _sample(line)) is not None:
                 yield sample
-            if end < 0 or not (page.startswith(name, end + 1) or name.endswith(b"_sum")):
+            if end < 0 or not (text.startswith(name, end + 1) or name.endswith(b"_sum")):
                 return
-            at = page.find(needle, end)
+            at = text.find(needle, end)
         else:  # another metric with the same prefix
-            at = page.find(needle, start)
+            at = text.find(needle, start)
 
 
 def _sample(line: bytes) -> tuple[int, Labels, float] | None:
     """Parse `{a="b",...} value [timestamp]`: labels may hold spaces and braces, what follows them may not."""
     head, _, tail = line.rpartition(b"}")
     labels = {key: _unescape(value) for key, value in LABEL.findall(head)}
+    engine = labels.get(b"engine", b"0")
     try:
-        rank = int(labels.get(b"engine", b"0"))
-        value = float(tail.split()[0])
+        rank = int(engine) if len(engine) < 10 else -1
+        value = float(tail.split(maxsplit=1)[0])
     except (ValueError, IndexError):
         return None
     return (rank, labels, value) if rank >= 0 and isfinite(value) else None
@@ -137,16 +185,17 @@ def _share(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _number(value: bytes | None) -> int | None:
-    """Return a label's positive whole number; `None` for anything else."""
+def _number(value: bytes | None, most: int) -> int | None:
+    """Return a label's whole number from 1 to `most`; `None` for anything else."""
     if value is None or not value.isdigit() or len(value) > 15:
         return None
-    return int(value) or None
+    return number if 0 < (number := int(value)) <= most else None
 
 
 def _capacity_tokens(cache: Labels) -> int | None:
     """Return the KV tokens that fit: stated by newer versions, blocks times block size before."""
-    if (tokens := _number(cache.get(b"kv_cache_size_tokens"))) is not None:
+    if (tokens := _number(cache.get(b"kv_cache_size_tokens"), MAX_CAPACITY_TOKENS)) is not None:
         return tokens
-    blocks, size = _number(cache.get(b"num_gpu_blocks")), _number(cache.get(b"block_size"))
+    size = _number(cache.get(b"block_size"), MAX_BLOCK_TOKENS)
+    blocks = None if size is None else _number(cache.get(b"num_gpu_blocks"), MAX_CAPACITY_TOKENS // size)
     return None if blocks is None or size is None else blocks * size

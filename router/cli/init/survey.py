@@ -17,6 +17,7 @@ import httpx
 from router.backends.vllm.info import read_event_sources, read_models
 from router.backends.vllm.metrics import read_gauges
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.fleet.engine_limits import OverLimit
 
 PREFIX_CACHING = re.compile(rb'^vllm:cache_config_info\{.*?enable_prefix_caching="(True|False)"', re.MULTILINE)
 DEFAULT_BLOCK_TOKENS = 16
@@ -120,18 +121,20 @@ async def survey_engine(url: str, api_key: str | None = None, timeout_s: float =
             if health.status_code != 200:
                 return EngineSurvey(url, error=f"GET /health: {health.status_code}")
             listing = await client.get("/v1/models")
-            cards = read_models(listing.content) if listing.status_code == 200 else None
-            if not cards:
+            models = read_models(listing.content) if listing.status_code == 200 else None
+            if models is None or not models.cards:
                 hint = "; is --api-key-env right?" if listing.status_code in (401, 403) else ""
                 return EngineSurvey(url, error=f"GET /v1/models: {listing.status_code} and no list of models{hint}")
             page = (await client.get("/metrics")).content
             gauges = read_gauges(page)
+            if isinstance(gauges, OverLimit):
+                return EngineSurvey(url, error=gauges.detail)
             caching = PREFIX_CACHING.search(page)
             sources = await _event_sources(client, url)
             survey = EngineSurvey(
                 url,
                 version=_text(await client.get("/version"), "version"),
-                cards=tuple(cards),
+                cards=tuple(models.cards),
                 gauges=gauges,
                 prefix_caching=None if caching is None else caching[1] == b"True",
                 sources=sources,
@@ -149,7 +152,7 @@ async def survey_engine(url: str, api_key: str | None = None, timeout_s: float =
 async def _event_sources(client: httpx.AsyncClient, url: str) -> tuple[EventEndpoint, ...] | None:
     answer = await client.get("/kv_event_sources")
     found = read_event_sources(answer.content, urlsplit(url).hostname or "") if answer.status_code == 200 else None
-    return None if found is None else tuple(found)
+    return None if found is None or isinstance(found, OverLimit) else tuple(found)
 
 
 async def _unreachable(sources: tuple[EventEndpoint, ...]) -> tuple[str, ...]:

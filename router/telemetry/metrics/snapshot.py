@@ -114,6 +114,8 @@ class ConnectionState(NamedTuple):
 
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
+    distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
+    over_limit: Mapping[tuple[str, str], int] = {}  # by instance and bound
     tokenizers: Mapping[str, TokenizationReport] = {}  # by model
     policy_faults: Mapping[tuple[str, str], int] = {}  # by policy and plug-in
     discovery_trouble: Mapping[str, bool] = {}  # by source

@@ -54,6 +54,8 @@ HELP = {
     "prefill_us_per_token": "fitted prefill cost of the instance, microseconds per uncached token",
     "prefill_samples": "requests behind that fit; 0: the configured prior",
     "instance_state": "1 for the state the instance is in",
+    "engine_distrusted": "1 for an instance whose events are ignored, because it sent more than the router takes in",
+    "engine_limit_total": "answers and messages of an engine beyond a bound of the router, by bound",
     "breaker_state": "1 for the state the target's breaker is in",
     "stream_state": "1 for the state the target's event stream is in",
     "index_blocks": "blocks that the index has for the target",
@@ -153,6 +155,8 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     for name, value in TARGET_VALUES.items():
         yield build_family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)
+    yield build_family("engine_distrusted", ("instance",), by_label(now.distrusted))
+    yield build_family("engine_limit_total", ("instance", "limit"), now.over_limit.items())
     yield from _tokenizers(now.tokenizers)
     yield build_family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
     yield build_family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))

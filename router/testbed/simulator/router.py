@@ -113,13 +113,24 @@ class SimulatedRouter:
         return self.scheduler.indexer.on_connected(self._ids[number])
 
     def on_events(self, number: int, batch: EventBatch) -> int | None:
-        return self.scheduler.indexer.on_batch(self._ids[number], batch)
+        replay_from = self.scheduler.indexer.on_batch(self._ids[number], batch)
+        self._finish(number)
+        return replay_from
 
     def on_replay(self, number: int, batches: Sequence[EventBatch]) -> int | None:
         """Apply a complete replay."""
         for batch in batches:
-            self.scheduler.indexer.on_replayed(self._ids[number], batch)
-        return self.scheduler.indexer.on_replay_end(self._ids[number], True)
+            if (replay_from := self.scheduler.indexer.on_replayed(self._ids[number], batch)) is not None:
+                return replay_from
+            self._finish(number)
+        replay_from = self.scheduler.indexer.on_replay_end(self._ids[number], True)
+        self._finish(number)
+        return replay_from
+
+    def _finish(self, number: int) -> None:
+        """Apply all that was received: time stands still meanwhile."""
+        while self.scheduler.indexer.resume(self._ids[number]):
+            pass
 
     def in_flight(self, number: int) -> int:
         """Return the number of requests that this router has at instance `number`."""

@@ -27,7 +27,7 @@ class Engine:
         self.full = asyncio.Event()
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         self.asked.append((instance, method, path, json.loads(body)))
         self.waiting += 1

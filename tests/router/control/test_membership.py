@@ -61,11 +61,11 @@ class House:
         fleet = settings.fleet
         self.health = HealthProbe(self.members, self.silent, self.tasks, self.clock, fleet.health)
         self.polls = MetricsPoller(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
-        self.events = KvEventSubscriber(self.core.indexer, self.tasks, self.clock, 5.0)
+        self.events = KvEventSubscriber(self.core.indexer, self.members, self.tasks, self.clock, 5.0)
         self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
 
     async def silent(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         return None
 

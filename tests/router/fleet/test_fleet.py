@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.fleet.breaker import Verdict
 from router.fleet.engine_facts import Gauges, ModelCard
-from router.fleet.fleet import DuplicateInstance, Fleet, read_cards
+from router.fleet.engine_limits import MAX_RANKS
+from router.fleet.fleet import NO_CHANGES, DuplicateInstance, Fleet, read_cards
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.kvcache.events import TargetId
 
@@ -154,7 +155,7 @@ def test_nobody_of_that_name() -> None:
     fleet.mark_ready("x", [M], [0])
     fleet.set_models("x", [M])
     fleet.begin_poll("x")
-    assert fleet.apply_metrics("x", {0: page()}, 0.0) == []
+    assert fleet.apply_metrics("x", {0: page()}, 0.0) == NO_CHANGES
     assert fleet.get("x") is None
     assert fleet.target(TargetId("x/0")) is None
 
@@ -255,16 +256,55 @@ def test_ranks_are_targets_of_their_own_and_need_the_header() -> None:
 
 def test_a_metrics_page_makes_ranks_known() -> None:
     fleet = fleet_of("a")
-    fresh = fleet.apply_metrics("a", {0: page(1), 1: page(2)}, 3.0)
-    assert [t.id for t in fresh] == ["a/1"]
+    joined, left = fleet.apply_metrics("a", {0: page(1), 1: page(2)}, 3.0)
+    assert [t.id for t in joined] == ["a/1"]
+    assert not left
     assert ids(fleet) == ["a/0", "a/1"]
     assert target(fleet, "a/1").load_book.gauges.running == 2
-    assert fleet.apply_metrics("a", {0: page(), 1: page()}, 4.0) == []
+    assert fleet.apply_metrics("a", {0: page(), 1: page()}, 4.0) == NO_CHANGES
+
+
+def test_a_rank_that_is_in_no_page_any_more_leaves() -> None:
+    fleet = fleet_of("a", ranks=())
+    fleet.apply_metrics("a", {2: page(), 3: page()}, 1.0)
+    assert ids(fleet) == ["a/0", "a/2", "a/3"]  # 0 was a guess
+    booking = target(fleet, "a/0").book(10, 10)
+    fleet.apply_metrics("a", {0: page(), 2: page(), 3: page()}, 2.0)  # it was in one again: counted anew
+    fleet.apply_metrics("a", {2: page(), 3: page()}, 3.0)
+    fleet.apply_metrics("a", {2: page(), 3: page()}, 4.0)
+    fleet.apply_metrics("a", {}, 4.5)  # nothing could be read: that says nothing
+    assert ids(fleet) == ["a/0", "a/2", "a/3"]
+    joined, left = fleet.apply_metrics("a", {2: page(), 3: page()}, 5.0)
+    assert [t.id for t in left] == ["a/0"]
+    assert not joined
+    assert ids(fleet) == ["a/2", "a/3"]
+    assert booking.release()
+
+
+def test_a_rank_that_publishes_events_stays_whatever_the_page_says() -> None:
+    fleet = fleet_of("a", ranks=(0, 1))
+    for at in range(5):
+        fleet.apply_metrics("a", {0: page(), 2: page()}, float(at))
+    assert ids(fleet) == ["a/0", "a/1", "a/2"]
+
+
+def test_no_instance_gets_more_ranks_than_the_bound() -> None:
+    fleet = fleet_of("a", ranks=tuple(range(100)))
+    fleet.apply_metrics("a", {rank: page() for rank in range(50, 50 + MAX_RANKS)}, 1.0)
+    assert len(ids(fleet)) == MAX_RANKS
+
+
+def test_an_instance_has_two_block_sizes_at_most() -> None:
+    fleet = fleet_of("a", "b", ranks=range(9))
+    for rank in range(9):
+        target(fleet, f"a/{rank}").set_block_tokens(10 + rank // 2)
+        target(fleet, f"b/{rank}").set_block_tokens(16)
+    assert fleet.block_sizes("m") == {10, 11, 16}
 
 
 def test_one_engine_behind_one_door_is_that_engine_whatever_its_number() -> None:
     fleet = fleet_of("a")
-    assert fleet.apply_metrics("a", {3: page(running=5)}, 1.0) == []
+    assert fleet.apply_metrics("a", {3: page(running=5)}, 1.0) == NO_CHANGES
     assert ids(fleet) == ["a/0"]
     assert target(fleet, "a/0").load_book.gauges.running == 5
 

@@ -50,12 +50,16 @@ class Reader:
             self.take(self.book.on_live(one, 0.0, 1000.0))
 
     def replay(self, *batches: EventBatch, complete: bool = True) -> None:
-        """The engine's buffer holds `batches`; the replay that was asked for runs to its end."""
+        """The engine's buffer holds `batches`; the replay that was asked for runs until another replaces it, or to its
+        end.
+        """
         assert self.asked is not None
         start, self.asked = self.asked, None
         for one in batches:
             if one.seq >= start:
                 self.take(self.book.on_replayed(one, 0.0))
+                if self.asked is not None:
+                    return
         self.take(self.book.on_replay_end(complete, 0.0))
 
     def knows(self, *batches: EventBatch) -> bool:
@@ -416,14 +420,23 @@ def test_without_replays_the_next_batch_decides_for_a_resumed_book(seq: int, kno
 
 
 def test_what_waits_for_a_replay_is_bounded() -> None:
-    reader = Reader()
+    """What comes beyond the bound is dropped: a gap, which the next replay closes."""
+    reader, size_bytes = Reader(), event_sequencer.MAX_HELD_BYTES // 4
+    large = [one._replace(size_bytes=size_bytes) for one in process(10)]
     reader.connect()
-    reader.live(*process(event_sequencer.MAX_HELD_BATCHES + 5))
+    reader.live(*large[:9])
     reader.replay()
-    assert reader.knows(*process(event_sequencer.MAX_HELD_BATCHES))
-    reader.live(batch(event_sequencer.MAX_HELD_BATCHES + 5))
-    reader.replay(*process(event_sequencer.MAX_HELD_BATCHES + 6))
-    assert reader.knows(*process(event_sequencer.MAX_HELD_BATCHES + 6))
+    assert reader.knows(*large[:4])
+    assert reader.settled
+    reader.live(large[9])
+    assert reader.asked == 3
+    reader.replay(*large)
+    assert reader.knows(*large)
+    assert reader.settled
+    reader.connect()  # what was held is not counted any more
+    reader.live(*(one._replace(size_bytes=size_bytes) for one in process(14, start=10)))
+    reader.replay(large[9])
+    assert reader.book.last_seq == 13
 
 
 def test_a_replay_nobody_waits_for_is_ignored() -> None:

@@ -36,7 +36,7 @@ class Scene:
         self.feed = BootstrapClient(self.peers, self.fetch, self.tasks, self.clock)
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/query", b"")
         self.asked.append(instance)

@@ -76,7 +76,7 @@ class Scene:
         self.fleet.record_probe_failure(instance, now)
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         assert (method, body, timeout_s) == ("GET", b"", 2.0)
         self.asked.append((self.clock.now(), instance, path))

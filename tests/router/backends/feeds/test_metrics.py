@@ -45,7 +45,7 @@ class Scene:
         self.heard.set()
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/metrics", b"")
         assert self.marked[-1] == instance, "the books are marked before the question goes out"

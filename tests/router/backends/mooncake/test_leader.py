@@ -25,7 +25,7 @@ class Masters:
         self.answers = answers
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         assert (method, path, body) == ("GET", "/health", b"")
         return self.answers[instance]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.vllm.info import read_event_sources, read_models, read_tokenize
+from router.backends.vllm.info import ModelList, read_event_sources, read_models, read_tokenize
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from tests.paths import DATA
 
@@ -42,12 +43,13 @@ def test_models_and_their_adapters() -> None:
             ],
         }
     )
-    assert read_models(body) == [ModelCard("m", "/models/m", None, 16384), ModelCard("lora-a", "/loras/a", "m", None)]
+    cards = [ModelCard("m", "/models/m", None, 16384), ModelCard("lora-a", "/loras/a", "m", None)]
+    assert read_models(body) == ModelList(cards)
 
 
 def test_cards_that_make_no_sense_are_left_out() -> None:
     body = json({"data": [{"id": 5}, None, "m", {"id": "m", "root": 1, "max_model_len": "x"}, {"root": "/m"}]})
-    assert read_models(body) == [ModelCard("m", None, None, None)]
+    assert read_models(body) == ModelList([ModelCard("m", None, None, None)])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_one_rank_given_twice_does_not_confuse() -> None:
 
 def test_a_recorded_tokenize_answer() -> None:
     tokens = read_tokenize((DATA / "vllm-0.32-tokenize.json").read_bytes())
-    assert tokens == [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201]
+    assert tokens == array("I", [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201])
     assert read_tokenize(b'{"tokens":[1,true]}') is None
 
 

@@ -382,7 +382,7 @@ def test_mooncake_masters_events_pass_through() -> None:
         "parent_block_hash": None,
     }
     batch = decode(message(event, event | {"medium": "cpu"}, event | {"medium": "CPU"}, ts=1_795_226_212_615, seq=1))
-    assert batch == EventBatch(1, 1_795_226_212.615, 0, [], {"medium": 1, "placeholder": 2})
+    assert batch._replace(size_bytes=0) == EventBatch(1, 1_795_226_212.615, 0, [], {"medium": 1, "placeholder": 2})
 
 
 @pytest.mark.parametrize(

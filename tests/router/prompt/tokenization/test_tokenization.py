@@ -40,7 +40,7 @@ class Engine:
         self.differs_on: str | None = None  # a word in the question
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         fields = json.loads(body)
         self.asked.append(fields)

@@ -1,0 +1,230 @@
+"""One of vLLM's KV events: decodes its fields into a domain event, or says why it carries no token blocks.
+
+Events are maps since vLLM 0.24 and arrays before; both are read, untyped: a typed decoder loses the whole batch for one
+unknown event. Events without token blocks of this rank are skipped and counted by reason, never an error:
+
+    unknown      an unknown type                           broken    fields of the wrong type, that do not fit, or that
+    pool         a removal from the shared store                     are out of bounds
+    group        not full attention: cannot be matched     medium    an unknown storage medium
+                 by tokens (sliding window, state space)   adapter   a LoRA without its name (vLLM < 0.16)
+    length       tokens and hashes do not line up          placeholder  hashes without tokens (offload tiers)
+                 (masked groups)
+
+`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator
+configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups pass;
+they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Literal, NamedTuple, cast
+
+import msgspec
+
+from router.fleet.engine_limits import MAX_BLOCK_TOKENS, NAME_CHARS
+from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+
+Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
+
+PIECE_BLOCKS = 2048  # an event of more blocks becomes several, each of which is applied in 2 ms
+MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
+EXTRA_BYTES = 4096  # hashed beside the tokens of one block: ids of some images, an adapter's name
+U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+# Array events: the tag, then these in order; older versions stop earlier.
+FIELDS = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
+GPU = Tier.GPU
+ONLY_INTS = {int}
+TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
+
+
+def read_event(raw: Any, host_cpu: bool) -> Event | list[Event] | Skipped:
+    """Return the event that `raw` is, in pieces if it has more than `PIECE_BLOCKS` blocks, or why it is skipped."""
+    if type(raw) is dict:
+        kind, fields = raw.get("type"), raw
+    elif type(raw) is list and raw and type(raw[0]) is str:
+        kind = raw[0]
+        fields = dict(zip(FIELDS.get(kind, ()), raw[1:], strict=False))  # shorter: older; longer: newer
+    else:
+        return "broken"
+    if kind == "BlockStored":
+        stored = _stored(fields, host_cpu)
+        return stored if isinstance(stored, str) or len(stored.hashes) <= PIECE_BLOCKS else _cut(stored)
+    if kind == "BlockRemoved":
+        removed = _removed(fields, host_cpu)
+        return removed if isinstance(removed, str) or len(removed.hashes) <= PIECE_BLOCKS else _cut(removed)
+    return BlocksCleared() if kind == "AllBlocksCleared" else "unknown"
+
+
+def _cut(event: BlocksStored | BlocksPooled | BlocksRemoved) -> list[Event]:
+    """Return the same as several events of up to `PIECE_BLOCKS` blocks, each the child of the one before."""
+    pieces: list[Event] = []
+    for start in range(0, len(event.hashes), PIECE_BLOCKS):
+        end = start + PIECE_BLOCKS
+        hashes = event.hashes[start:end]
+        if isinstance(event, BlocksRemoved):
+            pieces.append(event._replace(hashes=hashes))
+            continue
+        parent = event.hashes[start - 1] if start else event.parent
+        token_ids = event.token_ids[start * event.block_tokens : end * event.block_tokens]
+        if isinstance(event, BlocksPooled):
+            pieces.append(event._replace(hashes=hashes, parent=parent, token_ids=token_ids))
+            continue
+        salt, extras = None if start else event.salt, None if event.extras is None else event.extras[start:end]
+        pieces.append(event._replace(hashes=hashes, parent=parent, token_ids=token_ids, salt=salt, extras=extras))
+    return pieces
+
+
+def _stored(fields: dict[str, Any], host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
+    tier = _tier(fields.get("medium"), host_cpu)
+    if tier == "pool":
+        return _pooled(fields)
+    if isinstance(tier, str):
+        return tier
+    if fields.get("kv_cache_spec_kind") not in FULL_ATTENTION:
+        return "group"
+    block_tokens, raw_ids = fields.get("block_size"), fields.get("token_ids")
+    if not block_tokens or not raw_ids:
+        return "placeholder"
+    hashes, token_ids, group = _hashes(fields.get("block_hashes")), _token_ids(raw_ids), _group(fields)
+    if hashes is None or token_ids is None or group is None or not _is_block_size(block_tokens):
+        return "broken"
+    if len(token_ids) != block_tokens * len(hashes):
+        return "length"
+    raw_parent, adapter = fields.get("parent_block_hash"), fields.get("lora_name")
+    parent = None if raw_parent is None else _hash(raw_parent)
+    extra = _extra_keys(fields.get("extra_keys"), len(hashes), adapter, root=raw_parent is None)
+    if (parent is None and raw_parent is not None) or extra is None or not _is_name(adapter):
+        return "broken"
+    if adapter is None and fields.get("lora_id") is not None:
+        return "adapter"
+    return BlocksStored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
+
+
+def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
+    """Decode blocks put into the pool. Tokens may be missing: the hashes are enough (`protocol.md` 6.6)."""
+    hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
+    raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
+    parent = None if raw_parent is None else _hash(raw_parent)
+    if not block_tokens:
+        return "placeholder"
+    if hashes is None or token_ids is None or not _is_block_size(block_tokens):
+        return "broken"
+    if (parent is None and raw_parent is not None) or len(token_ids) not in (0, block_tokens * len(hashes)):
+        return "broken"
+    return BlocksPooled(hashes, parent, token_ids, block_tokens)
+
+
+def _removed(fields: dict[str, Any], host_cpu: bool) -> BlocksRemoved | Skipped:
+    tier = _tier(fields.get("medium"), host_cpu)
+    if isinstance(tier, str):
+        return tier
+    hashes, group = _hashes(fields.get("block_hashes")), _group(fields)
+    return "broken" if hashes is None or group is None else BlocksRemoved(hashes, tier, group)
+
+
+def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
+    """Return the tier of a medium. Its case matters only for `cpu`."""
+    if medium is None or medium == "GPU":
+        return GPU
+    if medium == "cpu" and not host_cpu:
+        return "pool"
+    return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
+
+
+def _group(fields: dict[str, Any]) -> int | None:
+    group = fields.get("group_idx")
+    return 0 if group is None else group if type(group) is int and 0 <= group < MAX_GROUPS else None
+
+
+def _is_block_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MAX_BLOCK_TOKENS
+
+
+def _is_name(value: Any) -> bool:
+    return value is None or (type(value) is str and len(value) <= NAME_CHARS)
+
+
+def _hash(raw: Any) -> EngineHash | None:
+    """Return unsigned 64 bits: of an int (a signed one folded), or the last 8 bytes of a digest."""
+    if type(raw) is int:
+        return EngineHash(raw & U64)
+    if type(raw) is bytes and len(raw) >= 8:
+        return EngineHash(int.from_bytes(raw[-8:], "big"))
+    return None
+
+
+def _hashes(raw: Any) -> list[EngineHash] | None:
+    """Return `_hash` of each; `None` if one of them is invalid."""
+    if type(raw) is not list:
+        return None
+    if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
+        return cast("list[EngineHash]", raw)
+    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack ints have at most 64 bits
+        return cast("list[EngineHash]", raw)
+    hashes = [known for value in raw if (known := _hash(value)) is not None]
+    return hashes if len(hashes) == len(raw) else None
+
+
+def _token_ids(raw: Any) -> array[int] | None:
+    try:
+        return array("I", raw) if type(raw) is list else None
+    except (TypeError, OverflowError):
+        return None
+
+
+class _Extra(NamedTuple):
+    salt: str | None
+    extras: tuple[bytes, ...] | None
+
+
+NO_EXTRA = _Extra(None, None)
+
+
+def _extra_keys(raw: Any, blocks: int, adapter: str | None, *, root: bool) -> _Extra | None:
+    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in this
+    order.
+
+    The adapter has a field of its own; the salt can only be on a chain's first block. `None`: not understood.
+    """
+    if raw is None:
+        return NO_EXTRA
+    if type(raw) is not list or len(raw) != blocks:
+        return None
+    if not any(raw):
+        return NO_EXTRA
+    salt: str | None = None
+    extras: list[bytes] = []
+    for position, items in enumerate(raw):
+        if not items:
+            extras.append(b"")
+            continue
+        if type(items) is not list:
+            return None
+        rest = items[1:] if adapter is not None and items[0] == adapter else items
+        if root and position == 0:
+            salts = [item for item in rest if type(item) is str]
+            salt = salts[-1] if salts else None
+            rest = [item for item in rest if type(item) is not str] + salts[:-1]
+        extra = msgspec.msgpack.encode(rest) if rest else b""
+        if len(extra) > EXTRA_BYTES:
+            return None
+        extras.append(extra)
+    return _Extra(salt, tuple(extras) if any(extras) else None)

@@ -1,0 +1,82 @@
+"""An engine can harm its own traffic only: whatever it answers, requests to another engine do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.abuse.conftest import Measured
+from tests.abuse.hostile_engine import EVIL, ask, failures, files_of, hostile_engine, http, peak_bytes, pouring
+from tests.abuse.pulse import pulse
+from tests.e2e.conftest import MODEL
+from tests.fakes.engines import engine, eventually
+
+MB = 1024 * 1024
+
+
+def sources(ranks: int, port: int) -> bytes:
+    entry = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}"}
+    return http({str(rank): entry | {"replay_endpoint": entry["endpoint"]} for rank in range(ranks)})
+
+
+def page(ranks: int) -> bytes:
+    lines = (f'vllm:num_requests_running{{engine="{rank}",model_name="{EVIL}"}} 1.0\n' for rank in range(ranks))
+    return "".join(lines).encode()
+
+
+async def test_thousands_of_ranks_take_no_files(router_process, fleet_config, measured: Measured) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(accept, "127.0.0.1", 0) as publisher,
+        hostile_engine(kv_event_sources=sources(5000, publisher.sockets[0].getsockname()[1])) as evil,
+        engine() as good,
+        router_process(fleet_config([good, evil.url])) as r,
+    ):
+        await eventually(lambda: "/kv_event_sources" in evil.asked)
+        async with pulse(r.url) as beside:
+            failed = await failures(r, MODEL)
+            files = files_of(r)
+        measured("5,000 ranks: open files", files, 100, "")
+        measured("5,000 ranks: chats to a healthy engine that fail", failed, 0, "of 60")
+        measured("5,000 ranks: longest gap", beside.longest_ms, 250, "ms")
+        assert await ask(r, EVIL) == 200
+
+
+async def test_a_page_of_thousands_of_ranks_does_not_come_back(
+    router_process, fleet_config, measured: Measured
+) -> None:
+    async with (
+        hostile_engine(metrics=http(page(20_000))) as evil,
+        engine() as good,
+        router_process(fleet_config([good, evil.url])) as r,
+    ):
+        await eventually(lambda: evil.asked.count("/metrics") > 2)
+        began = time.perf_counter()
+        text = (await r.http.get("/metrics", timeout=60.0)).text
+        measured("20,000 ranks on a page: our own page", len(text) / 1e6, 0.1, "MB")
+        measured("20,000 ranks on a page: a scrape", (time.perf_counter() - began) * 1e3, 500, "ms")
+
+
+async def test_heads_are_bounded(router_process, fleet_config, measured: Measured) -> None:
+    line = b"x-%07d: " + b"v" * 1000 + b"\r\n"
+    headers = [b"".join(line % (block * 1000 + number) for number in range(1000)) for block in range(300)]
+    one_line = [b"x-long: ", *[b"v" * MB] * 120, b"\r\n\r\n"]
+    attacks = {"head of 300 MB": headers, "header line of 120 MB": one_line}
+    async with (
+        hostile_engine() as evil,
+        engine() as good,
+        router_process(fleet_config([good, evil.url])) as r,
+    ):
+        await ask(r, EVIL)
+        for name, pieces in attacks.items():
+            evil.answers["/v1/chat/completions"] = pouring([b"HTTP/1.1 200 OK\r\n", *pieces])
+            before = peak_bytes(r)
+            async with pulse(r.url) as beside:
+                assert await ask(r, EVIL) in (0, 502, 503)
+                failed = await failures(r, MODEL)
+            measured(f"{name}: memory", (peak_bytes(r) - before) / MB, 20, "MB")
+            measured(f"{name}: chats to a healthy engine that fail", failed, 0, "of 60")
+            measured(f"{name}: longest gap", beside.longest_ms, 250, "ms")
