@@ -50,13 +50,14 @@ from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.public_api import PublicApi, ops_app
+from router.request.public_api import MetricsAccess, PublicApi, metrics_app, ops_app
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
@@ -194,8 +195,10 @@ class App:
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
         )
-        scrape = self._metrics.scrape if self._role is None else self._role.worker.scrape
-        api = PublicApi(services, ops_app(self.unready_reason, scrape), clients)
+        render = self._metrics.scrape if self._role is None else self._role.worker.scrape
+        metrics = MetricsAccess(SharedScrape(render, self._tasks, self._clock), config.metrics.token_hash)
+        own_port = config.metrics.port is not None
+        api = PublicApi(services, ops_app(self.unready_reason, None if own_port else metrics), clients)
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, shared=self._role is not None)
@@ -205,6 +208,10 @@ class App:
         operator = admin_app(self._status, self._control, explain, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(operator, address))
+        self._metrics_listener: HttpListener | None = None
+        if config.metrics.port is not None and self._follower is None:
+            address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
+            self._metrics_listener = HttpListener(configure_server(metrics_app(metrics), address))
 
     def _snapshot(self) -> RouterSnapshot:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
@@ -217,6 +224,11 @@ class App:
     @property
     def admin_port(self) -> int:
         return self._admin_listener.port
+
+    @property
+    def metrics_port(self) -> int:
+        """The port that serves the metrics."""
+        return self.port if self._metrics_listener is None else self._metrics_listener.port
 
     def unready_reason(self) -> str | None:
         """Return why this process should get no requests now; None when it should."""
@@ -234,6 +246,8 @@ class App:
             if self._leader is not None:
                 check_port_free(self._config.listen.host, self._config.listen.port)
             await self._admin_listener.start()
+            if self._metrics_listener is not None:
+                await self._metrics_listener.start()
             await self._listener.start()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
         if self._decision_log is not None:
@@ -297,6 +311,8 @@ class App:
         if self._leader is not None:
             await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
         await self._admin_listener.stop(0.5)
+        if self._metrics_listener is not None:
+            await self._metrics_listener.stop(0.5)
         await self._events.close()
         if self._snapshots is not None:
             await self._snapshots.save()
@@ -331,6 +347,8 @@ async def serve(
     for line in list_exposures(config):
         log.warning(line)
     log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
+    if config.metrics.port is not None:
+        log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)
     owner = Tasks("serve")
     owner.spawn("when ready", _call_when_ready(app, when_ready))
     await stop.wait()
@@ -340,7 +358,7 @@ async def serve(
 
 
 def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files, often 1,024, to the hard one: a rank takes four descriptors, a stream two."""
+    """Raise the soft limit of open files, often 1,024, to the hard one: a rank takes a descriptor, a stream two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

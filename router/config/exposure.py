@@ -12,7 +12,7 @@ from router.config.sections.listeners import is_loopback
 
 def list_exposures(config: Config) -> list[str]:
     """Return a line for each setting that leaves something open, with what to set instead."""
-    listen, admin = config.listen, config.admin
+    listen, admin, metrics = config.listen, config.admin, config.metrics
     found = []
     if not is_loopback(listen.host):
         if config.clients.keys_file is None:
@@ -25,6 +25,12 @@ def list_exposures(config: Config) -> list[str]:
                 f"listen.tls: not set, and listen.host is {listen.host}: prompts and API keys travel in clear text; "
                 "set it, or put a proxy with TLS in front and listen.host to an address that only the proxy reaches"
             )
+    host, where = (listen.host, "listen.host") if metrics.port is None else (metrics.host, "metrics.host")
+    if metrics.token_hash is None and not is_loopback(host):
+        found.append(
+            f"metrics.token_hash: not set, and {where} is {host}: whoever reaches the port reads the names of "
+            "models and engines in GET /metrics; set it, or metrics.port for a listener of 127.0.0.1"
+        )
     if not is_loopback(admin.host):
         found.append(
             f"admin.host: {admin.host}: other machines reach the admin listener, which has no TLS: admin tokens "

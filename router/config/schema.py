@@ -22,6 +22,7 @@ from router.config.sections.listeners import (
     EdgeConfig,
     LimitsConfig,
     ListenConfig,
+    MetricsConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 
@@ -291,6 +292,7 @@ class Config(Section):
     workers: Positive = 1
     """processes that answer requests on the public port, as `--workers`; about one per core"""
     admin: AdminConfig = AdminConfig()
+    metrics: MetricsConfig = MetricsConfig()
     clients: ClientsConfig = ClientsConfig()
     fleet: FleetConfig = FleetConfig()
     tokenizers: dict[str, TokenizerSource] = {}

@@ -163,9 +163,7 @@ class Membership:
                 self._drop_streams(instance)
                 self._scheduler.distrust(instance)
             if first:
-                log.warning(
-                    "instance %s: %s: served without its cache events until it joins again", instance, over.detail
-                )
+                log.warning("instance %s: %s: served without its KV events until it joins again", instance, over.detail)
         elif first:
             log.warning("instance %s: %s", instance, over.detail)
 

@@ -122,6 +122,7 @@ class BlockIndex:
         self._register(target, blocks)
 
     def _allocate(self, model: str) -> TargetBlocks:
+        self.sweep()
         if self._free_bits:
             bit = self._free_bits.pop()
         else:

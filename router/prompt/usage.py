@@ -25,8 +25,11 @@ from router.prompt.prompt import Endpoint
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 4 * 1024
 LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk has a few hundred bytes: longer events are not held back
+MOST_KEYS = 64  # looked at from the end, until one has an object; an answer may be made of nothing else
+MAX_TOKENS = 1 << 24  # a larger count is not one
 
-_USAGE_KEY = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_NAME = b'"usage"'
+_USAGE_KEY = re.compile(rb'"usage"\s*+:\s*+(?=\{)')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _FULL_CHOICES = re.compile(rb'"choices"\s*:\s*(?:\[\s*)?[^\[\]\s]')
@@ -105,8 +108,12 @@ def _whole_usage(answer: bytes) -> dict[str, Any] | None:
 
 
 def _last_usage(answer: bytes) -> dict[str, Any] | None:
-    for key in reversed(list(_USAGE_KEY.finditer(answer))):
-        if (usage := _object_at(answer, key.end())) is not None:
+    at = len(answer)
+    for _ in range(MOST_KEYS):
+        if (at := answer.rfind(_NAME, 0, at)) < 0:
+            return None
+        key = _USAGE_KEY.match(answer, at)
+        if key is not None and (usage := _object_at(answer, key.end())) is not None:
             return usage
     return None
 
@@ -141,7 +148,7 @@ def _anthropic(usage: dict[str, Any]) -> Usage:
 
 
 def _count(field: Any) -> int | None:
-    return field if isinstance(field, int) and field >= 0 else None
+    return field if type(field) is int and 0 <= field <= MAX_TOKENS else None
 
 
 class HideUsage:
@@ -164,18 +171,29 @@ class HideUsage:
             return chunk
         chunk = self._held + chunk
         self._held = b""
-        out = []
+        out: list[bytes] = []
         start = 0
-        while not self._done and (end := _EVENT_END.search(chunk, start)):
-            event = chunk[start : end.end()]
-            start = end.end()
+        while not self._done and (at := chunk.find(_NAME, start)) >= 0 and (end := _EVENT_END.search(chunk, at)):
+            begin = self._pass_events(chunk, start, at, out)
+            event, start = chunk[begin : end.end()], end.end()
             if self._passing or not _is_usage_chunk(event):
                 out.append(event)
             else:
                 self._done = True
             self._passing = False
-        out.append(self._release(chunk[start:]))
+        begin = self._pass_events(chunk, start, len(chunk), out)
+        out.append(self._release(chunk[begin:]))
         return b"".join(out)
+
+    def _pass_events(self, chunk: bytes, start: int, end: int, out: list[bytes]) -> int:
+        """Pass the whole events on that are between `start` and `end`. Return where the last event there begins."""
+        at = max(chunk.rfind(b"\n\n", start, end), chunk.rfind(b"\n\r\n", start, end))
+        if at < 0:
+            return start
+        begin = chunk.index(b"\n", at + 1) + 1
+        out.append(chunk[start:begin])
+        self._passing = False
+        return begin
 
     def end(self) -> bytes:
         """Return the bytes held back."""

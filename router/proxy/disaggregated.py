@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 from router.backends.vllm.disaggregation import decode_body, ended_by_length, read_kv_params
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientRequest
+from router.proxy.headers import content_encoding
 from router.proxy.relay import (
     BUSY,
     EngineRefusal,
@@ -35,7 +36,7 @@ from router.proxy.relay import (
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 from router.tasks import Tasks
 
-ANSWER_BYTES = 8 * 1024 * 1024
+ANSWER_BYTES = 2 * 1024 * 1024  # where the KV of a million tokens is takes 0.5 MB
 
 
 class PrefillLeg(NamedTuple):
@@ -134,7 +135,8 @@ async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: Upstream
         body = await answer.read_all(ANSWER_BYTES)
         if answer.failure is not None:
             return PrefillResult("died", answer.status, detail=answer.failure.value)
-        return PrefillResult("ok", answer.status, body or b"")
+        readable = body is not None and not content_encoding(answer.headers)
+        return PrefillResult("ok", answer.status, body if readable and body is not None else b"")
 
 
 async def _read_failure(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:

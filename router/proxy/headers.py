@@ -106,6 +106,12 @@ def response_headers(headers: Headers, *, target: str, record: str, resized: boo
     return result
 
 
+def content_encoding(headers: Headers) -> bytes:
+    """Return the codings by which a body is compressed, although the router asks for none; empty for a plain body."""
+    codings = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
+    return b", ".join(coding for coding in codings if coding not in (b"", b"identity"))
+
+
 def find_hop_headers(headers: Headers) -> frozenset[bytes]:
     """Return the names that `Connection` declares to be for this hop only."""
     for name, value in headers:

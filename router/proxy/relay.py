@@ -17,7 +17,7 @@ import msgspec
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import ForwardedHeaders, Headers, response_headers
+from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, response_headers
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
@@ -29,6 +29,9 @@ class RelayWatch(Protocol):
 
     def on_first_byte(self, status: int) -> None:
         """The answer's first byte of body (or its end, if it has none) has arrived."""
+
+    def on_encoded(self, encoding: bytes) -> None:
+        """The answer is compressed: nothing in it can be read, and nothing removed. Called before `feed`."""
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the answer as it arrived; return what of it the client may see now."""
@@ -151,6 +154,9 @@ async def _stream(
     watch.on_first_byte(answer.status)
     fields = dict(answer.headers)
     stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+    if encoding := content_encoding(answer.headers):
+        watch.on_encoded(encoding)
+        stream = False  # no event can be added to it or taken from it
     resized = outgoing.hides and stream
     headers = response_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
     if outgoing.waited_ms is not None:

@@ -12,11 +12,13 @@ are down. `/ready` says whether a load balancer should send requests here.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, NamedTuple
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
@@ -103,12 +105,18 @@ class PublicApi:
             )
 
 
-def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaitable[bytes]]) -> FastAPI:
+class MetricsAccess(NamedTuple):
+    """The metrics page, and the sha256 (hex) of the bearer token that it takes; `None`: none."""
+
+    scrape: Callable[[], Awaitable[bytes]]
+    token_hash: str | None = None
+
+
+def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | None) -> FastAPI:
     """Return the application behind `OPS`. `why_not_ready` returns `None` when the router is started, not stopping, and
-    has an engine to send to; `scrape` returns the metrics page.
+    has an engine to send to; `metrics` `None`: they are on a listener of their own.
     """
-    app = FastAPI(openapi_url=None)
-    install_error_handlers(app)
+    app = _app() if metrics is None else metrics_app(metrics)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -121,8 +129,26 @@ def ops_app(why_not_ready: Callable[[], str | None], scrape: Callable[[], Awaita
             return JSONResponse({"status": "not ready", "reason": reason}, 503)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
+    return app
 
+
+def metrics_app(access: MetricsAccess) -> FastAPI:
+    """Return an application that serves the metrics and nothing else."""
+    app = _app()
+
+    @app.get("/metrics")
+    async def metrics(authorization: Annotated[str, Header()] = "") -> Response:
+        scheme, _, token = authorization.partition(" ")
+        digest = hashlib.sha256(token.strip().encode()).hexdigest()
+        known = scheme.lower() == "bearer" and hmac.compare_digest(digest, (access.token_hash or "").lower())
+        if access.token_hash is not None and not known:
+            raise Unauthorized("the token of metrics.token_hash is needed: Authorization: Bearer TOKEN")
+        return Response(await access.scrape(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def _app() -> FastAPI:
+    app = FastAPI(openapi_url=None)
+    install_error_handlers(app)
     return app

@@ -8,10 +8,13 @@ another engine may fetch it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import NamedTuple
 
 from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
+from router.errors import quote_name
+from router.fleet.engine_limits import OverLimit
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import HideUsage, UsageTail
 from router.proxy.disaggregated import PrefillResult
@@ -20,6 +23,8 @@ from router.request.services import PreparedRequest, Services
 from router.scheduling.policy.record import PrefillRecord
 from router.scheduling.scheduler import NO_USAGE
 from router.scheduling.ticket import Ticket
+
+log = logging.getLogger("warmroute.request")
 
 
 class HandedOverKv(NamedTuple):
@@ -62,6 +67,14 @@ class ResponseObserver:
         self._ticket.status = record.status = status
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         self._scheduler.on_first_byte(self._ticket)
+
+    def on_encoded(self, encoding: bytes) -> None:
+        """The answer is compressed: it passes unread."""
+        self._tail = self._hide = None
+        instance = self._ticket.target.instance
+        detail = f"its answers have content-encoding {quote_name(encoding.decode('latin-1'))}, unasked: not read"
+        if instance.limits.record(OverLimit("encoding", detail)):
+            log.warning("instance %s: %s", instance.id, detail)
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the answer; return what of it the client may see now."""

@@ -100,6 +100,13 @@ def pouring(pieces: Iterable[bytes], pause_s: float = 0.0) -> Callable[[asyncio.
     return write
 
 
+async def until(check: Callable[[], Awaitable[object]], deadline_s: float = 10.0) -> None:
+    """Wait until what `check()` returns is true."""
+    async with asyncio.timeout(deadline_s):
+        while not await check():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def files_of(router: RouterProcess) -> int:
     return len(os.listdir(f"/proc/{router.pid}/fd"))
 

@@ -228,8 +228,8 @@ class _Stream:
     def _on_open(self) -> None:
         self._start_replay(self._handler.on_connected(self._target))
 
-    def _on_excess(self, detail: str) -> None:
-        self._limits.target_over_limit(self._target, OverLimit("message", detail))
+    def _on_excess(self, over: OverLimit) -> None:
+        self._limits.target_over_limit(self._target, over)
 
     # replays
 

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from router.fleet.engine_limits import OverLimit
 from router.tasks import Tasks
 
 MESSAGE_BYTES = 10 * 1024 * 1024  # all frames; a step that loads a prompt of a million tokens has 9.6 MB, 45 ms to scan
@@ -53,7 +54,7 @@ class ZmtpCallbacks(NamedTuple):
 
     on_open: Callable[[], None]  # the peer is ready: for the first time, or again
     on_readable: Callable[[], None]  # `ZmtpSocket.next_message` may return something
-    on_excess: Callable[[str], None]  # the peer sent more than is taken in: the connection is closed
+    on_excess: Callable[[OverLimit], None]  # the peer sent more than is taken in: the connection is closed
 
 
 class ZmtpSocket:
@@ -178,7 +179,7 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         self._intake.held_bytes += len(data)
         if self._intake.held_bytes > INTAKE_BYTES:
-            self._refuse(f"more than {INTAKE_BYTES:,} bytes of events wait to be read")
+            self._refuse(OverLimit("unread_events", f"more than {INTAKE_BYTES:,} bytes of KV events wait to be read"))
         elif not self.opened.done():
             self._shake_hands()
         else:
@@ -191,10 +192,13 @@ class _Connection(asyncio.Protocol):
     def _shake_hands(self) -> None:
         """Read the greeting and READY, as far as they are here. Anything else ends the connection."""
         if not self._greeted:
+            if self._buffer[:1] != GREETING[:1]:
+                self._abort()
+                return
             if len(self._buffer) < len(GREETING):
                 return
             greeting = self._take(len(GREETING))
-            if greeting[0] != 0xFF or greeting[9] != 0x7F or greeting[10] < 3 or greeting[12:32] != GREETING[12:32]:
+            if greeting[9] != 0x7F or greeting[10] < 3 or greeting[12:32] != GREETING[12:32]:
                 self._abort()
                 return
             self._greeted = True
@@ -233,7 +237,7 @@ class _Connection(asyncio.Protocol):
                 self._resume()
                 return [content[start:end] for start, end in ends]
             if len(ends) >= MESSAGE_FRAMES:
-                self._refuse(f"a KV event message of more than {MESSAGE_FRAMES} frames")
+                self._refuse(OverLimit("message", f"a KV event message of more than {MESSAGE_FRAMES} frames"))
                 return None
         if not self._closed:
             self._resume(whatever_waits=True)  # it takes more to complete a message
@@ -257,7 +261,7 @@ class _Connection(asyncio.Protocol):
             self._abort()
             return None
         if end > MESSAGE_BYTES:
-            self._refuse(f"a KV event message of more than {MESSAGE_BYTES:,} bytes")
+            self._refuse(OverLimit("message", f"a KV event message of more than {MESSAGE_BYTES:,} bytes"))
             return None
         return (flags, start, end) if end <= len(buffer) else None
 
@@ -307,9 +311,9 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _refuse(self, detail: str) -> None:
+    def _refuse(self, over: OverLimit) -> None:
         self._abort()
-        self._callbacks.on_excess(detail)
+        self._callbacks.on_excess(over)
 
 
 def parse_endpoint(endpoint: str) -> str | tuple[str, int]:

@@ -28,12 +28,16 @@ from router.fleet.engine_limits import (
     OverLimit,
 )
 
-LABEL = re.compile(rb'(?<!\w)([a-zA-Z_]\w*+)="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+LABEL = re.compile(  # those that matter; inside a value a quote has a backslash, so there is no ="
+    rb"[{,] *+(engine|operation|status|block_size|num_gpu_blocks|kv_cache_size_tokens|max_lora"
+    rb'|running_lora_adapters|waiting_lora_adapters)="([^"\\]*+(?:\\.[^"\\]*+)*+)"'
+)
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 MAX_VALUE = 1e15  # larger counts are invalid
 PAGE_BYTES = 8 * 1024 * 1024  # of `MAX_RANKS` ranks
 PARSED_BYTES = 1024 * 1024  # of the lines that matter; `MAX_RANKS` ranks have 0.4 MB
 LINE_COST_BYTES = 128  # counted for each line beside its own bytes
+VALUE_BYTES = 64 * 1024  # a label's longer value is ignored
 
 Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
@@ -161,7 +165,7 @@ def _lines(page: _Page, name: bytes) -> Iterator[tuple[int, Labels, float]]:
 def _sample(line: bytes) -> tuple[int, Labels, float] | None:
     """Parse `{a="b",...} value [timestamp]`: labels may hold spaces and braces, what follows them may not."""
     head, _, tail = line.rpartition(b"}")
-    labels = {key: _unescape(value) for key, value in LABEL.findall(head)}
+    labels = {key: _unescape(value) for key, value in LABEL.findall(head) if len(value) <= VALUE_BYTES}
     engine = labels.get(b"engine", b"0")
     try:
         rank = int(engine) if len(engine) < 10 else -1

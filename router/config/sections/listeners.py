@@ -1,4 +1,6 @@
-"""The sections `listen`, `admin`, `clients`, `limits`, `admission` and `edge`: who gets in, and within which bounds."""
+"""The sections `listen`, `admin`, `metrics`, `clients`, `limits`, `admission` and `edge`: who gets in, and within which
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +72,19 @@ class AdminConfig(Section):
         if not self.tokens and not is_loopback(self.host):
             raise ValueError(f"open to everyone on {self.host}: list tokens, or set host to 127.0.0.1")
         return self
+
+
+class MetricsConfig(Section):
+    """GET /metrics, for Prometheus. It names models, engines and policies, and how they are doing."""
+
+    port: Port | None = None
+    """port of a listener for the metrics alone, which are then not on the public one; 0: the system chooses one; null:
+    the public listener serves them"""
+    host: str = "127.0.0.1"
+    """address of that listener"""
+    token_hash: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
+    """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is asked
+    for"""
 
 
 class ClientsConfig(Section):

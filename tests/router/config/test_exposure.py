@@ -13,6 +13,8 @@ from router.config.sections.listeners import is_loopback
 TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
 TOKENS = [{"name": "on-call", "hash": "a" * 64}]
 LOCAL = {"host": "127.0.0.1"}
+APART = {"port": 9100}
+KEYS = {"keys_file": "keys"}
 
 
 def exposed(**sections: Any) -> list[str]:
@@ -28,13 +30,18 @@ def exposed(**sections: Any) -> list[str]:
         ({"listen": LOCAL}, []),
         ({"listen": {"host": "::1"}}, []),
         ({"listen": {"host": "localhost"}}, []),
-        ({}, ["clients.keys_file", "listen.tls"]),
-        ({"listen": {"host": "10.0.0.5"}, "clients": {"keys_file": "keys"}}, ["listen.tls"]),
-        ({"listen": {"host": "::", "tls": TLS}}, ["clients.keys_file"]),
-        ({"listen": {"tls": TLS}, "clients": {"keys_file": "keys"}}, []),
+        ({}, ["clients.keys_file", "listen.tls", "metrics.token_hash"]),
+        ({"listen": {"host": "10.0.0.5"}, "clients": KEYS, "metrics": APART}, ["listen.tls"]),
+        ({"listen": {"host": "::", "tls": TLS}, "metrics": APART}, ["clients.keys_file"]),
+        ({"listen": {"tls": TLS}, "clients": KEYS, "metrics": {"token_hash": "a" * 64}}, []),
+        ({"listen": {"tls": TLS}, "clients": KEYS}, ["metrics.token_hash"]),
+        ({"listen": LOCAL, "metrics": APART | {"host": "10.0.0.5"}}, ["metrics.token_hash"]),
         ({"listen": LOCAL, "admin": {"host": "0.0.0.0", "tokens": TOKENS}}, ["admin.host"]),
         ({"listen": LOCAL, "admin": {"host": "127.0.0.1", "tokens": TOKENS}}, []),
-        ({"admin": {"host": "admin.internal", "tokens": TOKENS}}, ["clients.keys_file", "listen.tls", "admin.host"]),
+        (
+            {"admin": {"host": "admin.internal", "tokens": TOKENS}, "metrics": APART},
+            ["clients.keys_file", "listen.tls", "admin.host"],
+        ),
     ],
 )
 def test_what_is_open_to_other_machines(sections: dict[str, Any], named: list[str]) -> None:

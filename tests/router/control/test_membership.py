@@ -17,6 +17,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.control.membership import JOINS_PER_TURN, Membership
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
+from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import TargetId
@@ -292,6 +293,41 @@ async def test_its_metrics_reach_the_books(house: House) -> None:
     house.members.gauges("a", {0: Gauges(3, 1, 0.5, 16, 1600, None, None)}, 1000.0, 1000.1)
     assert (target.load_book.elsewhere, target.block_tokens, target.capacity_tokens) == (3, 16, 1600)
     booking.release()
+
+
+async def test_who_goes_beyond_a_bound_is_not_followed_until_it_joins_again(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.members.update_source("config", [instance("a"), instance("b")])
+    for name in ("a", "b"):
+        house.members.joined(name, [CARD], sources(0, 1))
+    over = OverLimit("message", "a KV event message of more than 8 frames")
+    for _ in range(3):
+        house.members.target_over_limit(TargetId("a/1"), over)
+    house.members.target_over_limit(TargetId("nobody/0"), over)
+    assert house.followed() == ["b/0", "b/1"]
+    member = house.core.fleet.get("a")
+    assert member is not None
+    assert (member.limits.distrust, member.limits.counts["message"]) == (over, 3)
+    stream = house.core.indexer.describe_stream(TargetId("a/0"))
+    assert stream is not None
+    assert stream.sequencer is None
+    assert caplog.text.count("a KV event message of more than 8 frames: served without its KV events") == 1
+    house.members.joined("a", [CARD], sources(0, 1))
+    assert house.followed() == ["a/0", "a/1", "b/0", "b/1"]
+    assert (member.limits.distrust, member.limits.counts["message"]) == (None, 3)
+
+
+async def test_what_is_only_left_out_costs_no_trust(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.members.update_source("config", [instance("a")])
+    house.members.joined("a", [CARD], sources(0))
+    for _ in range(2):
+        house.members.over_limit("a", OverLimit("models", "more than 1,000 models"))
+    member = house.core.fleet.get("a")
+    assert member is not None
+    assert member.limits.distrust is None
+    assert house.followed() == ["a/0"]
+    assert caplog.text.count("instance a: more than 1,000 models") == 1
 
 
 async def test_events_go_straight_to_what_is_known(house: House) -> None:

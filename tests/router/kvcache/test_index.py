@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, Key, TargetId, Tier
-from router.kvcache.index import BlockIndex, HeldBlocks
+from router.kvcache.index import SWEEP_BLOCKS, BlockIndex, HeldBlocks
 from tests.suites.naive_index import NaiveIndex
 
 RING = Keyring(1)
@@ -231,7 +231,7 @@ def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: Bloc
     for name in range(1000):
         index.apply(A, stored([name]))
     index.forget(A)
-    assert sum(map(len, index._holders.tables)) == 1000
+    assert sum(map(len, index._holders.tables)) == 1000 - SWEEP_BLOCKS
     for name in range(8):
         index.apply(B, stored([5000 + name]))
         assert held(index, [3]) == (0, 0, 0)
@@ -243,6 +243,31 @@ def test_what_is_forgotten_is_swept_in_slices_and_its_bit_used_again(index: Bloc
     index.join(B, "m")
     assert index.match(keys([1]), [A, B]) == {A: HeldBlocks(1, 1, 1)}
     assert index._bits == 4
+
+
+def test_coming_and_going_uses_no_bits_up(index: BlockIndex) -> None:
+    """However often a target joins again, with blocks or without, and whether or not others have events."""
+    for name in range(500):
+        index.join(C, "m")
+        if name % 2:
+            index.apply(C, stored([name, name + 1]))
+    assert index._bits <= 5
+    index.apply(A, stored([1]))
+    assert held(index, [1]) == (1, 1, 1)
+
+
+def test_a_sweep_without_events_cleans_everything(index: BlockIndex) -> None:
+    for name in range(300):
+        index.apply(A, stored([name, name]))
+        index.apply(A, stored([name], tier=Tier.CPU))
+        index.apply(A, stored([name, 7], start=1, salt="unknown"))  # an orphan
+    index.leave(A)
+    sweeps = 0
+    while index.sweep():
+        sweeps += 1
+    assert 1 < sweeps < 50
+    assert sum(map(len, index._holders.tables)) == 0
+    assert not index._retired
 
 
 def test_whoever_left_is_unknown(index: BlockIndex) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
-from router.kvcache.events import BlocksPooled, TargetId, Tier
+from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.kvcache.index import BlockIndex
-from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.indexer import APPLY_BLOCKS, MEASURE_BLOCKS, KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from scorers.contract import Overlap
@@ -235,6 +235,95 @@ def test_what_people_may_know_of_a_stream(house: House) -> None:
     silent = house.knowledge.describe_stream(B)
     assert silent is not None
     assert silent.sequencer is None
+
+
+def test_a_large_batch_is_applied_in_pieces_and_in_order(house: House) -> None:
+    cache = house.join(A)
+    many = [cache.stored(list(range(n * 1000, n * 1000 + 4000))) for n in range(10)]  # 1,000 blocks each
+    house.knowledge.on_batch(A, cache.batch(*many, cache.removed(list(range(4000)))))
+    pieces = 1
+    assert house.knowledge.snapshot(A) is None  # it would not fit its cursor
+    while house.knowledge.resume(A):
+        pieces += 1
+    assert pieces >= 10_000 // APPLY_BLOCKS
+    assert house.knowledge.snapshot(A) is not None
+    told = house.knowledge.describe_stream(A)
+    assert told is not None
+    whole = House()
+    at_once = whole.join(A)
+    for event in (*many, cache.removed(list(range(4000)))):
+        whole.knowledge.on_batch(A, at_once.batch(event))
+    expected = whole.knowledge.describe_stream(A)
+    assert expected is not None
+    assert told.stats.blocks == expected.stats.blocks
+    assert not house.knowledge.resume(A)
+    assert not house.knowledge.resume(B)
+
+
+def test_what_waits_is_dropped_when_all_is_forgotten_or_the_target_leaves(house: House) -> None:
+    cache = house.join(A)
+    many = [cache.stored(list(range(n * 10_000, n * 10_000 + 8000))) for n in range(5)]
+    house.knowledge.on_batch(A, cache.batch(*many))
+    house.knowledge.on_batch(A, EventBatch(0, 1e9, 0, [], {}))  # another process
+    while house.knowledge.resume(A):
+        pass
+    assert house.knowledge.held_tokens(A, 4, True) == 0
+    house.knowledge.on_batch(A, EventBatch(1, 1e9 + 1, 0, list(many), {}))
+    house.knowledge.leave(A)
+    assert not house.knowledge.resume(A)
+
+
+def fill(indexer: KvIndexer, target: TargetId, first: int, blocks: int) -> None:
+    """One event of blocks of one token."""
+    state = indexer._states[target]
+    assert state.sequencer is not None
+    hashes, ids = [EngineHash(first + n) for n in range(blocks)], [first + n for n in range(blocks)]
+    event = BlocksStored(hashes, None, ids, 1, Tier.GPU, 0, None, None, None)
+    seq = state.sequencer.last_seq + 1
+    indexer.on_batch(target, EventBatch(seq, 2000.0 + seq, 0, [event], {}))
+
+
+def test_an_instance_may_take_so_many_bytes_over_all_its_ranks() -> None:
+    parts = BlockIndex(RING), SpeculativeBlocks(5.0), ApproximateBlocks(100, 5.0), ManualClock()
+    indexer = KvIndexer(*parts, instance_bytes=2_500_000)
+    ranks = [TargetId("a/0"), TargetId("a/1"), TargetId("b/0")]
+    for target in ranks:
+        indexer.join(target, "m", stream=True, replayable=False)
+        fill(indexer, target, 0, MEASURE_BLOCKS)
+        assert indexer.over_bounds(target) is None
+    fill(indexer, ranks[1], MEASURE_BLOCKS, MEASURE_BLOCKS * 2)
+    over = indexer.over_bounds(ranks[1])
+    assert over == ("blocks", "its KV events take more than 2,500,000 bytes (index.instance_bytes)")
+    assert indexer.over_bounds(ranks[2]) is None
+    for target in ranks[:2]:
+        indexer.join(target, "m", stream=True, replayable=False)
+        assert indexer.over_bounds(target) is None
+    fill(indexer, ranks[1], 0, MEASURE_BLOCKS)
+    assert indexer.over_bounds(ranks[1]) is None
+    for target in ranks:
+        indexer.leave(target)
+    assert not indexer._instance_bytes
+
+
+def test_a_target_may_hold_so_many_times_its_cache() -> None:
+    parts = BlockIndex(RING), SpeculativeBlocks(5.0), ApproximateBlocks(100, 5.0), ManualClock()
+    indexer = KvIndexer(*parts)
+    indexer.join(A, "m", stream=True, replayable=False)
+    for first in range(0, 70_000, 10_000):
+        fill(indexer, A, first, 10_000)
+    assert indexer.over_bounds(A) is None  # its capacity is not known
+    indexer.set_capacity(A, 100)
+    fill(indexer, A, 70_000, 10_000)
+    assert indexer.over_bounds(A) == ("blocks", "KV events of more than 65,536 blocks, 16 GPU caches")
+
+
+def test_a_target_may_have_few_block_sizes(house: House) -> None:
+    house.join(A)
+    for seq, size in enumerate((1, 2, 1, 2, 3, 4, 5), start=1):
+        assert house.knowledge.over_bounds(A) is None
+        event = BlocksStored([EngineHash(seq)], None, [seq] * size, size, Tier.GPU, 0, None, None, None)
+        house.knowledge.on_batch(A, EventBatch(seq, 5000.0 + seq, 0, [event], {}))
+    assert house.knowledge.over_bounds(A) == ("block_size", "KV events with more than 4 block sizes")
 
 
 # whatever happens

@@ -126,6 +126,27 @@ def test_other_streams_pass_untouched(places: list[int], crlf: bool) -> None:
     assert b"".join(hidden(*cut(stream, places))) == stream
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'"usage":{' * 30_000,
+        b'{"a":' + b'"usage":{"prompt_tokens":' * 10_000,
+        b'"usage":' + b" " * 100_000 + b'"usage"',
+    ],
+)
+def test_an_answer_made_of_keys_is_given_up(answer: bytes) -> None:
+    tail = UsageTail(Endpoint.CHAT)
+    tail.feed(answer)
+    assert tail.read_usage() is None
+
+
+@pytest.mark.parametrize("count", ["-1", "true", "1e9", "99999999999", "9" * 4000, '"5"'])
+def test_counts_that_are_none(count: str) -> None:
+    tail = UsageTail(Endpoint.CHAT)
+    tail.feed(b'{"usage":{"prompt_tokens":%b,"completion_tokens":2}}' % count.encode())
+    assert tail.read_usage() == Usage(None, None, 2)
+
+
 def test_byte_by_byte() -> None:
     assert b"".join(hidden(*(bytes([byte]) for byte in STREAM))) == CHUNK * 3 + LAST + DONE
 

@@ -106,11 +106,16 @@ class Watch:
 
     statuses: list[int] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
+    encodings: list[bytes] = field(default_factory=list)
     hide: bytes = b""
     halves: list[PrefillResult] = field(default_factory=list)
 
     def on_first_byte(self, status: int) -> None:
         self.statuses.append(status)
+
+    def on_encoded(self, encoding: bytes) -> None:
+        self.encodings.append(encoding)
+        self.hide = b""
 
     def feed(self, data: bytes) -> bytes:
         self.seen.append(data)

@@ -89,6 +89,36 @@ async def test_the_answer_comes_back_as_it_was(house):
     assert await front.end() == RelayFinished(422, pytest.approx(0, abs=1))
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"GZip, br", b" identity, zstd"])
+async def test_a_compressed_answer_passes_unread(house, coding):
+    """Even a stream whose last chunk is to be hidden: what is inside cannot be told."""
+
+    async def script(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: " + coding + b"\r\n")
+        peer.send(b"content-length: 8\r\n\r\ngz usage")
+
+    front = await house.front(await house.engine(script), hides=b"usage")
+    client = await house.client(front.port)
+    client.send(POST)
+    head, body = await client.message()
+    assert body == b"gz usage"
+    assert b"content-encoding: " + coding.strip() in head
+    (watch,) = front.watches
+    assert watch.encodings == [coding.strip().lower()]
+
+
+async def test_a_compressed_stream_that_breaks_gets_no_event_added(house):
+    async def script(peer):
+        await peer.message()
+        peer.send(STREAM.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + chunk(b"gz"))
+
+    front = await house.front(await house.engine(script))
+    client = await house.client(front.port)
+    client.send(POST)
+    assert (await client.rest()).endswith(chunk(b"gz"))
+
+
 async def test_chunks_arrive_before_the_next_one_is_sent(house):
     proceed = asyncio.Event()
 

@@ -9,6 +9,7 @@ import pytest
 
 from router.backends.fetch import Fetch, HttpAnswer
 from router.errors import ConfigError
+from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders
 from router.proxy.upstreams import UpstreamExchange, UpstreamRequest, Upstreams, UpstreamUnanswered
 
@@ -67,7 +68,7 @@ async def test_fetch_is_bounded(house, upstreams):
             await peer.writer.drain()
 
     upstreams.add("e", url(await house.engine(endless)))
-    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) is None
+    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) == HttpAnswer(200, b"", oversized=True)
 
 
 async def test_the_instances_key_replaces_the_clients(house, upstreams):
@@ -96,6 +97,65 @@ async def test_the_last_used_connection_is_used_first(house, upstreams):
     for _ in range(5):
         await upstreams.fetch("e", "GET", "/", timeout_s=5)
     assert engine.connections == 3
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+LENGTH = b"content-length: 2\r\n\r\nhi"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"".join(b"x-%d: %b\r\n" % (n, b"v" * 1000) for n in range(70)) + LENGTH,
+        HEAD + b"x: " + b"v" * 70_000 + b"\r\n" + LENGTH,
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * 2000 + HEAD + LENGTH,
+        CHUNKED + b"2;" + b"e" * 70_000 + b"\r\nhi\r\n0\r\n\r\n",
+        CHUNKED + b"2\r\nhi\r\n0\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"v" * 1000) for n in range(70)) + b"\r\n",
+        CHUNKED + b"0" * 70_000 + b"2\r\nhi\r\n0\r\n\r\n",
+        CHUNKED + b"fffffffffffffffff\r\nhi",
+        HEAD + b"content-length: 99999999999999999999999\r\n\r\nhi",
+        b"HTTP/1.1 099 Low\r\n" + LENGTH,
+        b"HTTP/1.1 600 High\r\n" + LENGTH,
+        b"HTTP/1.1 1000 Long\r\n" + LENGTH,
+    ],
+    ids=["head", "line", "hints", "extension", "trailers", "size of zeros", "size", "length", "99", "600", "1000"],
+)
+async def test_what_is_no_answer_for_its_size_ends_the_exchange(house, upstreams, answer):
+    async def script(peer):
+        await peer.message()
+        for start in range(0, len(answer), 4096):  # so that no read has it all
+            peer.send(answer[start : start + 4096])
+            await peer.writer.drain()
+            await asyncio.sleep(0)
+        await peer.rest()
+
+    upstreams.add("e", url(await house.engine(script)))
+    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) is None
+    assert upstreams.idle("e") == 0
+
+
+async def test_many_small_chunks_are_an_answer(house, upstreams):
+    async def script(peer):
+        await peer.message()
+        peer.send(CHUNKED + b"1;ext=1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+
+    upstreams.add("e", url(await house.engine(script)))
+    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) == HttpAnswer(200, b"x" * 100_000)
+
+
+async def test_a_head_that_drips_ends_with_the_time_for_the_first_byte(house, upstreams):
+    async def script(peer):
+        await peer.message()
+        peer.send(HEAD)
+        while True:
+            peer.send(b"x: y\r\n")
+            await asyncio.sleep(0.01)
+
+    upstreams.add("e", url(await house.engine(script)))
+    assert await upstreams.send("e", QUESTION, first_byte_s=0.1, idle_s=5) == UpstreamUnanswered(
+        "late", ExchangeFailure.LATE.value
+    )
 
 
 async def test_a_removed_instance_keeps_no_connection(house, upstreams, eventually):

@@ -19,7 +19,7 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
-from router.request.public_api import LOAD_ROUTED, PublicApi, ops_app
+from router.request.public_api import LOAD_ROUTED, MetricsAccess, PublicApi, ops_app
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.proxy.connections import an_exchange, sent
@@ -245,7 +245,9 @@ async def test_a_client_that_left_gets_no_answer_and_is_counted(make_api: Any) -
 
 
 def client(why_not: str | None = None) -> TestClient:
-    return TestClient(ops_app(lambda: why_not, Metrics(lambda: RouterSnapshot(), lambda model: True).scrape))
+    return TestClient(
+        ops_app(lambda: why_not, MetricsAccess(Metrics(lambda: RouterSnapshot(), lambda model: True).scrape))
+    )
 
 
 def test_health_does_not_care_about_engines() -> None:

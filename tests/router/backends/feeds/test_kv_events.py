@@ -6,14 +6,15 @@ The listener is a stream book, so what is asserted is what an index would have b
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
-from router.backends.feeds import stream_reader
+from router.backends.feeds import stream_reader, zmtp
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.clock import SystemClock
 from router.fleet.engine_facts import EventEndpoint
@@ -402,3 +403,137 @@ async def test_a_listener_may_drop_the_target_while_it_is_told(engine: Engine) -
         events.subscribe(T, engine.source)
         await until(lambda: listener.connects == 2)
         assert engine.asked == [] or engine.asked == [0]
+
+
+# what libzmq cannot do to us: a peer that speaks ZMTP by hand
+
+
+class RawPeer:
+    """Accepts connections, greets as a PUB, and sends what it is told."""
+
+    def __init__(self, *frames: bytes, greeting: bytes = zmtp.GREETING) -> None:
+        ready = b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"
+        self.data = greeting + bytes((4, len(ready))) + ready + b"".join(frames)
+        self.received = bytearray()
+        self.connections = 0
+        self.endpoint = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(ConnectionError):
+            writer.write(self.data)
+            while data := await reader.read(65536):
+                self.received += data
+        writer.close()
+
+
+@asynccontextmanager
+async def raw_peer(*frames: bytes, **options: bytes) -> AsyncIterator[RawPeer]:
+    peer = RawPeer(*frames, **options)
+    async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
+        peer.endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield peer
+
+
+def raw(content: bytes, flags: int = 0) -> bytes:
+    return bytes((flags | zmtp.LONG,)) + len(content).to_bytes(8, "big") + content
+
+
+ZEROS = msgspec.msgpack.encode([1.5, [0] * 200_000, 0])
+
+
+@pytest.mark.parametrize(
+    ("frames", "detail"),
+    [
+        ([bytes((zmtp.LONG,)) + (1 << 40).to_bytes(8, "big")], "bytes"),
+        ([raw(bytes(zmtp.MESSAGE_BYTES // 2), zmtp.MORE)] * 2, "bytes"),
+        ([raw(b"", zmtp.MORE)] * 20, "frames"),
+        ([raw(b"", zmtp.MORE), raw(bytes(8), zmtp.MORE), raw(ZEROS)], "events"),
+    ],
+    ids=["frame", "message", "frames", "events"],
+)
+async def test_more_than_a_message_is_told_and_cut_off(frames: list[bytes], detail: str) -> None:
+    listener = Listener()
+    async with raw_peer(*frames) as peer, feed(listener) as events:
+        events.subscribe(T, EventEndpoint(0, peer.endpoint, None, ""))
+        await until(lambda: listener.over != [])
+        assert listener.over[0].limit == "message"
+        assert detail in listener.over[0].detail
+        events.unsubscribe(T)
+
+
+async def test_what_is_not_read_waits_in_the_engine() -> None:
+    """A listener that takes nothing in: what was read and not taken stays bounded."""
+    message = raw(b"", zmtp.MORE) + raw(bytes(8), zmtp.MORE) + raw(b"x" * 100_000)
+
+    class Busy(Listener):
+        def resume(self, target: TargetId) -> bool:
+            return True  # for ever at the first message
+
+    listener = Busy()
+    async with raw_peer(*[message] * 200) as peer, feed(listener) as events:
+        events.subscribe(T, EventEndpoint(0, peer.endpoint, None, ""))
+        stream = events._streams[T]
+        await until(lambda: stream._intake.held_bytes > zmtp.HIGH_WATER_BYTES)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert stream._intake.held_bytes < zmtp.HIGH_WATER_BYTES + 512 * 1024
+        intake = stream._intake
+        events.unsubscribe(T)
+        assert intake.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"HTTP/1.1 200 OK\r\n\r\n", bytes(64), b"\xff" + bytes(63), zmtp.GREETING[:10] + b"\x01" + bytes(53)]
+)
+async def test_a_peer_that_is_none_is_tried_again(greeting: bytes) -> None:
+    listener = Listener()
+    async with raw_peer(greeting=greeting) as peer, feed(listener) as events:
+        events.subscribe(T, EventEndpoint(0, peer.endpoint, None, ""))
+        await until(lambda: peer.connections >= 2)
+        assert listener.connects == 0
+
+
+async def test_a_silent_peer_is_left_and_one_that_answers_is_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmtp, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(zmtp, "SILENT_S", 0.1)
+    silent, answering = Listener(), Listener()
+    async with raw_peer() as peer, feed(silent) as first, feed(answering) as second:
+        second.subscribe(T, engine.source)
+        first.subscribe(T, EventEndpoint(0, peer.endpoint, None, ""))
+        await until(lambda: silent.connects >= 3)
+        assert peer.received.count(b"\x04PING") >= 3
+        assert answering.connects == 1
+
+
+async def test_a_ping_is_answered_with_what_it_carries() -> None:
+    listener = Listener()
+    async with raw_peer(b"\x04\x0b\x04PING\0\0ctxt") as peer, feed(listener) as events:
+        events.subscribe(T, EventEndpoint(0, peer.endpoint, None, "topic"))
+        await until(lambda: b"\x04PONGctxt" in peer.received)
+        assert b"\0\x06\x01topic" in peer.received
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    listener, peer = Listener(), RawPeer()
+    async with await asyncio.start_unix_server(peer.serve, path), feed(listener) as events:
+        events.subscribe(T, EventEndpoint(0, f"ipc://{path}", None, ""))
+        await until(lambda: listener.connects == 1)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "tcp://", "tcp://h", "tcp://h:0", "tcp://h:65536", "tcp://:5", "udp://h:5", "ipc://", "h:5"]
+)
+def test_endpoints_that_are_none(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="not tcp"):
+        zmtp.parse_endpoint(endpoint)
+
+
+def test_endpoints() -> None:
+    assert zmtp.parse_endpoint("tcp://10.0.0.5:5557") == ("10.0.0.5", 5557)
+    assert zmtp.parse_endpoint("tcp://[fd00::5]:5557") == ("fd00::5", 5557)
+    assert zmtp.parse_endpoint("ipc:///run/e.sock") == "/run/e.sock"
+    assert zmtp.parse_endpoint("ipc://@e") == "\0e"

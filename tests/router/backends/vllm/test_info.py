@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.backends.vllm.info import ModelList, read_event_sources, read_models, read_tokenize
 from router.fleet.engine_facts import EventEndpoint, ModelCard
+from router.fleet.engine_limits import MAX_MODELS, MAX_RANKS, OverLimit
 from tests.paths import DATA
 
 
@@ -108,13 +109,38 @@ def test_one_rank_given_twice_does_not_confuse() -> None:
     assert [s.rank for s in sources or []] == [1]
 
 
+def test_names_and_numbers_that_are_absurd_are_left_out() -> None:
+    long = "x" * 257
+    cards = [{"id": long}, {"id": "m", "parent": long, "root": "/" * 1025, "max_model_len": 2**40}, {"id": "x" * 256}]
+    assert read_models(json({"data": cards})) == ModelList(
+        [ModelCard("m", None, None, None), ModelCard("x" * 256, None, None, None)]
+    )
+    assert read_event_sources(json({"0": source("tcp://*:5557", topic=long)}), "h") == [
+        EventEndpoint(0, "tcp://h:5557", None, "")
+    ]
+    assert read_event_sources(json({"0": source(f"tcp://{long}:5557")}), "h") == []
+
+
+def test_more_models_and_ranks_than_the_bound() -> None:
+    models = read_models(json({"data": [{"id": f"m{n}"} for n in range(MAX_MODELS + 1)]}))
+    assert models is not None
+    assert len(models.cards) == MAX_MODELS
+    assert models.over == OverLimit("models", "more than 1,000 models in /v1/models: the first ones are served")
+    ranks = {str(rank): source(f"tcp://*:{5000 + rank}") for rank in range(MAX_RANKS + 1)}
+    assert read_event_sources(json(ranks), "h") == OverLimit("ranks", "more than 128 ranks in /kv_event_sources")
+    del ranks["0"]
+    found = read_event_sources(json(ranks), "h")
+    assert isinstance(found, list)
+    assert len(found) == MAX_RANKS
+
+
 def test_a_recorded_tokenize_answer() -> None:
     tokens = read_tokenize((DATA / "vllm-0.32-tokenize.json").read_bytes())
     assert tokens == array("I", [1, 1505, 201, 1785, 2, 201, 1, 3401, 632, 849, 201])
     assert read_tokenize(b'{"tokens":[1,true]}') is None
 
 
-def sources_of(body: bytes) -> list[EventEndpoint] | None:
+def sources_of(body: bytes) -> object:
     return read_event_sources(body, "h")
 
 

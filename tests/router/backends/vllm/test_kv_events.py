@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.backends.vllm.kv_events import MalformedMessage, ReplayEnd, decode, decode_replay
+from router.backends.vllm.kv_event import EXTRA_BYTES, MAX_GROUPS, PIECE_BLOCKS
+from router.backends.vllm.kv_events import (
+    EVENT_TOKENS,
+    MESSAGE_EVENTS,
+    PLAIN_BYTES,
+    LargeBatch,
+    MalformedMessage,
+    ReplayEnd,
+    decode,
+    decode_replay,
+)
+from router.fleet.engine_limits import OverLimit
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import (
     BlocksCleared,
@@ -462,3 +473,108 @@ def test_removals_of_other_tiers_and_groups_stay_apart() -> None:
     raw = [removal(1), removal(2, medium="CPU"), removal(3, medium="CPU", group_idx=1), removal(4)]
     told = [(e.hashes, e.tier, e.group) for e in batch_of(decode(message(*raw))).events if isinstance(e, BlocksRemoved)]
     assert told == [([1], Tier.GPU, 0), ([2], Tier.CPU, 0), ([3], Tier.CPU, 1), ([4], Tier.GPU, 0)]
+
+
+# bounds and large messages
+
+
+def decoded(frames: list[bytes]) -> Any:
+    """Decode to the end."""
+    found: Any = decode(frames)
+    while isinstance(found, LargeBatch):
+        found = found.step() or found
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_name": "l", "extra_keys": [["l"]] * 5000}, {"medium": "cpu"}])
+def test_a_large_event_is_the_same_in_pieces(changes: dict[str, Any]) -> None:
+    """Whether it is in a small message or in a large one, decoded field by field."""
+    blocks = 5000
+    small = stored(block_hashes=list(range(blocks)), token_ids=[n % 100 for n in range(blocks)], block_size=1) | changes
+    padding = {"type": "odd", "x": "y" * PLAIN_BYTES}
+    plain, large = (batch_of(decoded(message(*events))) for events in ([small], [small, padding]))
+    assert len(msgspec.msgpack.encode(small)) < PLAIN_BYTES
+    whole = stored(block_hashes=list(range(20_000)), token_ids=list(range(20_000)), block_size=1)
+    in_fields = batch_of(decoded(message(whole)))
+    assert len(msgspec.msgpack.encode(whole)) > PLAIN_BYTES
+    for batch, count in ((plain, blocks), (large, blocks), (in_fields, 20_000)):
+        hashes: list[int] = []
+        for event in batch.events:
+            assert isinstance(event, (BlocksStored, BlocksPooled))
+            assert len(event.hashes) <= PIECE_BLOCKS
+            assert len(event.token_ids) == len(event.hashes)
+            assert event.parent == (hashes[-1] if hashes else small["parent_block_hash"])
+            hashes += event.hashes
+        assert hashes == list(range(count))
+    assert plain.events == large.events
+    assert large.skipped == {"unknown": 1}
+
+
+def test_a_salt_stays_with_the_first_piece() -> None:
+    raw = stored(
+        block_hashes=list(range(5000)), token_ids=[1] * 5000, block_size=1, parent_block_hash=None,
+        extra_keys=[["salt"], *[None] * 4999],
+    )  # fmt: skip
+    events = batch_of(decoded(message(raw))).events
+    assert [event.salt for event in events if isinstance(event, BlocksStored)] == ["salt", None, None]
+
+
+def test_removals_are_merged_up_to_a_piece_and_cut_into_pieces() -> None:
+    single = [removal(n) for n in range(PIECE_BLOCKS + 10)]
+    events = batch_of(decoded(message(*single))).events
+    assert [len(event.hashes) for event in events if isinstance(event, BlocksRemoved)] == [PIECE_BLOCKS, 10]
+    events = batch_of(decoded(message(removal(*range(PIECE_BLOCKS * 2 + 1))))).events
+    assert [len(event.hashes) for event in events if isinstance(event, BlocksRemoved)] == [PIECE_BLOCKS] * 2 + [1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_idx": MAX_GROUPS},
+        {"group_idx": -1},
+        {"block_size": 2**20, "token_ids": [1] * 2**20, "block_hashes": [1]},
+        {"lora_name": "l" * 257},
+        {"extra_keys": [[["x" * (EXTRA_BYTES + 1), 0]], None]},
+    ],
+    ids=["group", "negative", "block size", "adapter", "extra keys"],
+)
+def test_fields_out_of_bounds_are_broken(changes: dict[str, Any]) -> None:
+    assert batch_of(decoded(message(stored() | changes))).skipped == {"broken": 1}
+
+
+def test_a_large_message_that_is_none() -> None:
+    junk = b"\x93\x01" + b"\xc1" * PLAIN_BYTES
+    assert decode([b"", bytes(8), junk]) == MalformedMessage("payload")
+    assert decode([b"", bytes(8), bytes(PLAIN_BYTES + 1)]) == MalformedMessage("payload")
+    assert decode(message("x" * PLAIN_BYTES, ts="now")) == MalformedMessage("payload")
+    assert decode(message("x" * PLAIN_BYTES, ts=float("inf"))) == MalformedMessage("timestamp")
+    for broken in (["x" * PLAIN_BYTES], [["x"], "y" * PLAIN_BYTES], {"type": ["x"], "y": "z" * PLAIN_BYTES}):
+        assert sum(batch_of(decoded(message(broken, stored()))).skipped.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        msgspec.msgpack.encode([1.5, [0] * (MESSAGE_EVENTS + 1), 0]),
+        msgspec.msgpack.encode([1.5, [["BlockStored", [1], None, [1] * (EVENT_TOKENS + 1), 1]], 0]),
+        msgspec.msgpack.encode([1.5, [["BlockRemoved", [1] * 200_000]], 0]),
+        msgspec.msgpack.encode([1.5, [[[]] * 100_000], 0]),
+        msgspec.msgpack.encode([1.5, [{str(n): 0 for n in range(20_000)}], 0]),
+    ],
+    ids=["events", "tokens", "blocks", "fields", "members"],
+)
+def test_more_than_any_step_of_an_engine_is_refused(packed: bytes) -> None:
+    over = decoded([b"", bytes(8), packed])
+    assert isinstance(over, OverLimit)
+    assert over.limit == "message"
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_no_large_message_raises(data: st.DataObject) -> None:
+    events = [stored(), removal(1), {"type": "odd", "x": "y" * PLAIN_BYTES}, ["BlockRemoved", list(range(30_000))]]
+    payload = message(*events)[2]
+    at = data.draw(st.integers(0, 400) | st.integers(0, len(payload)))
+    junk = data.draw(st.binary(max_size=8))
+    found = decoded([b"", bytes(8), payload[:at] + junk + payload[at + len(junk) :]])
+    assert isinstance(found, (EventBatch, MalformedMessage, OverLimit))

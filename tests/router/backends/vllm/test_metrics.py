@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.backends.vllm.metrics import read_gauges
+from router.backends.vllm.metrics import PARSED_BYTES, read_gauges
 from router.fleet.engine_facts import Gauges, PoolTransferCounts
+from router.fleet.engine_limits import MAX_MODELS, MAX_RANKS, OverLimit
 from tests.paths import DATA
 
 RECORDED = (DATA / "vllm-0.32-metrics.txt").read_bytes()
@@ -139,6 +140,47 @@ def test_adapters_of_several_ranks_cannot_be_told_apart() -> None:
 @pytest.mark.parametrize("page", [b"", b"\n", b"<html>not found</html>", b"{}", b"vllm:num_requests_running"])
 def test_a_page_that_says_nothing(page: bytes) -> None:
     assert read_gauges(page) == {}
+
+
+def rank_lines(ranks: int) -> bytes:
+    return b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % rank for rank in range(ranks))
+
+
+def test_more_ranks_than_the_bound() -> None:
+    assert len(read_gauges(rank_lines(MAX_RANKS))) == MAX_RANKS
+    assert read_gauges(rank_lines(MAX_RANKS + 1)) == OverLimit("ranks", "more than 128 ranks in /metrics")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        rank_lines(20_000),
+        b"vllm:num_requests_running_x 1\n" * 20_000,
+        b'vllm:num_requests_running{engine="0",a="%b"} 1\n' % (b"x" * PARSED_BYTES),
+    ],
+    ids=["lines", "lines of another", "one line"],
+)
+def test_more_to_parse_than_the_bound(page: bytes) -> None:
+    over = read_gauges(page)
+    assert isinstance(over, OverLimit)
+    assert over.limit == "metrics_page"
+
+
+def test_lines_of_many_adapters_cost_the_adapters_only() -> None:
+    """An engine that has run for long has a line for every set of adapters that it ever ran."""
+    line = b'vllm:lora_requests_info{max_lora="4",running_lora_adapters="%d",waiting_lora_adapters=""} 1.7e+09\n'
+    gauges = only(b'vllm:num_requests_running{engine="0"} 3\n' + b"".join(line % n for n in range(20_000)))
+    assert (gauges.running, gauges.adapters, gauges.max_adapters) == (3, None, None)
+
+
+def test_adapters_and_numbers_that_are_absurd_are_unknown() -> None:
+    many = b",".join(b"%d" % n for n in range(MAX_MODELS + 1))
+    line = b'vllm:lora_requests_info{max_lora="9999",running_lora_adapters="%b",waiting_lora_adapters="%b,a"} 1\n'
+    cache = b'vllm:cache_config_info{block_size="%d",num_gpu_blocks="%d"} 1\n'
+    gauges = only(line % (many, b"x" * 257) + cache % (16, 2**40))
+    assert (gauges.adapters, gauges.waiting_adapters, gauges.max_adapters) == (None, frozenset("a"), None)
+    assert (gauges.block_tokens, gauges.capacity_tokens) == (16, None)
+    assert only(cache % (2**20, 4)).block_tokens is None
 
 
 @settings(max_examples=300)

@@ -1,0 +1,45 @@
+"""One rendering of the metrics page at a time, for all who ask for it meanwhile.
+
+A page of a large fleet takes a third of a second of CPU time, and whoever reaches the port may ask for it as often as
+he likes. So requests that come while a page is rendered wait for the next one, and share it; and between two pages the
+router rests at least as long as the first one took: pages take half of a core at most, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from router.clock import Clock
+from router.tasks import Tasks
+
+
+class SharedScrape:
+    """Call it for a page whose values are not older than the call. `render` makes one."""
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]], tasks: Tasks, clock: Clock) -> None:
+        self._render = render
+        self._tasks = tasks
+        self._clock = clock
+        self._free_at = 0.0  # when the next rendering may begin
+        self._running: asyncio.Task[bytes] | None = None
+        self._next: asyncio.Task[bytes] | None = None  # it has not begun
+
+    async def __call__(self) -> bytes:
+        if self._next is None:
+            self._next = self._tasks.spawn("scrape", self._take_turn(self._running))
+        return await asyncio.shield(self._next)
+
+    async def _take_turn(self, before: asyncio.Task[bytes] | None) -> bytes:
+        if before is not None:
+            await asyncio.wait((before,))
+        await asyncio.sleep(max(0.0, self._free_at - self._clock.now()))
+        self._running, self._next = self._next, None
+        began = self._clock.now()
+        try:
+            return await self._render()
+        finally:
+            now = self._clock.now()
+            self._free_at = now + (now - began)
+            if self._next is None:
+                self._running = None
