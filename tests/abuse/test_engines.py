@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from tests.abuse.conftest import Measured
-from tests.abuse.hostile_engine import EVIL, ask, failures, files_of, hostile_engine, http, peak_bytes, pouring
+from tests.abuse.hostile_engine import CHAT, EVIL, ask, failures, files_of, hostile_engine, http, peak_bytes, pouring
 from tests.abuse.pulse import pulse
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine, eventually
@@ -80,3 +82,49 @@ async def test_heads_are_bounded(router_process, fleet_config, measured: Measure
             measured(f"{name}: memory", (peak_bytes(r) - before) / MB, 20, "MB")
             measured(f"{name}: chats to a healthy engine that fail", failed, 0, "of 60")
             measured(f"{name}: longest gap", beside.longest_ms, 250, "ms")
+
+
+@pytest.mark.parametrize("headers", [b"content-encoding: gzip\r\n", b""])
+async def test_an_answer_that_is_compressed_passes_unread(router, headers: bytes) -> None:
+    """What looks like token counts inside compressed bytes is none."""
+    body = b'{"usage":{"prompt_tokens":5,"completion_tokens":7}}'
+    async with hostile_engine(completions=http(body, headers=headers)) as evil, router([evil.url], wait=False) as r:
+        await eventually(lambda: r.app.unready_reason() is None)
+        prompt = {"model": EVIL, "messages": [{"role": "user", "content": "hello"}]}
+        async with r.http.stream("POST", CHAT, json=prompt) as answer:
+            assert answer.status_code == 200
+            assert b"".join([piece async for piece in answer.aiter_raw()]) == body
+        record = await r.record(answer)
+        assert record["output_tokens"] == (None if headers else 7)
+        assert await r.metric("warmroute_engine_limit_total", limit="encoding") == (1 if headers else 0)
+        assert await r.metric("warmroute_engine_distrusted") == 0
+
+
+@pytest.mark.abuse
+async def test_the_metrics_of_a_large_fleet(router_process, fleet_config, measured: Measured) -> None:
+    """400 engines, and eight who ask for the page without a pause."""
+    async with hostile_engine(metrics=http(page(1))) as many, engine() as good:
+        named = [{"url": many.url, "name": f"engine-{number}"} for number in range(400)]
+        async with router_process(fleet_config([good, *named])) as r:
+            async with asyncio.timeout(60.0):
+                while await r.metric("warmroute_instance_state", state="ready") < 401:
+                    await asyncio.sleep(0.2)
+
+            async def scrape() -> None:
+                async with r.client() as client:
+                    while True:
+                        await client.get("/metrics")
+
+            async with pulse(r.url) as beside:
+                asking = [asyncio.create_task(scrape()) for _ in range(8)]
+                began = time.perf_counter()
+                failed = await failures(r, MODEL)
+                took_s = time.perf_counter() - began
+                for task in asking:
+                    task.cancel()
+                await asyncio.wait(asking)
+            size = len((await r.http.get("/metrics")).content)
+        measured("metrics of 400 engines: page", size / 1e6, 3, "MB")
+        measured("metrics of 400 engines, 8 scrapers: longest gap", beside.longest_ms, 100, "ms")
+        measured("metrics of 400 engines, 8 scrapers: chats that fail", failed, 0, "of 60")
+        measured("metrics of 400 engines, 8 scrapers: a chat", took_s / 60 * 1e3, 200, "ms")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -332,6 +333,18 @@ def certificate(tmp_path_factory: Any) -> tuple[str, str]:
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     subprocess.run([*make, "-keyout", key, "-out", cert, *subject], check=True, capture_output=True)
     return cert, key
+
+
+async def test_metrics_on_a_port_of_their_own_with_a_token(router: Any) -> None:
+    metrics = {"port": 0, "token_hash": hashlib.sha256(b"secret").hexdigest()}
+    async with engine() as a, router([a], metrics=metrics) as r:
+        assert (await r.http.get("/metrics")).status_code == 404
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{r.app.metrics_port}") as own:
+            assert (await own.get("/metrics")).status_code == 401
+            answer = await own.get("/metrics", headers={"authorization": "Bearer secret"})
+            assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text
+            for path in ("/health", CHAT, "/v1/models", "/admin/instances"):
+                assert (await own.get(path)).status_code == 404
 
 
 async def test_tls_on_both_sides(router: Any, certificate: tuple[str, str]) -> None:

@@ -19,7 +19,7 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request import public_api
-from router.request.public_api import LOAD_ROUTED, MetricsAccess, PublicApi, ops_app
+from router.request.public_api import LOAD_ROUTED, MetricsAccess, PublicApi, metrics_app, ops_app
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.proxy.connections import an_exchange, sent
@@ -270,6 +270,28 @@ def test_metrics_are_prometheus_text() -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text
+
+
+def test_metrics_may_need_a_token() -> None:
+    access = MetricsAccess(
+        Metrics(lambda: RouterSnapshot(), lambda model: True).scrape, hashlib.sha256(b"secret").hexdigest()
+    )
+    for app in (ops_app(lambda: None, access), metrics_app(access)):
+        http = TestClient(app)
+        for given in ("", "Bearer", "Bearer ", "Bearer wrong", "Basic secret", "secret", "Bearer secret2"):
+            answer = http.get("/metrics", headers={"authorization": given} if given else {})
+            assert answer.status_code == 401, given
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "warmroute_" not in answer.text
+        for given in ("Bearer secret", "bearer  secret "):
+            assert http.get("/metrics", headers={"authorization": given}).status_code == 200
+
+
+def test_metrics_with_a_listener_of_their_own_are_nowhere_else() -> None:
+    assert TestClient(ops_app(lambda: None, None)).get("/metrics").status_code == 404
+    alone = TestClient(metrics_app(MetricsAccess(Metrics(lambda: RouterSnapshot(), lambda model: True).scrape)))
+    assert alone.get("/metrics").status_code == 200
+    assert alone.get("/health").status_code == 404
 
 
 def test_nothing_else_is_served() -> None:

@@ -417,14 +417,22 @@ class RawPeer:
         self.received = bytearray()
         self.connections = 0
         self.endpoint = ""
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         with suppress(ConnectionError):
             writer.write(self.data)
             while data := await reader.read(65536):
                 self.received += data
         writer.close()
+
+    async def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -433,6 +441,7 @@ async def raw_peer(*frames: bytes, **options: bytes) -> AsyncIterator[RawPeer]:
     async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
         peer.endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield peer
+        await peer.close()
 
 
 def raw(content: bytes, flags: int = 0) -> bytes:
@@ -522,6 +531,8 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
     async with await asyncio.start_unix_server(peer.serve, path), feed(listener) as events:
         events.subscribe(T, EventEndpoint(0, f"ipc://{path}", None, ""))
         await until(lambda: listener.connects == 1)
+        events.unsubscribe(T)
+        await peer.close()
 
 
 @pytest.mark.parametrize(
