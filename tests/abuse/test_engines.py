@@ -8,7 +8,18 @@ import time
 import pytest
 
 from tests.abuse.conftest import Measured
-from tests.abuse.hostile_engine import CHAT, EVIL, ask, failures, files_of, hostile_engine, http, peak_bytes, pouring
+from tests.abuse.hostile_engine import (
+    CHAT,
+    EVIL,
+    ask,
+    failures,
+    files_of,
+    hostile_engine,
+    http,
+    peak_bytes,
+    pouring,
+    until,
+)
 from tests.abuse.pulse import pulse
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine, eventually
@@ -106,9 +117,11 @@ async def test_the_metrics_of_a_large_fleet(router_process, fleet_config, measur
     async with hostile_engine(metrics=http(page(1))) as many, engine() as good:
         named = [{"url": many.url, "name": f"engine-{number}"} for number in range(400)]
         async with router_process(fleet_config([good, *named])) as r:
-            async with asyncio.timeout(60.0):
-                while await r.metric("warmroute_instance_state", state="ready") < 401:
-                    await asyncio.sleep(0.2)
+
+            async def all_ready() -> bool:
+                return await r.metric("warmroute_instance_state", state="ready") == 401
+
+            await until(all_ready, 60.0)
 
             async def scrape() -> None:
                 async with r.client() as client:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httptools
 
+from router.backends.feeds import zmtp
 from router.config.sections.listeners import ListenConfig
 from router.errors import RequestRefused
 from router.proxy.call import ClientDisconnected
@@ -223,3 +224,38 @@ def _receive(running: _Loop, method: str, pieces: list[bytes]) -> tuple[int, boo
     reading.result()
     connection.release()
     return connection.status, connection.complete, bytes(body)
+
+
+@contextmanager
+def zmtp_target() -> Iterator[Callable[[bytes], None]]:
+    """Yield the target for bytes of a publisher of events, after the handshake."""
+    with _running() as running:
+
+        def target(data: bytes) -> None:
+            """However the bytes are cut, the same messages are read, and what was taken in is accounted for."""
+            pieces = split(data)
+            received = _subscribe(running, pieces)
+            if len(pieces) > 1:
+                assert received == _subscribe(running, [b"".join(pieces)])
+
+        yield target
+
+
+def _subscribe(running: _Loop, pieces: list[bytes]) -> tuple[list[list[bytes]], bool]:
+    """Return the messages that a publisher's bytes are, and whether it went beyond a bound."""
+    messages: list[list[bytes]] = []
+    excess: list[object] = []
+    intake, transport = zmtp.Intake(), _Transport()
+    callbacks = zmtp.ZmtpCallbacks(lambda: None, lambda: None, excess.append)
+    connection = zmtp._Connection(running.loop, "SUB", zmtp.subscription(""), intake, callbacks)
+    connection.connection_made(transport)
+    for piece in (zmtp.GREETING + zmtp._ready("SUB"), *pieces):
+        connection.data_received(piece)
+        while not transport.closing and (frames := connection.next_message()) is not None:
+            if frames:
+                messages.append(frames)
+        if transport.closing:
+            break
+    connection.close()
+    assert intake.held_bytes == 0
+    return messages, bool(excess)

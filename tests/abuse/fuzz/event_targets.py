@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from router.backends.vllm.kv_events import MalformedMessage, ReplayEnd, decode, decode_replay
+from router.backends.vllm import kv_events
+from router.backends.vllm.kv_events import LargeBatch, MalformedMessage, ReplayEnd, decode, decode_replay
 from router.clock import ManualClock
-from router.kvcache.events import TargetId
+from router.fleet.engine_limits import OverLimit
+from router.kvcache.events import EventBatch, TargetId
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.snapshot_format import UnusableSnapshot, from_bytes
@@ -57,6 +59,10 @@ def apply_events(data: bytes) -> None:
 def _apply(indexer: KvIndexer, flags: int, frames: list[bytes]) -> None:
     replayed, ends, host_cpu, reconnects = flags & 1, flags & 2, bool(flags & 4), flags & 8
     batch = (decode_replay if replayed else decode)(frames, host_cpu=host_cpu)
+    if isinstance(batch, EventBatch):
+        _compare(batch, frames, host_cpu)
+    if isinstance(batch, (LargeBatch, OverLimit)):
+        raise AssertionError("messages of this size are decoded at once")
     if isinstance(batch, MalformedMessage):
         indexer.on_malformed(TARGET, batch.reason)
     elif isinstance(batch, ReplayEnd):
@@ -69,6 +75,16 @@ def _apply(indexer: KvIndexer, flags: int, frames: list[bytes]) -> None:
         indexer.on_replay_end(TARGET, complete=bool(flags & 16))
     if reconnects:
         indexer.on_connected(TARGET)
+    while indexer.resume(TARGET):
+        pass
+
+
+def _compare(batch: EventBatch, frames: list[bytes], host_cpu: bool) -> None:
+    """Decoded as a large message is, it is the same; where it has no plain beginning, or unusual types, malformed."""
+    found: object = kv_events._large(frames[1], frames[2], host_cpu)
+    while isinstance(found, LargeBatch):
+        found = found.step() or found
+    assert found == batch or isinstance(found, MalformedMessage), (found, batch)
 
 
 def read_snapshot(data: bytes) -> None:

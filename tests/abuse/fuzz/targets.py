@@ -13,6 +13,7 @@ Target = Callable[[bytes], None]
 TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
     "client": connection_targets.client_target,
     "engine": connection_targets.engine_target,
+    "zmtp": connection_targets.zmtp_target,
     "events": lambda: nullcontext(event_targets.apply_events),
     "snapshot": lambda: nullcontext(event_targets.read_snapshot),
     "body": lambda: nullcontext(text_targets.read_body),

@@ -16,6 +16,7 @@ from router.config.schema import Config, InstanceConfig
 from router.config.validation_errors import translate_errors
 from router.config.yaml_source import parse
 from router.errors import MAX_COMPLAINTS, MAX_LINE_CHARS, BadRequest, ConfigError
+from router.fleet.engine_limits import OverLimit
 from router.prompt.api.conversation_id import conversation_digest
 from router.prompt.api.parse import ReadOptions, read_prompt, read_request_headers
 from router.prompt.prompt import Endpoint
@@ -78,7 +79,8 @@ def read_body(data: bytes) -> None:
 
 def read_metrics_page(data: bytes) -> None:
     """No page raises, and what comes back is finite and not negative."""
-    for rank, gauges in read_gauges(data).items():
+    page = read_gauges(data)
+    for rank, gauges in {}.items() if isinstance(page, OverLimit) else page.items():
         assert rank >= 0
         assert all(figure is None or figure >= 0 for figure in (gauges.running, gauges.waiting, gauges.kv_usage))
 
