@@ -20,7 +20,7 @@ from router.prompt.tokenization.tokenization import RemoteFailure
 
 IN_FLIGHT = 16
 BYTES_PER_PROMPT_BYTE = 8  # a token has at least a byte of text and at most seven digits of JSON
-MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids, read in one piece: TODO ms
+MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids
 
 
 class EngineTokenizer:

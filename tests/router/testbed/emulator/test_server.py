@@ -52,14 +52,14 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 async def test_models_with_adapters(http: httpx.AsyncClient) -> None:
-    cards = info.read_models((await http.get("/v1/models")).content)
-    assert cards is not None
-    assert [(card.id, card.root, card.parent) for card in cards] == [
+    models = info.read_models((await http.get("/v1/models")).content)
+    assert models is not None
+    assert [(card.id, card.root, card.parent) for card in models.cards] == [
         (MODEL, MODEL, None),
         ("sql", "/adapters/v2/sql", MODEL),
         ("poet", "/adapters/poet", MODEL),
     ]
-    assert cards[0].max_model_len == 64 * 16
+    assert models.cards[0].max_model_len == 64 * 16
 
 
 async def test_metrics_read_by_the_routers_scanner(http: httpx.AsyncClient) -> None:
