@@ -1,9 +1,9 @@
 """Worker threads for what would block the event loop: reading, rendering and tokenising long prompts.
 
 Bounded in number, in time and in bytes: while the `tokenizers` library works on a text, it takes 90 to 330 times its
-size in memory. A caller gets a result or the reason why there is none in time. When it stops
-waiting, because the budget has passed or its client has left, work in the queue is dropped, and running work is told
-so; what that has made by then still reaches the cache.
+size in memory. A caller gets a result or the reason why there is none in time. When it stops waiting, because the
+budget has passed or its client has left, work in the queue is dropped, and running work is told so; what that has made
+by then still reaches the cache.
 """
 
 from __future__ import annotations
