@@ -250,6 +250,9 @@ def test_a_restart(behind: Behind) -> None:
 def test_a_router_that_starts_late(engines: list[Engine], behind: Behind, model: Path, logs: Path) -> None:
     """What was cached before it came, it learns from the replay. Its picker is nearly blind, so that it also asks
     engines for what they do not hold."""
+    chats = [{"messages": [user(prose(f"early {number}", 300))], "max_tokens": 4} for number in range(20)]
+    for chat in chats:
+        behind.ask(CHAT, chat)
     with router_in_front("late", engines, model, {"name": "softmax", "temperature": 5.0}, logs) as late:
         late.wait()
         for number in (7, 6, 5, 4):
@@ -258,8 +261,8 @@ def test_a_router_that_starts_late(engines: list[Engine], behind: Behind, model:
                 {"prompt": ids(f"long {number}", 19 * BLOCK_TOKENS + 30), "max_tokens": 2},
                 tokens_from="given",
             )
-        for number in range(10):
-            late.ask(CHAT, {"messages": [user(prose(f"fresh {number}", 300))], "max_tokens": 4})
+        for chat in reversed(chats):  # the cache may be too small for the first ones
+            late.ask(CHAT, chat)
         assert {asked.instance for asked in late.asked} == {engine.name for engine in engines}
         assert any(asked.cached for asked in late.asked)
         behind.asked.extend(late.asked)
