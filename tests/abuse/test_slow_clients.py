@@ -15,7 +15,7 @@ from router.proxy.listener import connection_capacity
 from tests.abuse.raw import BENIGN, CHAT, HEALTH, HOSTILE, MB, chat, cut_off, dial, dialled, post
 from tests.fakes.engines import engine, eventually
 
-ANNOUNCED = 64 * MB  # `limits.body_bytes`
+ANNOUNCED = 32 * MB  # `limits.body_bytes`
 ATTACKERS = 16  # of those fill `limits.body_budget_bytes`
 
 
