@@ -17,7 +17,7 @@ from pathlib import Path
 log = logging.getLogger("warmroute.memory")
 
 INTERVAL_S = 10.0
-GROWN_BYTES = 16 * 1024 * 1024  # since the memory was last given back
+GROWN_BYTES = 64 * 1024 * 1024  # since it was last given back; less is used again at once, and each page would fault
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
