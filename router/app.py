@@ -280,9 +280,7 @@ class App:
 
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
-            for portion in self._membership.split_list(instances):
-                self._membership.update_source(name, portion)
-                await asyncio.sleep(0)
+            await self._membership.update_source(name, instances)
 
     def reload(self) -> None:
         """Apply what changed in the configuration files, as far as that needs no restart."""

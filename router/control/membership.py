@@ -12,9 +12,10 @@ The parts do not know each other; this class forwards one event to all that need
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from router.backends.feeds.bootstrap import bootstrap_name
 from router.backends.feeds.health import HealthProbe
@@ -33,7 +34,7 @@ from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.members")
 
-JOINS_PER_TURN = 50
+CHANGES_PER_TURN = 25
 
 
 class Membership:
@@ -52,6 +53,7 @@ class Membership:
         self._tokenization = tokenization
         self._passthrough = passthrough
         self._tasks = tasks
+        self._updating = asyncio.Lock()
         self._lists: dict[str, Sequence[schema.InstanceConfig]] = {}
         self._configs: dict[str, schema.InstanceConfig] = {}
         self._duplicates: set[tuple[str, str, str]] = set()  # an id, and the two sources that list it
@@ -59,25 +61,25 @@ class Membership:
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
 
-    def update_source(self, source: str, instances: Sequence[schema.InstanceConfig]) -> None:
-        """Apply one discovery source's whole list: new instances join, missing ones leave, changed ones do both."""
-        self._lists[source] = instances
-        configs = self._merge_lists()
-        for id in [id for id, config in self._configs.items() if configs.get(id) != config]:
-            self._leave(id)
-        for id, config in configs.items():
-            if id not in self._configs:
-                self._join(id, config)
-
-    def split_list(self, instances: Sequence[schema.InstanceConfig]) -> Iterator[Sequence[schema.InstanceConfig]]:
-        """Yield a source's list such that each time a few more new instances are in it: hundreds that join in one turn
-        of the event loop would hold up requests.
+    async def update_source(self, source: str, instances: Sequence[schema.InstanceConfig]) -> None:
+        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both. A few
+        at a time, since hundreds of them in one turn of the event loop would hold up requests.
         """
-        new = [config.id for config in instances if config.id not in self._configs]
-        for count in range(JOINS_PER_TURN, len(new), JOINS_PER_TURN):
-            later = frozenset(new[count:])
-            yield [config for config in instances if config.id not in later]
-        yield instances
+        async with self._updating:
+            self._lists[source] = instances
+            configs = self._merge_lists()
+            changes = 0
+            for id in list(dict.fromkeys([*self._configs, *configs])):
+                old, new = self._configs.get(id), configs.get(id)
+                if old == new:
+                    continue
+                if old is not None:
+                    self._leave(id)
+                if new is not None:
+                    self._join(id, new)
+                changes += 1
+                if changes % CHANGES_PER_TURN == 0:
+                    await asyncio.sleep(0)
 
     def _merge_lists(self) -> dict[str, schema.InstanceConfig]:
         """Merge all lists by id. The first source wins where two list an id, which is logged once."""

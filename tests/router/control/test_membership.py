@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from router.backends.feeds.metrics import MetricsPoller
 from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
-from router.control.membership import JOINS_PER_TURN, Membership
+from router.control.membership import CHANGES_PER_TURN, Membership
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import InstanceState
@@ -106,30 +107,35 @@ def sources(*ranks: int) -> Sequence[EventEndpoint]:
 
 
 async def test_who_is_new_joins_every_room(house: House) -> None:
-    house.members.update_source("config", [instance("a"), instance("b")])
+    await house.members.update_source("config", [instance("a"), instance("b")])
     assert house.ids == ["a", "b"]
     assert sorted(house.health._states) == sorted(house.polls._schedules) == ["a", "b"]
     assert await house.why_unanswered("a") != "the instance was removed"
 
 
 async def test_a_long_list_is_applied_in_portions(house: House) -> None:
-    listed = [instance(f"e{n}", n + 1) for n in range(2 * JOINS_PER_TURN + 10)]
-    house.members.update_source("config", [listed[0], instance("gone")])
-    sizes = []
-    for portion in house.members.split_list(listed):
-        house.members.update_source("config", portion)
-        sizes.append(len(house.ids))
-    assert sizes == [1 + JOINS_PER_TURN, 1 + 2 * JOINS_PER_TURN, len(listed)]
-    assert sorted(house.ids) == sorted(one.id for one in listed)
-    assert list(house.members.split_list(listed)) == [listed]
-    assert list(house.members.split_list([])) == [[]]
+    first = [instance("changed"), instance("stays"), *[instance(f"gone{n}") for n in range(2 * CHANGES_PER_TURN)]]
+    await house.members.update_source("config", first)
+    second = [instance("changed", 2), first[1], *[instance(f"new{n}", n + 1) for n in range(2 * CHANGES_PER_TURN)]]
+    applying = asyncio.ensure_future(house.members.update_source("config", second))
+    also = asyncio.ensure_future(house.members.update_source("file", [instance("other")]))
+    seen = []
+    while not applying.done():
+        seen.append(house.ids)
+        await asyncio.sleep(0)
+    differences = [len(set(before) ^ set(after)) for before, after in pairwise(seen)]
+    assert len(seen) > 4
+    assert max(differences) <= CHANGES_PER_TURN
+    assert all("changed" in ids and "stays" in ids for ids in seen)
+    await also
+    assert sorted(house.ids) == sorted([*(one.id for one in second), "other"])
 
 
 async def test_who_is_gone_leaves_every_room(house: House) -> None:
-    house.members.update_source("config", [instance("a"), instance("b")])
+    await house.members.update_source("config", [instance("a"), instance("b")])
     house.members.joined("a", [CARD], sources(0, 1))
     assert house.followed() == ["a/0", "a/1"]
-    house.members.update_source("config", [instance("b")])
+    await house.members.update_source("config", [instance("b")])
     assert house.ids == ["b"]
     assert sorted(house.health._states) == sorted(house.polls._schedules) == ["b"]
     assert house.followed() == []
@@ -138,60 +144,60 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
 
 
 async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.tokens._accuracy["warm-tiny"].record_mismatch("a", "a probe")
     assert house.tokens.report()["warm-tiny"].source == "remote"
-    house.members.update_source("config", [])
+    await house.members.update_source("config", [])
     assert house.tokens.report()["warm-tiny"].source == "local"
 
 
 async def test_whether_it_takes_ids_is_asked_when_it_tells_of_itself_and_forgotten_when_it_goes(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     assert house.handing.report().instances == {}
     house.members.joined("a", [CARD], [])
     assert house.handing.report().instances["a"] == (False, "it was not tried yet")
-    house.members.update_source("config", [])
+    await house.members.update_source("config", [])
     assert house.handing.report().instances == {}
 
 
 async def test_who_stays_is_left_alone(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], [])
-    house.members.update_source("config", [instance("b"), instance("a")])
+    await house.members.update_source("config", [instance("b"), instance("a")])
     states = {member.id: member.state for member in house.core.fleet}
     assert states == {"a": InstanceState.READY, "b": InstanceState.JOINING}
 
 
 async def test_who_changed_leaves_and_joins_anew(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
-    house.members.update_source("config", [instance("a", port=2)])
+    await house.members.update_source("config", [instance("a", port=2)])
     (member,) = house.core.fleet
     assert (member.config.url, member.state) == ("http://127.0.0.1:2", InstanceState.JOINING)
     assert house.followed() == []
 
 
 async def test_lists_of_two_discoveries_add_up(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
-    house.members.update_source("file", [instance("b"), instance("c")])
-    house.members.update_source("file", [instance("c")])
+    await house.members.update_source("config", [instance("a")])
+    await house.members.update_source("file", [instance("b"), instance("c")])
+    await house.members.update_source("file", [instance("c")])
     assert house.ids == ["a", "c"]
-    house.members.update_source("config", [])
+    await house.members.update_source("config", [])
     assert house.ids == ["c"]
 
 
 async def test_whom_two_discoveries_name_is_the_first_ones(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.members.update_source("config", [instance("a", port=2)])
+    await house.members.update_source("config", [instance("a", port=2)])
     for _ in range(2):
-        house.members.update_source("file", [instance("a", port=3), instance("b")])
-        house.members.update_source("config", [instance("a", port=2)])
+        await house.members.update_source("file", [instance("a", port=3), instance("b")])
+        await house.members.update_source("config", [instance("a", port=2)])
     assert {member.id: member.config.url for member in house.core.fleet} == {
         "a": "http://127.0.0.1:2",
         "b": "http://127.0.0.1:1",
     }
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["instance a is listed by both config and file: using the one of config"]
-    house.members.update_source("config", [])
+    await house.members.update_source("config", [])
     assert house.members._configs["a"].url == "http://127.0.0.1:3"
 
 
@@ -201,16 +207,16 @@ async def test_one_that_cannot_join_does_not_keep_the_others_out(
     bad = tmp_path / "ca.pem"
     bad.write_text("not a certificate")
     broken = schema.InstanceConfig(name="a", url="https://127.0.0.1:1", ca_file=str(bad))
-    house.members.update_source("config", [broken, instance("b")])
+    await house.members.update_source("config", [broken, instance("b")])
     assert house.ids == ["b"]
     assert "instance a cannot join" in caplog.text
-    house.members.update_source("config", [instance("a"), instance("b")])
+    await house.members.update_source("config", [instance("a"), instance("b")])
     assert sorted(house.ids) == ["a", "b"]
 
 
 async def test_an_engines_key_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "sesame")
-    house.members.update_source("config", [instance("a", api_key_env="ENGINE_KEY"), instance("b")])
+    await house.members.update_source("config", [instance("a", api_key_env="ENGINE_KEY"), instance("b")])
     heads = []
     for name in ("a", "b"):
         async with asyncio.timeout(5):
@@ -232,7 +238,7 @@ async def first_head(house: House, name: str) -> bytes:
             update={"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
         )
         others = [other for other in house.members._configs.values() if other.id != name]
-        house.members.update_source("config", [config, *others])
+        await house.members.update_source("config", [config, *others])
         await house.why_unanswered(name)
         return await heads.get()
 
@@ -241,7 +247,7 @@ async def first_head(house: House, name: str) -> bytes:
 
 
 async def test_who_told_what_it_serves_is_ready_and_heard(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     with caplog.at_level(logging.INFO, logger="warmroute.members"):
         house.members.joined("a", [CARD], sources(0, 1))
     assert house.core.fleet.resolve("warm-tiny") is not None
@@ -250,7 +256,7 @@ async def test_who_told_what_it_serves_is_ready_and_heard(house: House, caplog: 
 
 
 async def test_joining_again_with_fewer_ranks_hangs_up_on_the_others(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0, 1))
     house.members.joined("a", [CARD], sources(1))
     assert house.followed() == ["a/1"]
@@ -259,20 +265,20 @@ async def test_joining_again_with_fewer_ranks_hangs_up_on_the_others(house: Hous
 
 
 async def test_a_newcomers_tokenizer_is_proved(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], [])
     await eventually(lambda: "a did not answer probe" in caplog.text)
 
 
 async def test_adapters_come_and_go_while_it_runs(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], [])
     house.members.serves("a", [CARD, ModelCard("lora", "/loras/lora", "warm-tiny", None)])
     assert [card.id for card in house.core.fleet.models()] == ["warm-tiny", "lora"]
 
 
 async def test_probes_bring_it_down_with_a_word_why(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     assert house.members.probe_ok("a", 0.0), "it is joining: ask who it is"
     house.members.joined("a", [CARD], [])
     assert not house.members.probe_ok("a", 1.0)
@@ -283,7 +289,7 @@ async def test_probes_bring_it_down_with_a_word_why(house: House, caplog: pytest
 
 
 async def test_its_metrics_reach_the_books(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
     target = house.core.fleet.target(TargetId("a/0"))
     assert target is not None
@@ -298,7 +304,7 @@ async def test_its_metrics_reach_the_books(house: House) -> None:
 async def test_who_goes_beyond_a_bound_is_not_followed_until_it_joins_again(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.members.update_source("config", [instance("a"), instance("b")])
+    await house.members.update_source("config", [instance("a"), instance("b")])
     for name in ("a", "b"):
         house.members.joined(name, [CARD], sources(0, 1))
     over = OverLimit("message", "a KV event message of more than 8 frames")
@@ -319,7 +325,7 @@ async def test_who_goes_beyond_a_bound_is_not_followed_until_it_joins_again(
 
 
 async def test_what_is_only_left_out_costs_no_trust(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
     for _ in range(2):
         house.members.over_limit("a", OverLimit("models", "more than 1,000 models"))
@@ -331,7 +337,7 @@ async def test_what_is_only_left_out_costs_no_trust(house: House, caplog: pytest
 
 
 async def test_events_go_straight_to_what_is_known(house: House) -> None:
-    house.members.update_source("config", [instance("a")])
+    await house.members.update_source("config", [instance("a")])
     house.members.joined("a", [CARD], sources(0))
     cache = Cache(16)
     assert house.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(list(range(32))))) is None
