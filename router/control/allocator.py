@@ -13,11 +13,15 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 log = logging.getLogger("warmroute.memory")
 
 INTERVAL_S = 10.0
-GROWN_BYTES = 64 * 1024 * 1024  # since it was last given back; less is used again at once, and each page would fault
+# Pages that were given back fault when they are used again: a busy router would pay for them with each large request.
+GROWN_BYTES = 64 * 1024 * 1024  # since it was last given back
+GROWN_WHILE_IDLE_BYTES = 8 * 1024 * 1024
+IDLE_SHARE = 0.1  # of a core
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -28,15 +32,17 @@ def find_trim() -> Callable[[int], int] | None:
 
 
 async def give_back_memory() -> None:
-    """Give back freed memory every `INTERVAL_S` when the process has grown since, until cancelled."""
+    """Give back freed memory every `INTERVAL_S` if the process has grown since then, until cancelled."""
     trim = find_trim()
     if trim is None:
         log.debug("freed memory is not given back to the system: the C library has no malloc_trim")
         return
-    least = resident_bytes()
+    least, used_s = resident_bytes(), process_time()
     while True:
         await asyncio.sleep(INTERVAL_S)
-        if resident_bytes() > least + GROWN_BYTES:
+        used_before_s, used_s = used_s, process_time()
+        idle = used_s - used_before_s < IDLE_SHARE * INTERVAL_S
+        if resident_bytes() > least + (GROWN_WHILE_IDLE_BYTES if idle else GROWN_BYTES):
             await asyncio.to_thread(trim, 0)
             least = resident_bytes()
 

@@ -23,7 +23,15 @@ import httptools
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.request_head import UnfitRequest, check_begun, find_fault, measure_head, read_head, render_refusal
+from router.proxy.request_head import (
+    UnfitRequest,
+    check_begun,
+    find_fault,
+    measure_head,
+    read_head,
+    render_refusal,
+    render_without_upgrade,
+)
 from router.proxy.timer import DeadlineTimer
 
 log = logging.getLogger("warmroute.web")
@@ -82,8 +90,8 @@ class ClientConnection(asyncio.Protocol):
         self._limits = context.limits
         self._timer = DeadlineTimer(context.loop, self._on_deadline)  # for what the client sends
         self._stall_timer = DeadlineTimer(context.loop, self.reset)  # for what it reads
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away here
+        self._parser = self._build_parser()
+        self._without_upgrade: bytes | None = None  # the head just read, if it offers another protocol
         self._current: ClientExchange | None = None
         self._reading: ClientExchange | None = None
         self._queue: deque[ClientExchange] = deque()
@@ -121,7 +129,9 @@ class ClientConnection(asyncio.Protocol):
         self._read_ahead.clear()
         self.write_paused = False
         self._wake()
-        del self._parser  # breaks the reference cycle: both are freed at once, and not with the next garbage collection
+        # Without a cycle of references all is freed at once; the next full garbage collection may be hours away.
+        del self._parser
+        self._reading = None
 
     def eof_received(self) -> None:
         self.close()  # what was sent may never be read
@@ -141,12 +151,34 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._framing_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
             self._check_size()
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnfitRequest) as error:
+        except (httptools.HttpParserError, UnfitRequest) as error:
             self._close_with(find_fault(error, self._parser))
             return
         self._after_read(began)
+
+    def _build_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away here
+        return parser
+
+    def _parse(self, data: bytes) -> None:
+        """Parse `data`. An offer to go on in another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient
+        makes one (h2c) with every first request. llhttp takes the body of such a request for the other protocol, so the
+        request is parsed again without the offer.
+        """
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                (end,) = stop.args
+                head, self._without_upgrade = self._without_upgrade, None
+                assert head is not None
+                self._parser = self._build_parser()
+                self._parser.feed_data(head)
+                data = data[end:]
 
     def _after_read(self, began: bool) -> None:
         """Set the deadline for what is still to come; stop reading while the body is not read."""
@@ -230,6 +262,9 @@ class ClientConnection(asyncio.Protocol):
         """Begin an exchange. Raises `UnfitRequest` when too much is pipelined."""
         if self._head_bytes > self._limits.header_bytes:  # or it is what came behind the head
             check_begun(measure_head(self._url, self._headers), self._headers, self._limits.header_bytes)
+        if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
+            self._without_upgrade = render_without_upgrade(self._parser, self._url, self._headers)
+            return
         exchange = self._reading = ClientExchange(self, read_head(self._parser, self._url, self._headers))
         self._in_head = False
         self._framing_bytes = 0
@@ -252,6 +287,8 @@ class ClientConnection(asyncio.Protocol):
             reading.buffered += len(body)
 
     def on_message_complete(self) -> None:
+        if self._without_upgrade is not None:
+            return
         reading = self._reading
         assert reading is not None
         self._in_head = True

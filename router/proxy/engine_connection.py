@@ -205,6 +205,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._timer.close()
+        del self._parser  # which refers to this connection: so it is freed at once, without the garbage collector
         if self._busy and not self.complete:
             if self._until_close and exc is None and self.failure is None:
                 self.complete = True

@@ -1,6 +1,6 @@
 """The head of a request: what llhttp parsed, checked for what it lets pass.
 
-Refused is whatever two HTTP parsers could read differently, what this server does not speak (upgrades, transfer codings
+Refused is whatever two HTTP parsers could read differently, what this server does not speak (CONNECT, transfer codings
 but chunked), and a request that does not say once and validly which host it is for (RFC 9112 3.2). Pure.
 """
 
@@ -19,6 +19,7 @@ from router.proxy.call import Headers
 
 STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 MAX_HEADERS = 100  # the default of Apache and Envoy; as objects, short headers take 50 times the bytes they came in
+UPGRADE = (b"upgrade", b"http2-settings")  # headers, and options of `Connection`
 HOST_BYTES = (string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]").encode()  # RFC 3986 3.2.2, and a port
 
 
@@ -48,8 +49,8 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
         raise UnfitRequest(505, "this version of HTTP is not supported")
-    if parser.should_upgrade():
-        raise UnfitRequest(400, "upgrades (WebSocket, h2c) and CONNECT are not supported")
+    if parser.get_method() == b"CONNECT":
+        raise UnfitRequest(400, "CONNECT is not supported: this is no proxy")
     if not target.startswith(b"/") or b"#" in target:
         url = httptools.parse_url(target)
         target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
@@ -66,6 +67,18 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
     _check_host(head)
     _check_coding(head)
     return head
+
+
+def render_without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> bytes:
+    """Return the head that `parser` has just completed without its offer to go on in another protocol."""
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), target, parser.get_http_version().encode())]
+    for name, value in headers:
+        if name == b"connection":
+            options = [option for option in value.split(b",") if option.strip().lower() not in UPGRADE]
+            lines.append(b"connection: " + b",".join(options))
+        elif name not in UPGRADE:
+            lines.append(b"%b: %b" % (name, value))
+    return b"\r\n".join([*lines, b"", b""])
 
 
 def measure_head(target: bytes, headers: Headers) -> int:

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `on_expiry` once when the deadline set last has passed. `close` it when done: a `set` after the connection
-    was lost must not keep the connection alive.
-    """
+    """Calls `on_expiry` once when the deadline set last has passed. `close` it when done: it keeps its owner alive."""
 
     __slots__ = ("_armed", "_armed_at", "_closed", "_deadline", "_loop", "_on_expiry")
 
@@ -36,7 +34,9 @@ class DeadlineTimer:
         self._deadline = None
 
     def close(self) -> None:
+        """Never call `on_expiry` again, not even after a later `set`, and drop the reference to it."""
         self._closed = True
+        self._on_expiry = _do_nothing
         self._deadline = None
         if self._armed is not None:
             self._armed.cancel()
@@ -59,3 +59,7 @@ class DeadlineTimer:
             return
         self._deadline = None
         self._on_expiry()
+
+
+def _do_nothing() -> None:
+    pass

@@ -23,11 +23,6 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 
 OTHER_PROTOCOLS = {
     "HTTP/2 with prior knowledge": (PREFACE, 505),
-    "a websocket": (WEBSOCKET, 400),
-    "a websocket to a served path": (WEBSOCKET.replace(b"/v1/realtime", b"/v1/chat/completions"), 400),
-    "a websocket to /health": (WEBSOCKET.replace(b"/v1/realtime", b"/health"), 400),
-    "h2c": (HEALTH.replace(b"\r\n\r\n", b"\r\n" + H2C + b"\r\n"), 400),
-    "h2c with a body": (post(len(CHAT), CHAT, H2C[:-2]), 400),
     "CONNECT": (b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\n\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), 400),
     "SSH": (b"SSH-2.0-OpenSSH_9.6\r\n", 400),
@@ -38,6 +33,28 @@ OTHER_PROTOCOLS = {
     "a host that is none": (HEALTH.replace(b"host: r\r\n", b"host: r/../s\r\n"), 400),
     "101 headers": (HEALTH.replace(b"host: r\r\n", b"host: r\r\n" + b"a:\r\n" * 100), 431),
 }
+
+
+OFFERS = {
+    "a websocket": (WEBSOCKET, 404),
+    "a websocket to a served path": (WEBSOCKET.replace(b"/v1/realtime", b"/v1/chat/completions"), 404),
+    "a websocket to /health": (WEBSOCKET.replace(b"/v1/realtime", b"/health"), 200),
+    "h2c": (HEALTH.replace(b"\r\n\r\n", b"\r\n" + H2C + b"\r\n"), 200),
+    "h2c with a body": (post(len(CHAT), CHAT, H2C[:-2]), 200),
+}
+
+
+async def test_offers_of_other_protocols_are_ignored(router) -> None:
+    """The answer is one of HTTP/1.1, and the connection goes on."""
+    async with engine() as fake, router([fake]) as r:
+        for what, (request, status) in OFFERS.items():
+            async with dialled(r.url, 1) as (client,):
+                client.send(request)
+                assert (await client.answer())[0] == status, what
+                client.send(HEALTH)
+                assert (await client.answer())[0] == 200, what
+        (seen,) = fake.seen("/v1/chat/completions")
+        assert not {"upgrade", "http2-settings"} & {name.lower() for name in seen.headers}
 
 
 async def test_what_is_not_spoken_here_gets_a_clear_answer_and_the_end(router) -> None:

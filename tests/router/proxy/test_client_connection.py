@@ -151,6 +151,9 @@ CHUNKED = b"POST /a HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 POST = b"POST / HTTP/1.1\r\nHost: r\r\n"
 
+OFFER = (
+    b"POST / HTTP/1.1\r\nHost: r\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n"
+)
 REFUSED = {
     "CL and TE": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "TE and CL": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
@@ -187,8 +190,10 @@ REFUSED = {
     "a line feed in an extension": CHUNKED + b"3;a\nb\r\nabc\r\n0\r\n\r\n",
     "a chunk longer than it says": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
     "a length in the trailers": CHUNKED + b"3\r\nabc\r\n0\r\nContent-Length: 5\r\n\r\n",
-    "an upgrade with a body": POST + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 29\r\n\r\n",
-    "a websocket": b"GET / HTTP/1.1\r\nHost: r\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "an upgrade and two lengths": OFFER.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n"),
+    "an upgrade and both lengths": OFFER.replace(
+        b"\r\n\r\n", b"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ),
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "the same host twice": b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\nhost: a\r\n\r\n",
@@ -237,6 +242,23 @@ async def test_a_host_and_a_port_pass(host):
         reader, writer = await house.connect()
         writer.write(b"GET /a HTTP/1.1\r\nHost:%b\r\n\r\n" % host)
         assert (await answer(reader))[1] == b"/a "
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_an_offer_of_another_protocol_is_ignored(size):
+    """The request is read with its body, and what is pipelined behind it; in pieces of any size."""
+    with_body = OFFER.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\nhello")
+    data = with_body + OFFER.replace(b"POST", b"GET") + with_body + GET
+    async with serving() as house:
+        reader, writer = await house.connect()
+        for start in range(0, len(data), size):
+            writer.write(data[start : start + size])
+            await asyncio.sleep(0)
+        for expected in (b"/ hello", b"/ ", b"/ hello", b"/a "):
+            head, said = await answer(reader)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert said == expected
+        writer.close()
 
 
 async def test_nothing_after_connection_close_is_read():
