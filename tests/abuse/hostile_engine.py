@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Doors, RouterProcess
+import httpx
+
+from tests.e2e.conftest import Doors
 
 EVIL = "evil-model"
 CHAT = "/v1/chat/completions"
@@ -107,19 +107,8 @@ async def until(check: Callable[[], Awaitable[object]], deadline_s: float = 10.0
             await asyncio.sleep(0.01)
 
 
-def files_of(router: RouterProcess) -> int:
-    return len(os.listdir(f"/proc/{router.pid}/fd"))
-
-
-def peak_bytes(router: RouterProcess) -> int:
-    status = Path(f"/proc/{router.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 async def ask(doors: Doors, model: str, **fields: Any) -> int:
     """The status of one chat, 0 when the connection broke."""
-    import httpx
-
     body = {"model": model, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 2} | fields
     try:
         return (await doors.post(CHAT, body)).status_code

@@ -15,10 +15,8 @@ from tests.abuse.hostile_engine import (
     HostileEngine,
     ask,
     failures,
-    files_of,
     hostile_engine,
     http,
-    peak_bytes,
     until,
 )
 from tests.abuse.hostile_publisher import (
@@ -37,7 +35,7 @@ from tests.abuse.hostile_publisher import (
     sources_of,
     stored,
 )
-from tests.abuse.pulse import pulse
+from tests.abuse.watch import loop_probe, open_files, peak_bytes
 from tests.e2e.conftest import MODEL, Json, RouterProcess
 from tests.fakes.engines import engine
 
@@ -135,7 +133,7 @@ async def test_what_is_beyond_the_bounds_costs_the_engine_its_trust(
     }
     async with attack(router_process, fleet_config) as running:
         router = running.router
-        before = peak_bytes(router)
+        before = peak_bytes(router.pid)
         for number, (name, pieces) in enumerate(attacks.items()):
             measured(f"{name}: chats to a healthy engine that fail", await run(running, *pieces), 0, "of 40")
             await until(running.distrusted)
@@ -146,7 +144,7 @@ async def test_what_is_beyond_the_bounds_costs_the_engine_its_trust(
         assert await router.metric("warmroute_engine_limit_total", instance="evil", limit="message") >= 5
         assert await router.metric("warmroute_engine_limit_total", instance="evil", limit="block_size") == 1
         assert await router.metric("warmroute_engine_distrusted", instance="evil") == 0
-        measured("messages beyond the bounds: memory", (peak_bytes(router) - before) / MB, 40, "MB")
+        measured("messages beyond the bounds: memory", (peak_bytes(router.pid) - before) / MB, 40, "MB")
 
 
 async def test_what_is_odd_is_skipped_and_counted(router_process, fleet_config, measured: Measured) -> None:
@@ -210,23 +208,24 @@ async def test_a_publisher_that_is_none(router_process, fleet_config) -> None:
             hostile_engine(kv_event_sources=sources_of(publisher)) as evil,
             router_process(fleet_config([{"url": evil.url, "name": "evil"}])) as r,
         ):
-            before = files_of(r)
+            before = open_files(r.pid)
             async with asyncio.timeout(10.0):
                 while connections < 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert await ask(r, EVIL) == 200
-            assert files_of(r) <= before + 2
+            assert open_files(r.pid) <= before + 2
 
 
 async def measure(running: Attack, name: str, measured: Measured, *pieces: bytes, memory_mb: float = 30.0) -> None:
     """What everybody else notices."""
     router = running.router
-    before = peak_bytes(router)
-    async with pulse(router.url) as beside:
+    before = peak_bytes(router.pid)
+    async with loop_probe(router.url) as probe:
         failed = await run(running, *pieces)
-    measured(f"{name}: memory", (peak_bytes(router) - before) / MB, memory_mb, "MB")
+        longest_ms = await probe.longest_ms()
+    measured(f"{name}: memory", (peak_bytes(router.pid) - before) / MB, memory_mb, "MB")
     measured(f"{name}: chats to a healthy engine that fail", failed, 0, "of 40")
-    measured(f"{name}: longest gap", beside.longest_ms, GAP_MS, "ms")
+    measured(f"{name}: longest gap", longest_ms, GAP_MS, "ms")
     assert await ask(router, EVIL) == 200
 
 

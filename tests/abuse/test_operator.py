@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
-from math import inf
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.abuse.watch import loop_probe
 from tests.e2e.conftest import MODEL, RouterProcess
 from tests.fakes.engines import engine, eventually
 
 MB = 1_000_000
-PROBE_PAUSE_S = 0.005
 STANDSTILL_MS = 50.0
+ENOUGH_MS = STANDSTILL_MS / 2  # else it is tried again
 LONGEST_ANSWER = 25_000  # bytes: 21 lines of 1,000 characters, and what JSON adds
 FULL = 128 * 1024  # bytes of the largest admin body that is read
 KNOWN = "scorers: [{name: random}]\n"
-
-
-class Standstill:
-    """Asks for /health every 5 ms over one connection, from a thread, and notes how long the slowest answer took."""
-
-    def __init__(self, url: str) -> None:
-        self._address = urlsplit(url).netloc
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.longest_ms = 0.0
-
-    def _run(self) -> None:
-        connection = http.client.HTTPConnection(self._address, timeout=30)
-        while not self._stop.wait(PROBE_PAUSE_S):
-            began = time.perf_counter()
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            self.longest_ms = max(self.longest_ms, (time.perf_counter() - began) * 1e3)
-        connection.close()
-
-    def __enter__(self) -> Standstill:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-async def standstill_ms(url: str, attack: Callable[[], Awaitable[None]]) -> float:
-    """Return the longest time that the loop stands still during the attack: the least of three, since other processes
-    of this machine stop it as well.
-    """
-    least = inf
-    for _ in range(3):
-        with Standstill(url) as watch:
-            await attack()
-        least = min(least, watch.longest_ms)
-        if least <= STANDSTILL_MS / 2:
-            break
-    return least
 
 
 def filled(head: str, one: Callable[[int], str], size: int = FULL, tail: str = "") -> bytes:
@@ -160,7 +115,7 @@ def cases() -> Iterator[tuple[str, str, bytes]]:
 
 @pytest.mark.abuse
 async def test_no_admin_body_stops_the_loop_or_keeps_memory(router_process, fleet_config, measured) -> None:
-    async with started(router_process, fleet_config) as r:
+    async with started(router_process, fleet_config) as r, loop_probe(r.url) as probe:
         for _, path, body in cases():  # what the first ones of a kind load stays, once
             await put(r, path, body)
         before, logged = r.rss_bytes, len(r.log)
@@ -173,9 +128,8 @@ async def test_no_admin_body_stops_the_loop_or_keeps_memory(router_process, flee
                 assert 400 <= answer.status_code < 500, (name, answer.text[:300])
                 longest_answer, refused = max(longest_answer, len(answer.content)), refused + 1
 
-            measured(
-                f"admin body, {name}: the loop stands still", await standstill_ms(r.url, attack), STANDSTILL_MS, "ms"
-            )
+            longest_ms = await probe.standstill_ms(attack, ENOUGH_MS)
+            measured(f"admin body, {name}: the loop stands still", longest_ms, STANDSTILL_MS, "ms")
         numbers = count()
 
         async def largest() -> None:
@@ -184,7 +138,8 @@ async def test_no_admin_body_stops_the_loop_or_keeps_memory(router_process, flee
             )
             assert answer.status_code == 200, answer.text[:300]
 
-        measured("200 policies: the loop stands still", await standstill_ms(r.url, largest), STANDSTILL_MS, "ms")
+        longest_ms = await probe.standstill_ms(largest, ENOUGH_MS)
+        measured("200 policies: the loop stands still", longest_ms, STANDSTILL_MS, "ms")
         measured("admin bodies: longest answer", longest_answer, LONGEST_ANSWER, "bytes")
         measured("admin bodies: log per refusal", (len(r.log) - logged) / refused, LONGEST_ANSWER, "bytes")
         measured("admin bodies: memory kept", (r.rss_bytes - before) / MB, 30, "MB")
@@ -200,7 +155,7 @@ async def test_no_file_stops_the_loop_or_keeps_memory(router_process, fleet_conf
         listed = f"- url: {fake.url}\n"
         fleet.write_text(listed)
         config = fleet_config([], fleet={"file": str(fleet), "file_poll_s": 0.1}, policies_dir=str(folder))
-        async with router_process(config) as r:
+        async with router_process(config) as r, loop_probe(r.url) as probe:
             before = r.rss_bytes
 
             async def break_policy(body: bytes) -> None:
@@ -229,12 +184,11 @@ async def test_no_file_stops_the_loop_or_keeps_memory(router_process, fleet_conf
                     lambda: r.log.count(b"instance e1999 joins") == r.log.count(b"instance e1999 leaves"), 60.0
                 )
 
-            measured(
-                "2,000 engines: the loop stands still", await standstill_ms(r.url, grow_fleet), STANDSTILL_MS, "ms"
-            )
+            longest_ms = await probe.standstill_ms(grow_fleet, ENOUGH_MS)
+            measured("2,000 engines: the loop stands still", longest_ms, STANDSTILL_MS, "ms")
             for what, attack, bodies in (("policy file", break_policy, POLICIES), ("engines", break_fleet, FLEETS)):
                 for name, body in bodies.items():
-                    longest_ms = await standstill_ms(r.url, partial(attack, body))
+                    longest_ms = await probe.standstill_ms(partial(attack, body), ENOUGH_MS)
                     measured(f"{what}, {name}: the loop stands still", longest_ms, STANDSTILL_MS, "ms")
             assert (await r.http.get("/ready")).status_code == 200
             measured("files: memory kept", (r.rss_bytes - before) / MB, 60, "MB")
