@@ -100,7 +100,8 @@ class Fleet:
         """Remove an instance. Bookings in flight on it can still be released."""
         if (instance := self._instances.pop(id, None)) is not None:
             for target in instance.targets.values():
-                target.breaker.detach()
+                target.detach()
+            instance.targets.clear()
             self._forget_tables()
 
     def drain(self, id: str, on: bool = True) -> bool:
@@ -335,7 +336,7 @@ class Fleet:
         before = instance.targets
         instance.targets = {rank: before.get(rank) or self._build_target(instance, rank) for rank in ranks}
         for rank in before.keys() - instance.targets.keys():
-            before[rank].breaker.detach()
+            before[rank].detach()
         self._forget_tables()
 
     def _build_target(self, instance: Instance, rank: int) -> Target:

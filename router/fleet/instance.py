@@ -83,7 +83,7 @@ class Target:
         self, instance: Instance, rank: int, breaker: CircuitBreaker, speed: LatencyModel, observer: TargetObserver
     ) -> None:
         self._observer = observer
-        self._on_change = partial(observer.on_change, self)
+        self._on_change: Callable[[], None] = partial(observer.on_change, self)
         self.id = TargetId(f"{instance.id}/{rank}")
         self.instance = instance
         self.rank = rank
@@ -188,6 +188,13 @@ class Target:
             )
             self._on_speed_change()
 
+    def detach(self) -> None:
+        """Report no change any more: the target left the fleet, and requests that still end there do not matter. What
+        is left of it is no cycle of references, so it is freed with the last of these.
+        """
+        self.breaker.detach()
+        self._on_change = self.load_book.on_change = _do_nothing
+
     def _on_speed_change(self) -> None:
         """Notify the observer for every rank: the instance's speed has changed."""
         for target in self.instance.targets.values():
@@ -201,6 +208,10 @@ class Target:
         self.block_tokens = self.capacity_tokens = None
         self._observer.on_block_size_change()
         self._on_change()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Instance:

@@ -43,11 +43,12 @@ class ExchangeFailure(Enum):
 class EngineConnection(asyncio.Protocol):
     """One connection. `on_lost` is called once, when it is lost."""
 
+    _timer: DeadlineTimer  # this and the parser exist while the connection does, since both refer to it
+    _parser: httptools.HttpResponseParser
+
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[EngineConnection], None]) -> None:
         self._loop = loop
         self._on_lost = on_lost
-        self._timer = DeadlineTimer(loop, self._on_deadline)
-        self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -173,6 +174,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._timer = DeadlineTimer(self._loop, self._on_deadline)
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._busy:  # an answer to no request
@@ -205,7 +208,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._timer.close()
-        del self._parser  # which refers to this connection: so it is freed at once, without the garbage collector
+        del self._parser  # without a cycle of references all is freed at once, not by a later garbage collection
         if self._busy and not self.complete:
             if self._until_close and exc is None and self.failure is None:
                 self.complete = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -174,6 +175,22 @@ def test_leaving_forgets_it_and_its_bookings_still_come_back() -> None:
 
 
 # what a name means
+
+
+def test_what_left_is_freed_with_its_last_request() -> None:
+    """At once: none of it is a cycle of references, which would wait for the garbage collector."""
+    fleet = fleet_of("a", "b", ranks=(0, 1))
+    booking = target(fleet, "a/0").book(10, 10)
+    gc.collect()
+    gc.disable()
+    try:
+        fleet.leave("a")
+        booking.release()
+        del booking
+        left = [one.id for one in gc.get_objects() if isinstance(one, Instance | Target) and one.id.startswith("a")]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 def test_aliases_and_adapters() -> None:
