@@ -1,9 +1,12 @@
 """Share of the prompt that a target would have to compute because it does not hold it.
 
-    cost = 1 - (gpu * G + cpu * C + disk * D) / prompt tokens
+    held = gpu * G + cpu * C + disk * D
+    cost = 1 - (1 - length_weight) * held / prompt tokens - length_weight * min(1, held / length_tokens)^2
 
 G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix score
-inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache).
+inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache), and the length awareness of
+its prefix-cache-scorer (`matchLengthWeight`, off by default, and `matchLengthScaleTokens`): attention makes a long
+match worth more than its share, so a long session stays where a short one may move.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
-from scorers.parameters import check_shares
+from scorers.parameters import check_at_least, check_shares
 from scorers.polled import fill_missing
 
 
@@ -23,7 +26,8 @@ class PrefixOverlap(Scorer):
     `expected` counts blocks sent there so recently that no event can have reported them yet as held by the GPU.
     Missing: a row with an unknown overlap gets the mean of the known ones, so that silence neither attracts nor repels.
     Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the best holder
-    costs least. If no overlap is known, every row costs 1.
+    costs least. If no overlap is known, every row costs 1. With a `length_weight`, a whole match costs 0 only from
+    `length_tokens` on.
     """
 
     needs = Needs.CACHE
@@ -33,9 +37,12 @@ class PrefixOverlap(Scorer):
     cpu: float = 0.8
     disk: float = 0.5
     expected: bool = True
+    length_weight: float = 0.0
+    length_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        check_shares(gpu=self.gpu, cpu=self.cpu, disk=self.disk)
+        check_shares(gpu=self.gpu, cpu=self.cpu, disk=self.disk, length_weight=self.length_weight)
+        check_at_least(1, length_tokens=self.length_tokens)
 
     def score(self, view: View) -> Sequence[float]:
         usable = [None if row.overlap is None else self._usable(row.overlap) for row in view.rows]
@@ -44,7 +51,11 @@ class PrefixOverlap(Scorer):
         if not known or whole <= 0:
             return [1.0] * len(usable)
         tokens_of = known if len(known) == len(usable) else fill_missing(usable)
-        return [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
+        shares = [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
+        if not (weight := self.length_weight):
+            return shares
+        lengths = [1 - min(1.0, tokens / self.length_tokens) ** 2 for tokens in tokens_of]
+        return [(1 - weight) * share + weight * length for share, length in zip(shares, lengths, strict=True)]
 
     def _usable(self, overlap: Overlap) -> float:
         fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first includes the second

@@ -23,10 +23,13 @@ from scorers.dual_hash import DualHash
 from scorers.dualmap import Dualmap
 from scorers.dynamo_cost import DynamoCost
 from scorers.expected_ttft import ExpectedTtft
+from scorers.jsew import Jsew
 from scorers.kv_usage import KvUsage
+from scorers.lbgr import Lbgr
 from scorers.least_requests import LeastRequests
 from scorers.least_work_left import LeastWorkLeft
 from scorers.lmetric import Lmetric
+from scorers.lmetric_guarded import LmetricGuarded
 from scorers.loadaware import Loadaware
 from scorers.lora_affinity import LoraAffinity
 from scorers.max_waiting import MaxWaiting
@@ -36,12 +39,15 @@ from scorers.parameters import check_parameters, parameters, suggest
 from scorers.power_of_k import PowerOfK
 from scorers.prefix_overlap import PrefixOverlap
 from scorers.queue_depth import QueueDepth
+from scorers.ramjet import Ramjet
 from scorers.random import Random
 from scorers.ray_prefix_affinity import RayPrefixAffinity
 from scorers.round_robin import RoundRobin
 from scorers.session_affinity import SessionAffinity
 from scorers.sglang_threshold import SglangThreshold
 from scorers.slo_headroom import SloHeadroom
+from scorers.smetric import Smetric
+from scorers.soft_affinity import SoftAffinity
 from scorers.softmax import Softmax
 from scorers.token_load import TokenLoad
 from scorers.vllm_router_kv_aware import VllmRouterKvAware
@@ -56,21 +62,27 @@ BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
         "dualmap": Dualmap,
         "dynamo_cost": DynamoCost,
         "expected_ttft": ExpectedTtft,
+        "jsew": Jsew,
         "kv_usage": KvUsage,
+        "lbgr": Lbgr,
         "least_requests": LeastRequests,
         "least_work_left": LeastWorkLeft,
         "lmetric": Lmetric,
+        "lmetric_guarded": LmetricGuarded,
         "loadaware": Loadaware,
         "lora_affinity": LoraAffinity,
         "mooncake_alg1": MooncakeAlg1,
         "prefix_overlap": PrefixOverlap,
         "queue_depth": QueueDepth,
+        "ramjet": Ramjet,
         "random": Random,
         "ray_prefix_affinity": RayPrefixAffinity,
         "round_robin": RoundRobin,
         "session_affinity": SessionAffinity,
         "sglang_threshold": SglangThreshold,
         "slo_headroom": SloHeadroom,
+        "smetric": Smetric,
+        "soft_affinity": SoftAffinity,
         "token_load": TokenLoad,
         "vllm_router_kv_aware": VllmRouterKvAware,
         "warm": Warm,

@@ -124,8 +124,8 @@ def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
     varying = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
     weights = fsum([latency.weight for latency in varying])
     blended = [0.0] * len(latencies[0].ms)
-    for ms, _, weight in varying if weights else ():
+    for ms, _, weight in varying:
         least = min(ms)
-        scale = weight / weights / (max(ms) - least)
+        scale = (weight / weights if weights else 1.0) / (max(ms) - least)  # alone, it takes over the other's weight
         blended = [so_far + scale * (value - least) for so_far, value in zip(blended, ms, strict=True)]
     return [min(1.0, value) for value in blended]

@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from scorers.contract import Filter, Picker, Scorer
+from scorers.contract import Filter, Outcome, Picker, Scorer, View
 from scorers.registry import BUILTINS, load_registry
 from tests.suites.scorers import check_filter, check_picker, check_scorer
 from tests.suites.views import a_row, a_view, views
 
 REGISTRY = load_registry()
 many = settings(max_examples=120)
+durations_ms = st.floats(0, 1e6)
+outcomes = st.builds(
+    Outcome, st.booleans(), st.none(), st.none() | durations_ms, durations_ms, st.none(), st.none(), st.none()
+)
 
 
 def build_all(kind: type[Any]) -> Iterator[Any]:
@@ -31,6 +35,21 @@ def test_every_scorer(data: Any, view: Any) -> None:
     order = data.draw(st.permutations(range(len(view.rows))))
     for scorer in build_all(Scorer):
         check_scorer(scorer, view, order)
+
+
+@many
+@given(st.data(), st.lists(views(), min_size=2, max_size=4), outcomes)
+def test_every_scorer_that_has_learned(data: Any, seen: list[View], outcome: Outcome) -> None:
+    """From choices, of which every second one has ended; a later view, and one that it has seen, are scored."""
+    *before, last = seen
+    orders = [(view, data.draw(st.permutations(range(len(view.rows))))) for view in (before[0], last)]
+    for scorer in build_all(Scorer):
+        for number, view in enumerate(before):
+            scorer.picked(view, view.rows[-1])
+            if number % 2 == 0:
+                scorer.finished(view, view.rows[-1], outcome)
+        for view, order in orders:
+            check_scorer(scorer, view, order)
 
 
 @many

@@ -27,6 +27,15 @@ def test_expectation_can_be_turned_off() -> None:
     assert PrefixOverlap(expected=False).score(view) == pytest.approx([0.84])
 
 
+def test_long_matches_are_worth_more_than_their_share() -> None:
+    # 0.2 * (1 - share) + 0.8 * (1 - (tokens / 16000)^2): half and all of 8,000, none, and half of a prompt of 32,000
+    scorer = PrefixOverlap(length_weight=0.8, length_tokens=16_000)
+    view = a_view(a_row("a", an_overlap(4000)), a_row("b", an_overlap(8000)), a_row("c", an_overlap(0)))
+    assert scorer.score(view._replace(prompt_tokens=8000)) == pytest.approx([0.1 + 0.75, 0.6, 1.0])
+    long = a_view(a_row("a", an_overlap(16_000)), prompt_tokens=32_000)
+    assert scorer.score(long) == pytest.approx([0.1])
+
+
 def test_unknown_overlap_costs_what_is_usual() -> None:
     # known: 80 and 0 tokens, mean 40 -> 1 - 40/100 = 0.6
     view = a_view(a_row("a", an_overlap(80)), a_row("b"), a_row("c", an_overlap(0)), prompt_tokens=100)

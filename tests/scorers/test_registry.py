@@ -68,7 +68,7 @@ def test_every_built_in_file_is_registered() -> None:
     import scorers
 
     machinery = {"__init__", "contract", "registry", "parameters", "chance", "polled"}
-    machinery |= {"blocks", "prefix_trees", "streams", "ttft"}  # what several share
+    machinery |= {"blocks", "memory", "prefix_trees", "streams", "ttft"}  # what several share
     files = {path.stem for path in Path(scorers.__file__).parent.glob("*.py")} - machinery
     assert files == {name for kind in BUILTINS.values() for name in kind}
 

@@ -49,6 +49,13 @@ def test_both_latencies_are_blended() -> None:
     assert score(*rows, ask=BOTH, scorer=SloHeadroom(tpot_weight=0.0)) == pytest.approx([0.4, 0.0, 0.2])
 
 
+def test_a_latency_without_weight_decides_where_the_other_is_the_same_for_all() -> None:
+    # all miss TTFT and have the same TPOT: over by 100 and 300
+    alone = SloHeadroom(ttft_weight=0.0, tpot_weight=1.0)
+    rows = row("a", 500.0), row("b", 700.0)
+    assert score(*rows, ask=BOTH, scorer=alone) == pytest.approx([0.6, 1.0])
+
+
 def test_one_missed_objective_is_a_miss_and_the_nearest_miss_goes_first() -> None:
     # a misses TTFT by 100, b TPOT by 4 (TPOT 14), c TTFT by 300
     # TTFT over: 100, 0, 300: n 1/3, 0, 1;  TPOT over: 0, 4, 0: n 0, 1, 0;  blend 0.8/3, 0.2, 0.8

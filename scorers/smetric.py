@@ -1,0 +1,133 @@
+"""SMetric: a session stays where its prefix is while that target meets the objective; else the least queue times load.
+
+    cost  = c_lin * n + c_att * n * (L - n / 2)        n: uncached tokens of the L of the prompt; attention included
+    q     = cost of what is queued at the target + cost of this request there
+    meets = q / rate <= slack * (base + per token * L)        an unknown rate meets every objective
+
+    stay     at the target with the longest match, if this is not the session's first turn, that match is more than
+             `hit_ratio` of what the session's previous turn sent, and the target meets or nobody does
+    else     least q * requests; least q with `colocated: false`, for prefill halves of pairs
+
+Wang et al., "SMetric" (arXiv 2607.08565), as in vllm-project/router, src/policies/smetric.rs (a branch): its constants.
+Its objective has no default there; 1 s + 62.5 us per token and slack 1 are those of the fork that documents some. The
+rate of a target is `prefill_rate`, or learned there: the 90th percentile of cost over TTFT of its last 64 answers, from
+8 on. TTFT includes the queue, so the fastest of them come near what the engine can do.
+
+Differences: lengths are tokens of the index, not characters of a tree of what was sent. A later turn is known by the
+session's last target instead of by assistant messages in the body. What is queued at a target is known as a sum of
+uncached tokens, so its attention is that of requests of mean length there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scorers.blocks import whole_tokens
+from scorers.contract import Load, Needs, Outcome, Row, Scorer, Unit, View
+from scorers.memory import MAX_SESSIONS, MAX_TARGETS, remember
+from scorers.parameters import check_above_0, check_at_least
+from scorers.prefix_trees import match_tokens
+
+SAMPLES, ENOUGH, QUANTILE = 64, 8, 0.9
+
+
+@dataclass
+class ObservedRate:
+    """The 90th percentile of a target's last 64 observed rates, in units of cost per second; None before the 8th."""
+
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    per_s: float | None = None
+
+    def observe(self, per_s: float) -> None:
+        """Add the rate of one answer."""
+        self.samples.append(per_s)
+        if len(self.samples) >= ENOUGH:
+            ranked = sorted(self.samples)
+            self.per_s = ranked[int(QUANTILE * (len(ranked) - 1) + 0.5)]
+
+
+@dataclass
+class Smetric(Scorer):
+    """-1 for the target that keeps its session; for all others the cost of their queue with this request, times load.
+
+    Held is what the target has in any tier or was just sent. Missing: an unknown overlap matches nothing; where the
+    prompt's length is unknown, the longest match stands in for it. Requests without a session, and a session's first,
+    go by queue and load. Of a session whose previous prompt is not known (after a switch of policies), this prompt's
+    length stands in for it. The load is the router's own bookings, which are never missing.
+    """
+
+    needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
+    unit = Unit.RAW
+
+    c_lin: float = 1.0
+    c_att: float = 1e-4
+    prefill_rate: float | None = None  # units of cost per second; None: learned
+    hit_ratio: float = 0.1
+    slack: float = 1.0
+    ttft_base_s: float = 1.0
+    ttft_s_per_1k_tokens: float = 0.0625
+    colocated: bool = True
+
+    _rates: dict[str, ObservedRate] = field(default_factory=dict, init=False, repr=False)
+    _sent: dict[tuple[str, str], int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_at_least(0, c_lin=self.c_lin, c_att=self.c_att, hit_ratio=self.hit_ratio, slack=self.slack)
+        check_at_least(0, ttft_base_s=self.ttft_base_s, ttft_s_per_1k_tokens=self.ttft_s_per_1k_tokens)
+        if self.prefill_rate is not None:
+            check_above_0(prefill_rate=self.prefill_rate)
+
+    def score(self, view: View) -> Sequence[float]:
+        whole, held = whole_tokens(view), match_tokens(view.rows)
+        queues = [
+            self._queued(row.load) + self._cost(whole, tokens) for row, tokens in zip(view.rows, held, strict=True)
+        ]
+        loads = [row.load.requests if self.colocated else 1 for row in view.rows]
+        costs = [queue * load for queue, load in zip(queues, loads, strict=True)]
+        if (home := self._home(view, whole, held, queues)) is not None:
+            costs[home] = -1.0
+        return costs
+
+    def picked(self, view: View, row: Row) -> None:
+        if view.session is not None:
+            remember(self._sent, (view.model, view.session), whole_tokens(view), MAX_SESSIONS)
+
+    def finished(self, view: View, row: Row, outcome: Outcome) -> None:
+        cost = self._cost(whole_tokens(view), match_tokens([row])[0])
+        if outcome.ok and outcome.ttft_ms and cost > 0 and self.prefill_rate is None:
+            rate = self._rates.get(row.target) or ObservedRate()
+            rate.observe(cost / (outcome.ttft_ms / 1e3))
+            remember(self._rates, row.target, rate, MAX_TARGETS)
+
+    def _home(self, view: View, whole: int, held: Sequence[int], queues: Sequence[float]) -> int | None:
+        """Return the row that keeps the session; None if none does."""
+        if view.session is None or view.last_target is None:
+            return None
+        longest = max(held)
+        if longest <= self.hit_ratio * self._sent.get((view.model, view.session), whole):
+            return None
+        objective_s = self.slack * (self.ttft_base_s + self.ttft_s_per_1k_tokens * whole / 1e3)
+        meets = [self._meets(row, queue, objective_s) for row, queue in zip(view.rows, queues, strict=True)]
+        longest_held = (i for i, tokens in enumerate(held) if tokens == longest)
+        home = min(longest_held, key=lambda i: (queues[i], view.rows[i].target))
+        return home if meets[home] or not any(meets) else None
+
+    def _meets(self, row: Row, queue: float, objective_s: float) -> bool:
+        learned = self._rates.get(row.target)
+        rate = self.prefill_rate if self.prefill_rate is not None else learned.per_s if learned is not None else None
+        return rate is None or queue <= objective_s * rate
+
+    def _cost(self, whole: int, held: int) -> float:
+        """Return the cost of a prompt of `whole` tokens where `held` of them are."""
+        new = max(0, whole - held)
+        return self.c_lin * new + self.c_att * new * (whole - new / 2)
+
+    def _queued(self, load: Load) -> float:
+        """Return the cost of a target's queued prefill, if all of its requests are of the same length."""
+        if not (load.prefilling and load.requests):
+            return self.c_lin * load.prefill_tokens
+        new = load.prefill_tokens / load.prefilling
+        whole = max(new, load.context_tokens / load.requests)
+        return load.prefilling * (self.c_lin * new + self.c_att * new * (whole - new / 2))
