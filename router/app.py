@@ -107,7 +107,8 @@ class App:
         self._follower = worker if isinstance(worker, FollowerWorker) else None
         keyring, memory = Keyring(secret), MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
-        policies = PolicySet(wiring.build_configured_policies(config), config.active, config.experiment)
+        built = wiring.build_configured_policies(config)
+        policies = PolicySet(built, config.active, config.experiment, admission=config.admission)
         self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
@@ -150,6 +151,7 @@ class App:
             share=1 / config.workers,
             pooled=config.pool is not None,
         )
+        scheduler.on_swap.append(lambda policy_set: self._admission.switch(policy_set.admission))
         self._status = Status(
             scheduler,
             self._tokenization,

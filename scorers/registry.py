@@ -13,6 +13,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from scorers.adapter_room import AdapterRoom
+from scorers.admission.concurrency import Concurrency
+from scorers.admission.contract import AdmissionRule
+from scorers.admission.fit import Fit
+from scorers.admission.none import NoAdmission
+from scorers.admission.progress_ttl import ProgressTtl
+from scorers.admission.thunderagent import Thunderagent
 from scorers.affinity_gate import AffinityGate
 from scorers.aibrix_prefix import AibrixPrefix
 from scorers.best import Best
@@ -100,12 +106,20 @@ BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
         "power_of_k": PowerOfK,
         "softmax": Softmax,
     },
+    AdmissionRule: {
+        "concurrency": Concurrency,
+        "fit": Fit,
+        "none": NoAdmission,
+        "progress_ttl": ProgressTtl,
+        "thunderagent": Thunderagent,
+    },
 }
 
 GROUPS: Mapping[type[Plugin], str] = {
     Scorer: "warmroute.scorers",
     Filter: "warmroute.filters",
     Picker: "warmroute.pickers",
+    AdmissionRule: "warmroute.admission_rules",
 }
 """The entry point group in which an outside package offers plug-ins of a kind."""
 
@@ -171,7 +185,7 @@ def _import(kind: type[Plugin], point: EntryPoint) -> object:
 
 def _check_class(kind: type[P], name: str, found: object) -> type[P]:
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise PluginError(f"{_label(kind)} {name!r}: {found!r} is not a subclass of scorers.contract.{kind.__name__}")
+        raise PluginError(f"{_label(kind)} {name!r}: {found!r} is not a subclass of {kind.__module__}.{kind.__name__}")
     if not is_dataclass(found):
         raise PluginError(f"{_label(kind)} {name!r}: {found.__name__} must be a dataclass")
     if issubclass(found, Scorer) and not isinstance(getattr(found, "unit", None), Unit):
@@ -188,4 +202,4 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _label(kind: type[Plugin]) -> str:
-    return kind.__name__.lower()
+    return "admission rule" if kind is AdmissionRule else kind.__name__.lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from router.control.api.admin import admin_app
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS
@@ -256,21 +258,33 @@ def policies() -> Iterator[str]:
 
 
 def plugins() -> Iterator[str]:
-    yield "# Scorers, filters and pickers\n"
-    yield "What policy files are made of. `needs` is what the router has to find out for the plug-in; a scorer's unit"
-    yield "says with which others it can be added up. How they fit together is in"
+    yield "# Scorers, filters, pickers and admission rules\n"
+    yield "What policy files are made of, and what `admission.rule` names. `needs` is what the router has to find out"
+    yield "for the plug-in; a scorer's unit says with which others it can be added up. How they fit together is in"
     yield "[Write your own scorer](../policies/write-a-scorer.md).\n"
     for kind, named in BUILTINS.items():
         unit = ("unit",) if kind is Scorer else ()
+        if kind is AdmissionRule:
+            yield "## Admission rules\n"
+            yield from table(("name", "parameters", "meaning"), [_rule(n, p) for n, p in named.items()])
+            continue
         yield f"## {kind.__name__}s\n"
         yield from table(("name", *unit, "needs", "parameters", "meaning"), [_plugin(n, p) for n, p in named.items()])
 
 
+def _rule(name: str, rule: type[Plugin]) -> list[str]:
+    module = sys.modules[rule.__module__]
+    return [f"`{name}`", _parameters(rule), str(module.__doc__).partition("\n\n")[0].replace("\n", " ")]
+
+
+def _parameters(plugin: type[Plugin]) -> str:
+    return ", ".join(f"`{p.name}: {_yaml(p.default)}`" for p in parameters(plugin).values()) or "-"
+
+
 def _plugin(name: str, plugin: type[Plugin]) -> list[str]:
-    given = ", ".join(f"`{p.name}: {_yaml(p.default)}`" for p in parameters(plugin).values())
     needs = ", ".join(str(one.name).lower() for one in Needs if one in plugin.needs)
     unit = [plugin.unit.value] if issubclass(plugin, Scorer) else []
-    return [f"`{name}`", *unit, needs or "-", given or "-", str(plugin.__doc__).partition("\n\n")[0]]
+    return [f"`{name}`", *unit, needs or "-", _parameters(plugin), str(plugin.__doc__).partition("\n\n")[0]]
 
 
 def _yaml(default: object) -> object:

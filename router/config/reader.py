@@ -23,6 +23,7 @@ from router.config.path_checks import check_instances, check_references
 from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_text
@@ -56,6 +57,10 @@ class ListedInstances(NamedTuple):
 
 class ExperimentFile(Section):
     experiment: ExperimentConfig
+
+
+class AdmissionFile(Section):
+    admission: AdmissionConfig
 
 
 def read_config(path: Path | str) -> Config:
@@ -156,6 +161,13 @@ def parse_experiment(text: str, policies: Collection[str]) -> ExperimentConfig:
     if problems := check_experiment_policies(experiment, policies, ("experiment",) if nested else ()):
         raise document.to_error(problems)
     return experiment
+
+
+def parse_admission(text: str) -> AdmissionConfig:
+    """Parse an `admission` section, with or without that key above it. Raises ConfigError."""
+    document = parse(text, "admission", limits=POLICY)
+    nested = isinstance(document.data, dict) and "admission" in document.data
+    return _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
 
 
 def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from router.config.sections.base import BaseUrl, PathName, Positive, Seconds, Section
+from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
 from router.config.sections.listeners import (
@@ -242,15 +242,6 @@ class RecordsConfig(Section):
     """most recent decision records kept in memory"""
     decision_log: DecisionLogConfig | None = None
     """write every decision as JSON lines, for `warmroute replay`; null: no decision log"""
-
-
-class PluginConfig(BaseModel):
-    """A filter, scorer or picker by name; all other keys are its parameters, checked when the policy is built."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    name: str
-    """registered name, see docs/reference/plugins.md"""
 
 
 class WeightedPluginConfig(PluginConfig):

@@ -24,7 +24,14 @@ import msgspec
 
 from router.clock import Clock
 from router.config.lookup import list_shipped_policies
-from router.config.reader import dump_yaml, parse_experiment, parse_policies, parse_policy, read_policy_file
+from router.config.reader import (
+    dump_yaml,
+    parse_admission,
+    parse_experiment,
+    parse_policies,
+    parse_policy,
+    read_policy_file,
+)
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.proposals import Proposal
@@ -147,6 +154,16 @@ class Control:
             request = request._replace(what=f"start experiment of {', '.join(experiment.arms)}")
             return await self._switch.switch(
                 request, lambda now: proposals.propose_experiment(now, experiment, shipped, self._registry)
+            )
+
+    async def put_admission(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
+        """Let an admission rule decide who may begin. Raises ConfigError."""
+        request = SwitchRequest(ADMIN, who, "put admission", dry_run)
+        with self._recording_failure(request):
+            admission = await asyncio.to_thread(parse_admission, text)
+            what = f"admit by {admission.rule.name}" if admission.enabled else "turn admission control off"
+            return await self._switch.switch(
+                request._replace(what=what), lambda now: proposals.propose_admission(now, admission, self._registry)
             )
 
     async def end_experiment(self, who: str, *, dry_run: bool = False) -> SwitchSummary:

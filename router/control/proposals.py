@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.config import schema
 from router.config.reader import check_experiment_policies, read_all
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
 from router.errors import ConfigError, quote_name
+from router.request.admission.rules import build_rule
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 
-LIVE_KEYS = frozenset({"active", "experiment", "policies", "policies_dir"})
+LIVE_KEYS = frozenset({"active", "admission", "experiment", "policies", "policies_dir"})
 """Keys of the main file whose changes take effect without a restart, as do changes of files in `policies_dir`."""
 
 POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -39,6 +42,7 @@ class FileSettings(NamedTuple):
     active: str
     experiment: ExperimentConfig | None
     policies: Mapping[str, schema.PolicyConfig]
+    admission: AdmissionConfig = AdmissionConfig()
 
 
 class PolicyFiles(NamedTuple):
@@ -50,7 +54,7 @@ class PolicyFiles(NamedTuple):
 def extract_settings(policy_set: PolicySet) -> FileSettings:
     """Return the settings from which `policy_set` was built."""
     policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
-    return FileSettings(policy_set.active, policy_set.experiment, policies)
+    return FileSettings(policy_set.active, policy_set.experiment, policies, policy_set.admission)
 
 
 def read_files(file: Path) -> PolicyFiles:
@@ -58,7 +62,7 @@ def read_files(file: Path) -> PolicyFiles:
     config, policies = read_all(file)
     folder = None if config.policies_dir is None else Path(config.policies_dir)
     rest = config.model_dump(mode="json", exclude=set(LIVE_KEYS))
-    return PolicyFiles(FileSettings(config.active, config.experiment, policies), folder, rest)
+    return PolicyFiles(FileSettings(config.active, config.experiment, policies, config.admission), folder, rest)
 
 
 def find_restart_keys(first: PolicyFiles, now: PolicyFiles) -> list[str]:
@@ -79,7 +83,8 @@ def propose_policies(
     before: PolicySet, specs: Mapping[str, schema.PolicyConfig], registry: Registry, active: str | None = None
 ) -> Proposal:
     """Add the policies in `specs`, replacing those of the same name, and activate `active` unless it is None."""
-    after = build_policy_set(build_changed(before.policies, specs, registry), before.active, before.experiment)
+    changed = build_changed(before.policies, specs, registry)
+    after = build_policy_set(changed, before.active, before.experiment, before.admission)
     notes = tuple(f"{name} is in memory only: no file was written" for name in specs)
     if active is None:
         return Proposal(after, notes)
@@ -90,7 +95,7 @@ def propose_policies(
 def propose_activation(before: PolicySet, name: str) -> Proposal:
     """Make policy `name` decide for every request, which ends a running experiment."""
     notes = ("the running experiment ends",) if before.experiment is not None else ()
-    return Proposal(build_policy_set(before.policies, name, None), notes)
+    return Proposal(build_policy_set(before.policies, name, None, before.admission), notes)
 
 
 def propose_experiment(
@@ -102,12 +107,20 @@ def propose_experiment(
     notes: tuple[str, ...] = ()
     if before.experiment is not None and before.experiment != experiment:
         notes = ("it takes the place of the running experiment, which ends",)
-    return Proposal(build_policy_set(policies, before.active, experiment), notes)
+    return Proposal(build_policy_set(policies, before.active, experiment, before.admission), notes)
 
 
 def propose_end(before: PolicySet) -> Proposal:
     """End the experiment: the active policy decides for every request."""
-    return Proposal(build_policy_set(before.policies, before.active, None), (f"{before.active} decides for everybody",))
+    after = build_policy_set(before.policies, before.active, None, before.admission)
+    return Proposal(after, (f"{before.active} decides for everybody",))
+
+
+def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: Registry) -> Proposal:
+    """Let `admission` decide who may begin. Raises ConfigError when its rule cannot be built."""
+    build_rule(admission, registry)
+    note = "requests that wait are handed to the new rule" if admission.enabled else "requests that wait begin"
+    return Proposal(replace(before, admission=admission), (note,))
 
 
 def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
@@ -122,7 +135,10 @@ def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings,
         raise ConfigError(
             *(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
         )
-    return Proposal(build_policy_set(policies, active, experiment))
+    admission = before.admission if now.admission == seen.admission else now.admission
+    if admission != before.admission:
+        build_rule(admission, registry)
+    return Proposal(build_policy_set(policies, active, experiment, admission))
 
 
 def build_changed(
@@ -148,7 +164,9 @@ def build_changed(
     return policies
 
 
-def build_policy_set(policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None) -> PolicySet:
+def build_policy_set(
+    policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None, admission: AdmissionConfig
+) -> PolicySet:
     """Build the policy set. Raises ConfigError when `active` or the experiment names an unknown policy."""
     problems = [] if active in policies else [f"active: {describe_unknown('policy', active, policies)}"]
     if experiment is not None:
@@ -156,4 +174,4 @@ def build_policy_set(policies: Mapping[str, Policy], active: str, experiment: Ex
         problems += [f"experiment.{format_path(problem.path)}: {problem.text}" for problem in unknown]
     if problems:
         raise ConfigError(*problems)
-    return PolicySet(policies, active, experiment)
+    return PolicySet(policies, active, experiment, admission=admission)

@@ -127,9 +127,11 @@ class Status:
         report = self.pool.report()
         return None if report is None else describe_pool(report)
 
-    def describe_admission(self) -> list[dict[str, Any]]:
-        """Live sessions, capacity and queue of each model; empty while admission control is off."""
-        return [describe_admission(model, self.clock.now()) for model in self.admission]
+    def describe_admission(self) -> dict[str, Any]:
+        """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
+        config = self.control.policy_set.admission
+        models = [describe_admission(model, self.clock.now()) for model in self.admission]
+        return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
 
     # metrics
 
@@ -280,12 +282,13 @@ def describe_pool(report: PoolReport) -> dict[str, Any]:
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
     """Describe a model's live sessions, the capacity for them, its queues, and the first requests in them, in order."""
     state = admission.state(listed=WAITING_LISTED)
+    live = state.live
     return {
         "model": admission.model,
         "capacity_tokens": state.capacity_tokens,
-        "context_tokens": round(state.live.context_tokens),
-        "mean_context_tokens": state.live.mean_tokens,
-        "live_sessions": round(state.live.sessions, 1),
+        "context_tokens": None if live is None else round(live.context_tokens),
+        "mean_context_tokens": None if live is None else live.mean_tokens,
+        "live_sessions": None if live is None else round(live.programs, 1),
         "known_sessions": state.known,
         "queued": state.queued,
         "waiting": [
@@ -305,7 +308,8 @@ def snapshot_admission(admission: ModelAdmission) -> ModelAdmissionState:
     state = admission.state(listed=0)
     waiting: dict[str, int] = {queue: state.queued[queue] for queue in QUEUES}
     live = state.live
-    return ModelAdmissionState(admission.model, waiting, live.sessions, live.context_tokens, state.capacity_tokens)
+    sessions, context_tokens = (None, None) if live is None else (live.programs, live.context_tokens)
+    return ModelAdmissionState(admission.model, waiting, sessions, context_tokens, state.capacity_tokens)
 
 
 def snapshot_pool(report: PoolReport | None) -> PoolState | None:

@@ -73,6 +73,7 @@ def summarize_policies(policy_set: PolicySet) -> PoliciesInForce:
         experiment=fingerprint(policy_set),
         arms={} if policy_set.experiment is None else dict(policy_set.experiment.arms),
         rolled_back=sorted(policy_set.rolled_back),
+        admission=policy_set.admission.model_dump(mode="json", exclude_defaults=True),
     )
 
 

@@ -112,6 +112,8 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
         )
         if ticket is None:
             break
+        if request.lease is not None:
+            request.lease.on_placed(ticket.target.id)
         last = await attempt(call, request, headers, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted):
             break

@@ -63,6 +63,7 @@ class Scheduler:
         self._responses_kept = responses_kept
         self._shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
+        self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
         self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
         self.view_builder = ViewBuilder(fleet, indexer, self.peers, selector, secret)
         self.swap(selector.policy_set)
@@ -82,6 +83,8 @@ class Scheduler:
         if self.experiment is not None:
             for arm in policy_set.rolled_back:
                 self.experiment.exclude_arm(arm, "it was rolled back")
+        for follow in self.on_swap:
+            follow(policy_set)
 
     def drain(self, instance: str, on: bool) -> bool:
         """Drain an instance, so that it gets no new request, or undrain it. Returns False if it does not exist."""

@@ -15,6 +15,7 @@ import os
 from collections import deque
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,7 @@ class PoliciesInForce(msgspec.Struct, frozen=True):
     experiment: str | None = None  # its fingerprint
     arms: dict[str, float] = {}
     rolled_back: list[str] = []
+    admission: dict[str, Any] = {}  # its settings that are not the defaults
 
 
 class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}, omit_defaults=True):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from router.request.admission.live_sessions import MAX_SESSIONS, LiveSessions
 
 from router.fleet.answer_lengths import MAX_MODELS, AnswerLengths
-from router.request.admission.live_sessions import MAX_SESSIONS, LiveSessions
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, RouterProcess

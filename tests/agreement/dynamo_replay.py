@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from router.config.schema import PluginConfig
+from router.config.sections.base import PluginConfig
 from router.errors import WarmrouteError
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import SimulationFigures

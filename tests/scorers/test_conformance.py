@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Outcome, Picker, Scorer, View
 from scorers.registry import BUILTINS, load_registry
 from tests.suites.scorers import check_filter, check_picker, check_scorer
@@ -72,7 +73,7 @@ def test_every_picker(data: Any, view: Any) -> None:
 
 
 def test_the_suite_covers_every_kind() -> None:
-    assert set(BUILTINS) == {Scorer, Filter, Picker}
+    assert set(BUILTINS) == {Scorer, Filter, Picker, AdmissionRule}  # rules: admission/test_rules.py
     assert all(REGISTRY.names(kind) for kind in BUILTINS)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Needs, Picker, Scorer, Unit
 from scorers.prefix_overlap import PrefixOverlap
 from scorers.registry import BUILTINS, PluginError, load_registry
@@ -70,7 +71,10 @@ def test_every_built_in_file_is_registered() -> None:
     machinery = {"__init__", "contract", "registry", "parameters", "chance", "polled"}
     machinery |= {"blocks", "memory", "prefix_trees", "streams", "ttft"}  # what several share
     files = {path.stem for path in Path(scorers.__file__).parent.glob("*.py")} - machinery
-    assert files == {name for kind in BUILTINS.values() for name in kind}
+    assert files == {name for kind, named in BUILTINS.items() if kind is not AdmissionRule for name in named}
+    machinery = {"__init__", "contract", "bindings", "live_programs", "return_probability"}
+    rules = {path.stem for path in (Path(scorers.__file__).parent / "admission").glob("*.py")} - machinery
+    assert rules == set(BUILTINS[AdmissionRule])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+class PluginConfig(BaseModel):
+    """A filter, scorer or picker by name; all other keys are its parameters, checked when the policy is built."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    name: str
+    """registered name, see docs/reference/plugins.md"""
+
+
 def _make_absolute(path: str, info: ValidationInfo) -> str:
     return str(info.context / path) if isinstance(info.context, PurePath) else path
 

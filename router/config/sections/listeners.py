@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, IPvAnyNetwork, model_validator
 
-from router.config.sections.base import PathName, Port, Positive, Seconds, Section
+from router.config.sections.base import PathName, PluginConfig, Port, Positive, Seconds, Section
 
 
 def is_loopback(host: str) -> bool:
@@ -120,17 +120,17 @@ class LimitsConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Admission control by KV memory: a session begins when its context and those of all live sessions fit the fleet.
-
-    A turn of a live session whose context was evicted waits for room too, ahead of new sessions.
-    """
+    """Admission control: which requests may begin now, and which ones wait. A change takes effect without a restart."""
 
     enabled: bool = False
-    """queue new sessions while the live ones fill the KV caches of the fleet"""
+    """queue the requests that the rule does not admit"""
+    rule: PluginConfig = PluginConfig(name="fit")
+    """what decides, with its parameters; `fit`: a session begins when its context and those of all live sessions fit
+    the KV caches of the fleet"""
     max_wait_s: Seconds = 300.0
     """longest wait in the queue, seconds; after it: 429 with Retry-After"""
     idle_s: Seconds = 300.0
-    """silence after which a session no longer counts as live, seconds; until then it counts with the probability,
+    """silence after which a session is forgotten, seconds; rule `fit`: until then it counts with the probability,
     learned from other sessions, that it returns"""
 
 

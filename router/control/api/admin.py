@@ -55,6 +55,8 @@ class ModelAdmissionShape(OpenShape):
 
 
 class ModelAdmissionList(BaseModel):
+    enabled: bool
+    rule: dict[str, Any]  # name and parameters, as configured
     models: list[ModelAdmissionShape]
 
 
@@ -165,10 +167,10 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
 
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
-        """Return by model live sessions, their contexts, the capacity, the queues' lengths, and position and wait of
-        the first 100 waiting requests.
+        """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues' lengths, and
+        position and wait of the first 100 waiting requests.
         """
-        return ModelAdmissionList.model_validate({"models": status.describe_admission()})
+        return ModelAdmissionList.model_validate(status.describe_admission())
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

@@ -102,6 +102,13 @@ def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, err
     """Add the endpoints to `app`. `read` and `write` are dependencies that authorise the caller and give its name."""
     _add_policies(app, control, read, write, errors)
     _add_experiment(app, control, read, write, errors)
+    text = Depends(read_text_body)
+
+    @app.put("/admin/admission", responses=errors.text, openapi_extra=TEXT)
+    async def put_admission(dry_run: DryRunQuery = False, who: str = write, body: str = text) -> SwitchShape:
+        """Let an admission rule decide who may begin, in memory; requests that wait are handed to it."""
+        with _rejecting_invalid("admission"):
+            return _to_shape(await control.put_admission(body, who, dry_run=dry_run))
 
     @app.post("/admin/undo", responses=errors.not_now)
     async def undo(dry_run: DryRunQuery = False, who: str = write) -> SwitchShape:

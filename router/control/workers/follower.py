@@ -194,4 +194,5 @@ def dump_follower_config(config: Config, seed: int, policy_set: PolicySet) -> st
     changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False}
     policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
     changes |= {"policies_dir": None, "policies": policies, "active": policy_set.active, "experiment": None}
+    changes |= {"admission": policy_set.admission}
     return config.model_copy(update=changes).model_dump_json()

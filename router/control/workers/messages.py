@@ -82,6 +82,7 @@ class PolicyRule(Message, frozen=True):
     active: str
     experiment: str | None  # JSON
     rolled_back: list[str]
+    admission: str  # JSON
 
 
 class PolicyApplied(Message, frozen=True):

@@ -18,6 +18,7 @@ from dataclasses import replace
 from router.clock import Clock
 from router.config.schema import PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.control import proposals
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import Broadcast, DrainMessage, PolicyRule, ResponseStored, SessionMoved
@@ -174,6 +175,7 @@ def make_rule(policy_set: PolicySet, version: int) -> PolicyRule:
         policy_set.active,
         None if policy_set.experiment is None else policy_set.experiment.model_dump_json(),
         sorted(policy_set.rolled_back),
+        policy_set.admission.model_dump_json(),
     )
 
 
@@ -183,5 +185,6 @@ def build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> 
     here = {name: policy for name, policy in before.policies.items() if name in specs}
     experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
     policies = proposals.build_changed(here, specs, registry)
-    policy_set = proposals.build_policy_set(policies, rule.active, experiment)
+    admission = AdmissionConfig.model_validate_json(rule.admission)
+    policy_set = proposals.build_policy_set(policies, rule.active, experiment, admission)
     return replace(policy_set, rolled_back=frozenset(rule.rolled_back))

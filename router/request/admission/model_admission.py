@@ -14,7 +14,6 @@ from sys import maxsize
 from router.clock import Clock
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.admission.controller import (
-    Admission,
     AdmissionController,
     AdmissionState,
     Admitted,
@@ -23,6 +22,7 @@ from router.request.admission.controller import (
     Released,
 )
 from router.scheduling.scheduler import Scheduler
+from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetMemory
 
 MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far less often
 
@@ -30,15 +30,14 @@ MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far les
 class ModelAdmission:
     """Admission of `model`; `share` of the fleet's KV cache is this process's (one worker of several)."""
 
-    __slots__ = ("_clock", "_measured_at", "_scheduler", "_share", "capacity_tokens", "controller", "model", "targets")
+    __slots__ = ("_clock", "_fleet", "_measured_at", "_scheduler", "_share", "controller", "model")
 
     def __init__(
         self, model: str, controller: AdmissionController, scheduler: Scheduler, clock: Clock, share: float = 1.0
     ) -> None:
         self.model = model
         self.controller = controller
-        self.capacity_tokens: int | None = None  # None: no instance has reported its KV cache size
-        self.targets = 0
+        self._fleet = FleetMemory()
         self._scheduler = scheduler
         self._clock = clock
         self._share = share
@@ -55,10 +54,28 @@ class ModelAdmission:
             local_tokens = self._local_tokens(tokens, now)
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens), now)
 
+    def switch(self, rule: AdmissionRule, max_wait_s: float, idle_s: float) -> None:
+        """Let `rule` decide from now on. Call `release_waiting` afterwards."""
+        self.controller.switch(rule, max_wait_s, idle_s, self._clock.now())
+
+    def on_placed(self, admission: Admission, target: str) -> None:
+        """The request was sent to `target`."""
+        self.controller.on_placed(admission, target, self._clock.now())
+
+    def on_first_token(self, admission: Admission) -> None:
+        """The answer has begun. Call `release_waiting` afterwards."""
+        self.controller.on_first_token(admission, self._clock.now())
+
     def on_answer(
-        self, admission: Admission, prompt_tokens: int, context_tokens: int, local_tokens: int | None = None
+        self,
+        admission: Admission,
+        prompt_tokens: int,
+        context_tokens: int,
+        local_tokens: int | None = None,
+        decode_s: float | None = None,
     ) -> None:
-        self.controller.on_answer(admission, prompt_tokens, context_tokens, self._clock.now(), local_tokens)
+        now = self._clock.now()
+        self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s)
 
     def on_leave(self, admission: Admission) -> None:
         self.controller.on_leave(admission, self._clock.now())
@@ -80,19 +97,32 @@ class ModelAdmission:
         """Return the state as of now, with at most `listed` of the waiting requests."""
         return self.controller.state(self._clock.now(), listed)
 
+    @property
+    def targets(self) -> tuple[TargetMemory, ...]:
+        return self._fleet.targets
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """The KV tokens of all targets; `None`: no instance has reported its size."""
+        return self._fleet.capacity_tokens
+
     def _update_capacity(self, now: float) -> None:
         if now - self._measured_at > MEASURE_INTERVAL_S:
             self._measured_at = now
-            self._measure(now)
-        self.controller.set_capacity(self.capacity_tokens, self._scheduler.fleet.busy, self.targets)
+            self._fleet = self._measure(now)
+        self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.busy))
 
-    def _measure(self, now: float) -> None:
+    def _measure(self, now: float) -> FleetMemory:
         """Add up the healthy instances. One that has not reported its size counts as empty until its first poll."""
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
         answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]
-        self.targets = len(answering)
-        self.capacity_tokens = int(sum(sizes) * self._share) if sizes else None
+        targets = (TargetMemory(target.id, self._part(target.capacity_tokens)) for target in answering)
+        return FleetMemory(self._part(sum(sizes)) if sizes else None, tuple(targets))
+
+    def _part(self, tokens: int | None) -> int | None:
+        """Return this process's share of `tokens`."""
+        return None if tokens is None else int(tokens * self._share)
 
     def _local_tokens(self, tokens: TokenizedPrompt, now: float) -> int | None:
         """Return the longest prefix that any instance holds in a tier of its own, or soon will; `None` where some do

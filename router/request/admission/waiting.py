@@ -25,10 +25,13 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import Admission, AdmissionController, Queued, QueueName
+from router.request.admission.controller import AdmissionController, Queued
 from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.rules import build_rule
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
+from scorers.admission.contract import Admission, AdmissionRule, QueueName
+from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.admission")
 
@@ -43,7 +46,7 @@ OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 
 class AdmissionQueues:
     """The admission queues of all models. `share` of the fleet's KV cache is this process's; `pooled`: the fleet has a
-    shared pool.
+    shared pool. Raises ConfigError when the rule cannot be built.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class AdmissionQueues:
         share: float = 1.0,
         pooled: bool = False,
     ) -> None:
-        self._config = config
+        self.config = config
+        self._registry = load_registry()
+        build_rule(config, self._registry)
         self._scheduler = scheduler
         self._clock = clock
         self._on_wait_end = on_wait_end
@@ -68,18 +73,31 @@ class AdmissionQueues:
         """Iterate over the models that requests have asked for."""
         return (queue.model_admission for queue in self._queues.values())
 
+    def switch(self, config: AdmissionConfig) -> None:
+        """Let another rule, or other limits, decide from now on. Requests that wait are handed to it; they begin when
+        admission control is turned off. Raises ConfigError, and has changed nothing then.
+        """
+        if config == self.config:
+            return
+        rules = [build_rule(config, self._registry) for _ in range(max(1, len(self._queues)))]
+        self.config = config
+        for queue, rule in zip(self._queues.values(), rules, strict=False):
+            queue.switch(rule, config)
+
     async def acquire(
         self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
     ) -> AbstractContextManager[AdmissionLease | None]:
         """Wait for admission; the lease is `None` where sessions are not counted. Raises `TooBusy` after
         `admission.max_wait_s`.
         """
-        if not self._config.enabled or served is None or not leaves_context(prompt):
+        if not self.config.enabled or served is None or not leaves_context(prompt):
             return NO_LEASE
         if (queue := self._queues.get(served.base)) is None:
-            controller = AdmissionController(self._config, pooled=self._pooled)
+            config, rule = self.config, build_rule(self.config, self._registry)
+            now = self._clock.now()
+            controller = AdmissionController(rule, config.max_wait_s, config.idle_s, pooled=self._pooled, now=now)
             admission = ModelAdmission(served.base, controller, self._scheduler, self._clock, self._share)
-            queue = AdmissionQueue(admission, self._config.max_wait_s, self._clock, self._on_wait_end)
+            queue = AdmissionQueue(admission, config.max_wait_s, self._clock, self._on_wait_end)
             self._queues[served.base] = queue
         return await queue.acquire(derive_session(prompt), tokens)
 
@@ -97,6 +115,12 @@ class AdmissionQueue:
         self._waiting: dict[Admission, asyncio.Future[Queued | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._warned = False
+
+    def switch(self, rule: AdmissionRule, config: AdmissionConfig) -> None:
+        """Let `rule` decide from now on, also about those that wait."""
+        self._max_wait_s = config.max_wait_s
+        self.model_admission.switch(rule, config.max_wait_s, config.idle_s)
+        self.release_waiting()
 
     async def acquire(self, session: bytes | None, tokens: TokenizedPrompt | UnknownIds) -> AdmissionLease:
         """Wait for admission. Raises `TooBusy` after `max_wait_s`."""
@@ -178,6 +202,10 @@ class AdmissionLease:
     def __enter__(self) -> AdmissionLease:
         return self
 
+    def on_placed(self, target: str) -> None:
+        """The request is sent to `target`."""
+        self._queue.model_admission.on_placed(self._admission, target)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -185,7 +213,8 @@ class AdmissionLease:
         if record is not None and was_computed(record):
             prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or admission.prompt_tokens
             context_tokens = prompt_tokens + (record.output_tokens or 0)
-            model_admission.on_answer(admission, prompt_tokens, context_tokens, count_local_tokens(record))
+            local_tokens = count_local_tokens(record)
+            model_admission.on_answer(admission, prompt_tokens, context_tokens, local_tokens, decode_s(record))
         else:
             model_admission.on_leave(admission)
         self._queue.release_waiting()
@@ -213,6 +242,15 @@ def count_local_tokens(record: Record) -> int | None:
     """
     expected = record.attempts[-1].expected_tokens if record.attempts else None
     return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
+
+
+def decode_s(record: Record) -> float | None:
+    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when the
+    answer has not ended.
+    """
+    if record.duration_ms is None or record.ttft_ms is None:
+        return None
+    return max(0.0, record.duration_ms - record.ttft_ms) / 1e3
 
 
 def was_computed(record: Record) -> bool:

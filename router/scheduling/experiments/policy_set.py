@@ -23,6 +23,7 @@ from math import log
 from typing import NamedTuple
 
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.scheduling.policy.policy import Orders, Policy, merge_orders
 from scorers.contract import Needs
 
@@ -36,12 +37,15 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicySet:
-    """All policies by name, which of them are active, and how. Replaced as a whole, never changed."""
+    """All policies by name, which of them are active, and how, and what admits requests. Replaced as a whole, never
+    changed.
+    """
 
     policies: Mapping[str, Policy]
     active: str  # decides for requests outside of an experiment
     experiment: ExperimentConfig | None = None
     rolled_back: frozenset[str] = frozenset()  # arms whose units go to the first arm
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     needs: Needs = field(init=False)
     needs_cache: bool = field(init=False)
     orders: Orders | None = field(init=False)  # of all in use, see `Policy.orders`

@@ -15,6 +15,7 @@ from math import isfinite
 from typing import NamedTuple, TypeVar
 
 from router.config import schema
+from router.config.sections.base import PluginConfig
 from router.errors import ConfigError, WarmrouteError, quote_name
 from router.scheduling.policy.decision import FALLBACK, Decision, Part, Term
 from scorers.best import Best
@@ -233,7 +234,7 @@ def _build_parts(
 ) -> _PluginSet | None:
     """Return the plug-ins of one profile; appends what is wrong to `problems`. `where` is the prefix of its keys."""
 
-    def build(kind: type[K], at: str, config: schema.PluginConfig) -> K | None:
+    def build(kind: type[K], at: str, config: PluginConfig) -> K | None:
         try:
             return registry.build(kind, config.name, config.model_extra or {})
         except PluginError as refusal:

@@ -100,8 +100,8 @@ class ModelAdmissionState(NamedTuple):
 
     model: str
     waiting: Mapping[str, int]  # by queue
-    sessions: float  # live: each counts with its probability to return
-    context_tokens: float  # of those
+    sessions: float | None  # live, as the rule counts them; None: it counts no contexts
+    context_tokens: float | None  # of those
     capacity_tokens: int | None  # None: unknown, so nothing waits
 
 

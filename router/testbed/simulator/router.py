@@ -24,6 +24,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.controller import AdmissionController, Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.rules import build_rule
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
@@ -76,14 +77,10 @@ class SimulatedRouter:
             shared_pool=shared_pool,
         )
         self.admission: ModelAdmission | None = None
-        if scenario.admission is not None and scenario.admission.enabled:
-            self.admission = ModelAdmission(
-                MODEL,
-                AdmissionController(scenario.admission, pooled=shared_pool),
-                self.scheduler,
-                clock,
-                1 / scenario.routers,
-            )
+        if (admission := scenario.admission) is not None and admission.enabled:
+            rule, now = build_rule(admission), clock.now()
+            controller = AdmissionController(rule, admission.max_wait_s, admission.idle_s, pooled=shared_pool, now=now)
+            self.admission = ModelAdmission(MODEL, controller, self.scheduler, clock, 1 / scenario.routers)
         self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
         for number in range(scenario.instances):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import schema
-from router.request.admission.controller import Admission, Admitted
+from router.request.admission.controller import Admitted
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.ticket import Ticket
 from router.testbed.rng import Rng
@@ -33,6 +33,7 @@ from router.testbed.simulator.router import (
 )
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads.model import Session, Workload
+from scorers.admission.contract import Admission
 
 ROUND_ROBIN = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
 SOON_S = 0.001  # least time between two timed releases of an admission queue
@@ -166,6 +167,8 @@ class _Run:
         """Send it to targets until an engine accepts it, or end it."""
         while (ticket := self._admit(request.routed)) is not None:
             job, target = request.job, ticket.target
+            if request.admission is not None and request.routed.router.admission is not None:
+                request.routed.router.admission.on_placed(request.admission, target.id)
             if ticket.prefill is not None:
                 self._cluster.poll_soon(instance_number(target.instance.id))  # it is booked already
                 job = request.prefill = EngineJob(self._prompt(request.turn), job.prompt_tokens, 1, request)
@@ -201,6 +204,9 @@ class _Run:
         if job is not request.prefill:
             request.first_s = self._event_queue.now_s
             request.routed.on_first_byte()
+            if request.admission is not None and (admission := request.routed.router.admission) is not None:
+                admission.on_first_token(request.admission)
+                self._release(admission)
 
     def on_done(self, job: EngineJob, number: int) -> None:
         """End the request, or hand a computed prompt over to the instance that answers."""
@@ -261,7 +267,8 @@ class _Run:
         if source is not None:
             context_tokens = turn.prompt_tokens + turn.output_tokens
             # Loads from the pool count as computed: admission control is about KV memory.
-            admission.on_answer(place, turn.prompt_tokens, context_tokens, source.local_tokens)
+            decode_s = self._event_queue.now_s - request.first_s
+            admission.on_answer(place, turn.prompt_tokens, context_tokens, source.local_tokens, decode_s)
         else:
             admission.on_leave(place)
         self._release(admission)

@@ -77,6 +77,38 @@ async def test_nobody_knows_that_policy() -> None:
         house.control.dump_policy("x")
 
 
+# admission
+
+
+async def test_an_admission_rule_is_switched_written_down_and_undone_as_policies_are() -> None:
+    house = ControlPlane()
+    text = "admission: {enabled: true, rule: {name: thunderagent, pause_above: 0.9}}"
+    told = await house.control.put_admission(text, "ann", dry_run=True)
+    assert (told.dry_run, told.changed, house.control.policy_set.admission.enabled) == (True, True, False)
+    await house.control.put_admission(text, "ann")
+    entry = house.audit.latest(1)[0]
+    assert (entry.what, entry.who) == ("admit by thunderagent", "ann")
+    assert entry.after.admission == {"enabled": True, "rule": {"name": "thunderagent", "pause_above": 0.9}}
+    await house.control.activate("far", "ann")
+    assert house.control.policy_set.admission.rule.name == "thunderagent", "another policy leaves it as it is"
+    await house.control.undo("ann")
+    await house.control.undo("ann")
+    assert not house.control.policy_set.admission.enabled
+
+
+async def test_a_rule_that_is_unknown_or_refuses_its_parameters_changes_nothing() -> None:
+    house = ControlPlane()
+    for text, complaint in [
+        ("enabled: true\nrule: {name: fitt}", "did you mean 'fit'"),
+        ("enabled: true\nrule: {name: thunderagent, pause_above: 2}", "a share between 0 and 1"),
+        ("enabled: true\nrules: {name: fit}", "rules"),
+    ]:
+        with pytest.raises(ConfigError, match=complaint):
+            await house.control.put_admission(text, "ann")
+    assert not house.control.policy_set.admission.enabled
+    assert house.words == ["start"]
+
+
 # put
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import schema
+from router.config.sections.listeners import AdmissionConfig
 from router.control import proposals
 from router.control.proposals import FileSettings, PolicyFiles
 from router.errors import ConfigError
@@ -36,7 +37,7 @@ def saids(draw: st.DrawFn) -> FileSettings:
 
 def regime_of(said: FileSettings) -> PolicySet:
     policies = {name: build_policy(name, text, REGISTRY) for name, text in said.policies.items()}
-    return proposals.build_policy_set(policies, said.active, said.experiment)
+    return proposals.build_policy_set(policies, said.active, said.experiment, said.admission)
 
 
 @settings(max_examples=50)
@@ -57,7 +58,7 @@ def test_files_that_stay_as_they_are_change_nothing(seen: FileSettings, in_force
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        proposals.build_policy_set(BUILT, "nera", experiment(arms={"fra": 100}, shadows=["x"]))
+        proposals.build_policy_set(BUILT, "nera", experiment(arms={"fra": 100}, shadows=["x"]), AdmissionConfig())
     assert str(refused.value).splitlines() == [
         'active: unknown policy "nera": did you mean "near"?',
         'experiment.arms.fra: unknown policy "fra": did you mean "far"?',

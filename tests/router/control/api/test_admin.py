@@ -50,8 +50,9 @@ class Rooms:
     def describe_workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
 
-    def describe_admission(self) -> list[dict[str, Any]]:
-        return [{"model": "m", "capacity_tokens": None, "waiting": []}]
+    def describe_admission(self) -> dict[str, Any]:
+        models = [{"model": "m", "capacity_tokens": None, "waiting": []}]
+        return {"enabled": True, "rule": {"name": "fit"}, "models": models}
 
     def describe_pool(self) -> dict[str, Any] | None:
         return {"leader": "mooncake master a:9003", "models": []}
@@ -188,6 +189,7 @@ OWN_ERRORS = {
     ("post", "/admin/activate"): {"400", "404", "413"},
     ("post", "/admin/undo"): {"409"},
     ("post", "/admin/explain"): {"400", "404", "413", "503"},
+    ("put", "/admin/admission"): {"400", "413"},
     ("put", "/admin/experiment"): {"400", "413"},
     ("delete", "/admin/experiment"): {"409"},
 }
@@ -223,7 +225,8 @@ def test_a_refused_method_is_told_all_that_there_are() -> None:
 
 def test_the_door_is_shown_by_model() -> None:
     shown = open_door().get("/admin/admission").json()
-    assert shown == {"models": [{"model": "m", "capacity_tokens": None, "waiting": []}]}
+    models = [{"model": "m", "capacity_tokens": None, "waiting": []}]
+    assert shown == {"enabled": True, "rule": {"name": "fit"}, "models": models}
 
 
 def test_the_pool_or_that_there_is_none() -> None:

@@ -28,7 +28,7 @@ TOLD = [
     StartMessage(1, "{}", (1 << 64) - 1),
     LoadMessage("a/0", WorkerShare(2, 1, 300, 45000.5, 900, 1000)),
     SessionMoved(False, "m", "0a1b", "a/0"),
-    PolicyRule(7, {"warm": "{}"}, "warm", None, ["b"]),
+    PolicyRule(7, {"warm": "{}"}, "warm", None, ["b"], "{}"),
     RequestBegan(7, 10**12 + 5, "warm", b"\x00\xff", 12.25),
     RequestEnded(10**12 + 5, None, None, None, None, 3.5, None, 0),
     AskMessage(0, "records", "50"),

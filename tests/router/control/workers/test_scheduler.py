@@ -248,6 +248,6 @@ def test_policies_that_are_gone_are_gone() -> None:
 
 
 def test_what_cannot_be_built_is_said() -> None:
-    outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [])
+    outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [], "{}")
     with pytest.raises(ConfigError, match="not_installed_here"):
         build_from_rule(outside, regime(), load_registry())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.sections import listeners
-from router.request.admission.controller import Admission, AdmissionController, Admitted, Arrival, Queued, Released
+from router.request.admission.controller import AdmissionController, Admitted, Arrival, Queued, Released
+from scorers.admission.contract import Admission, FleetMemory, TargetMemory
+from scorers.admission.fit import Fit
 
 MAX_WAIT_S = 100.0
 
@@ -14,11 +15,18 @@ MAX_WAIT_S = 100.0
 def a_controller(
     capacity_tokens: int | None = 1000, *, pooled: bool = False, idle_s: float = 300.0
 ) -> AdmissionController:
-    controller = AdmissionController(
-        listeners.AdmissionConfig(enabled=True, max_wait_s=MAX_WAIT_S, idle_s=idle_s), pooled=pooled
-    )
-    controller.set_capacity(capacity_tokens)
+    controller = AdmissionController(Fit(), MAX_WAIT_S, idle_s, pooled=pooled)
+    has(controller, capacity_tokens)
     return controller
+
+
+def has(
+    controller: AdmissionController, capacity_tokens: int | None, busy: float | None = None, targets: int = 1
+) -> None:
+    """The fleet has so much memory, on so many targets."""
+    each = None if capacity_tokens is None else capacity_tokens // targets
+    memories = tuple(TargetMemory(f"{number}/0", each) for number in range(targets))
+    controller.set_fleet(FleetMemory(capacity_tokens, memories, busy))
 
 
 def name(text: str | None) -> bytes | None:
@@ -55,7 +63,7 @@ def a_turn(
 
 
 def called(controller: AdmissionController, now: float = 0.0) -> list[str]:
-    return [(turn.session.name or b"?").decode() for turn in controller.release_waiting(now).admitted]
+    return [(turn.program.name or b"?").decode() for turn in controller.release_waiting(now).admitted]
 
 
 def contexts(controller: AdmissionController, now: float = 0.0) -> float:
@@ -139,14 +147,14 @@ def test_parked_ones_go_first_then_new_ones_each_in_their_order() -> None:
     waits(controller, "d", 300)
     waits(controller, "e", 300)
     assert contexts(controller) == 900
-    controller.set_capacity(600)
+    has(controller, 600)
     waits(controller, "a", 300, local=100)
     assert waits(controller, "b", 300, local=100).position == 2
-    assert [hold.admission.session.name for hold in controller.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
+    assert [hold.admission.program.name for hold in controller.state(0.0).waiting] == [b"a", b"b", b"d", b"e"]
     assert called(controller) == ["a"], "c and a are 600"
-    controller.set_capacity(1000)
+    has(controller, 1000)
     assert called(controller) == ["b"]
-    controller.set_capacity(1200)
+    has(controller, 1200)
     assert called(controller) == ["d"]
 
 
@@ -160,7 +168,7 @@ def test_a_context_that_is_gone_waits_only_where_there_is_no_room() -> None:
     assert controller.needs_overlap(b"a", 300)
     assert not controller.needs_overlap(b"d", 300), "a new one has nothing to lose"
     a_turn(controller, "a", 300, local=149), "without it 600 are live"
-    controller.set_capacity(899)
+    has(controller, 899)
     waits(controller, "a", 300, local=149)
 
 
@@ -169,7 +177,7 @@ def test_half_of_what_was_asked_last_is_not_gone_nor_is_a_prompt_that_was_cut_do
         controller = a_controller()
         a_turn(controller, "a", 300)
         passes(controller, "b", 500)
-        controller.set_capacity(0)
+        has(controller, 0)
         assert isinstance(asks(controller, "a", now_asked, local=local), Queued) == parked, (now_asked, local)
 
 
@@ -183,7 +191,7 @@ def test_a_parked_session_does_not_count_and_takes_its_new_size_when_it_begins()
     controller.on_leave(running, 1.0)
     assert contexts(controller, 1.0) == 300, "b is what it was"
     assert controller.release_waiting(1.0).admitted == (), "300 + 350 > 600"
-    controller.set_capacity(650)
+    has(controller, 650)
     assert controller.release_waiting(1.0).admitted == (held.admission,)
     assert contexts(controller, 1.0) == 650
 
@@ -194,12 +202,12 @@ def test_two_requests_of_one_session_are_one_session() -> None:
     assert contexts(controller) == 400
     controller.on_answer(second, 400, 400, 1.0)
     controller.on_answer(first, 300, 320, 1.0)
-    assert controller.state(1.0).live.sessions == 1
+    assert controller.state(1.0).live.programs == 1
     full = a_controller(0)
     passes(full, "x", 100)
     waits(full, "a", 300)
     waits(full, "a", 300)
-    full.set_capacity(700)
+    has(full, 700)
     assert called(full) == ["a", "a"], "the second one passes with the first"
 
 
@@ -215,7 +223,7 @@ def test_a_request_that_waited_too_long_is_refused_with_its_position() -> None:
         assert called(controller, now) == ["ab"[number]]
     assert controller.next_s == MAX_WAIT_S
     refused = controller.release_waiting(MAX_WAIT_S).refused
-    assert [(hold.admission.session.name, hold.position, hold.expected_s) for hold in refused] == [
+    assert [(hold.admission.program.name, hold.position, hold.expected_s) for hold in refused] == [
         (b"c", 1, 90.0),
         (b"d", 2, 180.0),
     ]
@@ -257,7 +265,7 @@ def test_a_new_session_that_was_refused_stands_ahead_when_it_comes_again() -> No
 
 def accustomed(controller: AdmissionController, pause_s: float) -> None:
     """A hundred sessions have come back after that long; a thousand seconds later they are forgotten."""
-    controller.set_capacity(None)
+    has(controller, None)
     for now in (0.0, pause_s):
         for number in range(100):
             a_turn(controller, f"before-{number}", 1, now)
@@ -267,7 +275,7 @@ def accustomed(controller: AdmissionController, pause_s: float) -> None:
 def test_a_silent_session_counts_as_long_as_it_may_come_back_and_then_is_forgotten() -> None:
     controller = a_controller(500)
     accustomed(controller, 200.0)
-    controller.set_capacity(500)
+    has(controller, 500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1250.0)
     assert contexts(controller, 1299.0) > 250, "nearly all came back from a silence like this"
@@ -280,7 +288,7 @@ def test_a_session_silent_for_longer_than_anybody_was_makes_room_before_it_is_fo
     """Everybody came back after 5 s, from the stage that ends at 9.4 s, and one has never been longer away."""
     controller = a_controller(500)
     accustomed(controller, 5.0)
-    controller.set_capacity(500)
+    has(controller, 500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1001.0)
     assert called(controller, 1009.0) == []
@@ -290,7 +298,7 @@ def test_a_session_silent_for_longer_than_anybody_was_makes_room_before_it_is_fo
 def test_next_s_names_the_moment_at_which_somebody_may_go() -> None:
     controller = a_controller(500)
     accustomed(controller, 200.0)
-    controller.set_capacity(500)
+    has(controller, 500)
     a_turn(controller, "a", 300, 1000.0)
     waits(controller, "b", 300, 1250.0)
     now, looks = 1250.0, 0
@@ -322,7 +330,7 @@ def test_prompts_sent_once_take_capacity_only_until_that_is_learned() -> None:
 
 def crowded(controller: AdmissionController, redone: int) -> None:
     """b fills the fleet, and of 400 prompt tokens computed that many had been computed before."""
-    controller.set_capacity(1000, busy=0.95, targets=2)
+    has(controller, 1000, busy=0.95, targets=2)
     a_turn(controller, "b", 900)
     turn = passes(controller, "b", 900 + 400 - redone, local=0)
     controller.on_answer(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
@@ -333,7 +341,7 @@ def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessi
     for busy, redone, holds in [(0.95, 300, True), (0.95, 100, False), (0.8, 300, False), (None, 300, False)]:
         controller = a_controller(pooled=True)
         crowded(controller, redone)
-        controller.set_capacity(1000, busy=busy, targets=2)
+        has(controller, 1000, busy=busy, targets=2)
         assert isinstance(asks(controller, "n", 300), Queued) == holds, (busy, redone)
 
 
@@ -349,9 +357,9 @@ def test_with_a_pool_requests_that_waited_start_one_per_target() -> None:
     crowded(controller, 300)
     for session in "cdef":
         waits(controller, session, 300)
-    controller.set_capacity(1000, busy=0.5, targets=2)
+    has(controller, 1000, busy=0.5, targets=2)
     begun = controller.release_waiting(1.0).admitted
-    assert [turn.session.name for turn in begun] == [b"c", b"d"]
+    assert [turn.program.name for turn in begun] == [b"c", b"d"]
     controller.on_answer(begun[0], 300, 300, 2.0)
     assert called(controller, 2.0) == ["e"]
     controller.on_leave(begun[1], 3.0)
@@ -400,7 +408,7 @@ def test_nothing_starts_beyond_the_capacity_nothing_is_lost_and_everything_is_gi
             verdict = asks(controller, about, tokens, now, local)
             if isinstance(verdict, Admitted):
                 under_way.append(verdict.admission)
-                if verdict.admission.queue == "new" and verdict.admission.session.running == 1:
+                if verdict.admission.queue == "new" and verdict.admission.program.running == 1:
                     assert before.live.context_tokens < 1 or contexts(controller, now) <= 1000
                     assert not before.waiting, "no new one overtakes"
             else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.config.sections import listeners
-from router.errors import TooBusy
+from router.errors import ConfigError, TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
@@ -23,7 +23,7 @@ class Scene:
     def __init__(self, **settings: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        controller = listeners.AdmissionConfig(**({"enabled": True} | settings))
+        controller = listeners.AdmissionConfig.model_validate({"enabled": True} | settings)
         self.queues = AdmissionQueues(
             controller,
             self.house.core,
@@ -34,6 +34,9 @@ class Scene:
     async def acquire(self, session: str, tokens: int) -> Any:
         known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)
         return await self.queues.acquire(a_prompt(session), SERVED, known)
+
+    def switch(self, **settings: Any) -> None:
+        self.queues.switch(listeners.AdmissionConfig.model_validate({"enabled": True} | settings))
 
     @property
     def live(self) -> float:
@@ -108,6 +111,53 @@ async def test_an_exception_gives_back_what_was_taken() -> None:
     with pytest.raises(ValueError, match="broken"), await scene.acquire("a", 300):
         raise ValueError("broken")
     assert scene.live == 0
+
+
+async def test_waiting_requests_survive_a_switch_of_the_rule() -> None:
+    """400 tokens hold one session of 300; a cap of two requests lets the second one begin, and the third one wait."""
+    scene = Scene()
+    first = await scene.acquire("a", 300)
+    waiting = [asyncio.create_task(scene.acquire(name, 300)) for name in "bc"]
+    await asyncio.sleep(0)
+    scene.switch(rule={"name": "concurrency", "per_target": 2})
+    async with asyncio.timeout(2):
+        second = await waiting[0]
+    assert scene.waiting == 1
+    scene.switch(rule={"name": "fit"})
+    with first:
+        pass
+    assert (scene.waiting, scene.live) == (1, 300), "the second one, which another rule let in, counts"
+    with second:
+        pass
+    async with asyncio.timeout(2):
+        with await waiting[1]:
+            assert scene.live == 300
+    assert (scene.waiting, scene.live) == (0, 0)
+
+
+async def test_turned_off_everybody_begins_and_turned_on_again_those_count() -> None:
+    scene = Scene()
+    first = await scene.acquire("a", 300)
+    waiting = asyncio.create_task(scene.acquire("b", 300))
+    await asyncio.sleep(0)
+    scene.switch(enabled=False)
+    async with asyncio.timeout(2):
+        second = await waiting
+    assert (await scene.acquire("c", 300)).__enter__() is None
+    scene.switch()
+    assert scene.live == 600
+    with first, second:
+        pass
+    assert scene.live == 0
+
+
+async def test_a_rule_that_cannot_be_built_changes_nothing() -> None:
+    scene = Scene()
+    with pytest.raises(ConfigError, match=r"admission.rule: unknown admission rule 'fitt' \(did you mean 'fit'"):
+        scene.switch(rule={"name": "fitt"})
+    assert scene.queues.config.rule.name == "fit"
+    with pytest.raises(ConfigError, match="unknown parameter 'per_instance'"):
+        Scene(rule={"name": "concurrency", "per_instance": 3})
 
 
 async def test_nothing_is_counted_when_admission_is_disabled() -> None:

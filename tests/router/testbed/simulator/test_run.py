@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,6 @@ from router.config import schema
 from router.config.sections.listeners import AdmissionConfig
 from router.fleet.engine_facts import Gauges
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.request.admission.controller import Admission as Place
 from router.request.admission.controller import Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
 from router.testbed.engine_profile import EngineProfile
@@ -19,6 +19,7 @@ from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 from router.testbed.workloads.presets import CODEX
+from scorers.admission.contract import Admission
 
 PROFILE = EngineProfile(
     name="test",
@@ -185,7 +186,7 @@ def test_a_router_that_starts_late_knows_soon_what_was_cached_before() -> None:
 
 
 def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    came, ended = dict[Place, ModelAdmission](), dict[Place, ModelAdmission]()
+    came, ended = dict[Admission, ModelAdmission](), dict[Admission, ModelAdmission]()
     arrive, on_answer = ModelAdmission.arrive, ModelAdmission.on_answer
 
     def noted(
@@ -195,9 +196,9 @@ def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pyt
         came[verdict.admission] = gate
         return verdict
 
-    def noted_end(gate: ModelAdmission, turn: Place, prompt: int, context: int, local: int | None = None) -> None:
+    def noted_end(gate: ModelAdmission, turn: Admission, *answer: Any) -> None:
         ended[turn] = gate
-        on_answer(gate, turn, prompt, context, local)
+        on_answer(gate, turn, *answer)
 
     monkeypatch.setattr(ModelAdmission, "arrive", noted)
     monkeypatch.setattr(ModelAdmission, "on_answer", noted_end)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router.config.schema import PluginConfig, PolicyConfig, WeightedPluginConfig
+from router.config.schema import PolicyConfig, WeightedPluginConfig
+from router.config.sections.base import PluginConfig
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures
 from router.testbed.simulator.scenario import EventLags, Trouble

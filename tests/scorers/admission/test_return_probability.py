@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from router.request.admission.return_probability import SAMPLE_LIMIT, STAGES, ReturnProbability
+from scorers.admission.return_probability import SAMPLE_LIMIT, STAGES, ReturnProbability
 
 
 def leaves(silence: ReturnProbability, silent_s: float, back: bool) -> None:

@@ -1,0 +1,1 @@
+"""Admission rules: plug-ins that decide which request may begin now, and which one waits."""

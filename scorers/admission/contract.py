@@ -1,0 +1,175 @@
+"""The contract between the router and an admission rule: the facts that a rule is told, and the verdicts it returns.
+
+The router keeps the programs (sessions with their sub-agents; today one session each), the requests that wait, and the
+clock. A rule decides about requests of one model: may this one begin at once (`begins`), and which of those that wait
+begins now (`next_to_begin`). In between it is told what happens to programs and may keep books of its own:
+
+    arrived -> begins? -> began -> placed -> first_token -> ended -> idle -> arrived ...  forgotten
+                   no: it waits until next_to_begin returns it, its client leaves, or the longest wait is over
+
+A rule does no I/O, reads no clock and draws no random numbers: the same calls with the same arguments give the same
+verdicts, so the simulator and a replay decide as the live router did. It reads programs and admissions and never writes
+to them. Missing is `None`, never 0; a rule says in its docstring what it does where a fact is missing.
+
+A rule is replaced while requests run: the new one gets all programs with `adopt` before any other call, and then
+decides about the requests that wait. So `ended` may name an admission whose `began` this rule never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, Protocol
+
+from scorers.contract import Plugin
+
+QueueName = Literal["parked", "again", "new"]
+"""Requests of a program that was answered before; of one that is new but waited too long before; of a new one."""
+
+
+class AgentProgram:
+    """What is known of one program. One without a name cannot be recognised again and is forgotten when it ends."""
+
+    __slots__ = (
+        "context_tokens",
+        "name",
+        "prompt_tokens",
+        "returned",
+        "running",
+        "silent_since_s",
+        "target",
+        "waiting",
+    )
+
+    def __init__(self, name: bytes | None) -> None:
+        self.name = name
+        self.prompt_tokens: int | None = None  # of the last answered request; None: none was answered yet
+        self.context_tokens = 0  # that prompt with its answer, or the running prompt; 0: unknown, or taken for lost
+        self.running = 0  # requests that have begun
+        self.waiting = 0  # requests that wait for admission
+        self.returned = False  # it sent a request after a silence at least once
+        self.silent_since_s: float | None = None  # None: a request of it runs or waits
+        self.target: str | None = None  # to which its last request was sent; None: to none yet
+
+
+class Admission:
+    """One request from its arrival to its end."""
+
+    __slots__ = ("context_before", "local_tokens", "program", "prompt_tokens", "queue", "since_s", "state", "waited")
+
+    def __init__(
+        self, program: AgentProgram, prompt_tokens: int, local_tokens: int | None, queue: QueueName, now: float
+    ) -> None:
+        self.program = program
+        self.prompt_tokens = prompt_tokens  # 0: unknown
+        self.local_tokens = local_tokens  # leading ones that some instance holds; None: unknown, or not asked for
+        self.queue: QueueName = queue  # where it waits, if it must
+        self.since_s = now
+        self.state: Literal["waiting", "running", "ended"] = "waiting"
+        self.waited = False
+        self.context_before = program.context_tokens
+
+
+class Answer(NamedTuple):
+    """The outcome of a request that an engine has at least begun to answer."""
+
+    prompt_tokens: int
+    context_tokens: int  # prompt and answer
+    local_tokens: int | None = None  # prompt tokens from the instance's own cache; None: unknown
+    last_prompt_tokens: int | None = None  # of the program's request answered before this one; None: there was none
+    decode_s: float | None = None  # from the first token to the last; None: unknown
+
+
+class TargetMemory(NamedTuple):
+    """A target that can answer requests of the model."""
+
+    target: str
+    capacity_tokens: int | None  # KV tokens it can hold; None: its engine has not reported that
+
+
+class FleetMemory(NamedTuple):
+    """The fleet as of now. Capacities are this router's share of them."""
+
+    capacity_tokens: int | None = None  # of all targets; None: no engine has reported its own
+    targets: tuple[TargetMemory, ...] = ()
+    busy: float | None = None  # share of instances with prefill pending, averaged over about 20 s
+
+
+class ExpectedLoad(NamedTuple):
+    """Programs and tokens of their contexts, as a rule counts them."""
+
+    programs: float
+    context_tokens: float
+
+    @property
+    def mean_tokens(self) -> int:
+        """The mean context in tokens; 0 without programs."""
+        return round(self.context_tokens / self.programs) if self.programs else 0
+
+
+class Queue(Protocol):
+    """Waiting requests in the order in which they came."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Admission]: ...
+    @property
+    def first(self) -> Admission | None: ...
+
+
+Queues = Mapping[QueueName, Queue]
+
+
+class AdmissionRule(Plugin):
+    """Base of admission rules: a dataclass whose fields are its parameters. Without `begins` all requests begin."""
+
+    def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
+        """Start with these programs. `idle_s`: the silence after which a program is forgotten. `pooled`: instances load
+        lost contexts from a shared pool.
+        """
+
+    # verdicts
+
+    def needs_overlap(self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory) -> bool:
+        """Return whether `local_tokens` of such a request matters; to find out costs more than all the rest."""
+        return False
+
+    def begins(self, admission: Admission, queues: Queues, fleet: FleetMemory, now: float) -> bool:
+        """Return whether a request that has just arrived begins at once."""
+        return True
+
+    def next_to_begin(self, queues: Queues, fleet: FleetMemory, now: float) -> Admission | None:
+        """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is None."""
+        return next((queue.first for queue in queues.values() if queue.first is not None), None)
+
+    def due_s(self) -> float | None:
+        """Return when `next_to_begin` may change its mind although nothing happens before; None: never."""
+        return None
+
+    def expected_load(self) -> ExpectedLoad | None:
+        """Return what the rule counts, for people and metrics; None: it counts no contexts."""
+        return None
+
+    # facts
+
+    def advance(self, fleet: FleetMemory, now: float) -> None:
+        """Note the time. Called before every verdict."""
+
+    def arrived(self, program: AgentProgram, now: float) -> None:
+        """A request of `program` arrived; `silent_since_s` still says how long it was silent."""
+
+    def began(self, admission: Admission, now: float) -> None:
+        """A request began."""
+
+    def placed(self, admission: Admission, now: float) -> None:
+        """A request was sent to `admission.program.target`."""
+
+    def first_token(self, admission: Admission, now: float) -> None:
+        """The answer has begun: the prompt is computed or loaded."""
+
+    def ended(self, admission: Admission, answer: Answer | None, now: float) -> None:
+        """A request that had begun has ended, without an answer where that is None."""
+
+    def idle(self, program: AgentProgram, now: float) -> None:
+        """No request of `program` runs or waits any more; it may return."""
+
+    def forgotten(self, program: AgentProgram) -> None:
+        """`program` has been silent for `idle_s`, cannot return, or had to make room for others."""

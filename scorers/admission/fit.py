@@ -1,0 +1,145 @@
+"""Admit by KV memory ("fit and park"): a session begins when its context and those of all live ones fit the fleet.
+
+Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts what another one needs,
+and routing cannot help: fewer at a time are then faster for all. So
+
+    a new session                        waits unless  contexts of all live sessions + its own <= KV tokens of the fleet
+    a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
+    every other request                  is admitted at once
+
+where its own is the larger of its prompt and the mean context, since it will grow to that. With a shared pool a lost
+context is loaded, not computed: nothing is parked, new sessions wait only while most of the fleet prefills and most of
+that had been computed before, and those that waited start a few at a time.
+
+A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
+everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in the
+documentation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import exp, inf
+
+from scorers.admission.contract import (
+    Admission,
+    AdmissionRule,
+    Answer,
+    ExpectedLoad,
+    FleetMemory,
+    AgentProgram,
+    QueueName,
+    Queues,
+)
+from scorers.admission.live_programs import LivePrograms
+
+EVICTED_BELOW = 0.5  # a request that finds less than this share of its session's last prompt has lost its context
+BUSY_ABOVE = 0.9  # share of instances with prefill pending (`FleetMemory.busy`)
+RECOMPUTED_ABOVE = 0.5  # share of the prompt tokens computed or loaded that had been computed before
+RECOMPUTED_OVER_S = 20.0  # averaged over as long as `FleetMemory.busy`
+
+
+@dataclass(eq=False)
+class Fit(AdmissionRule):
+    """Contexts of live sessions against the fleet's capacity; without a known capacity everything begins."""
+
+    _live: LivePrograms = field(init=False, repr=False)
+    _pooled: bool = field(init=False, default=False)
+    _starting: set[Admission] = field(init=False, default_factory=set, repr=False)  # that waited as new ones
+    _recomputed: float = field(init=False, default=0.0)  # prompt tokens, decaying
+    _computed: float = field(init=False, default=0.0)
+    _counted_at: float = field(init=False, default=0.0)
+
+    def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
+        self._live, self._pooled = LivePrograms(idle_s), pooled
+        for program in programs:
+            self._live.update(program)
+            if program.silent_since_s is not None:
+                self._live.on_idle(program, program.silent_since_s)
+
+    # verdicts
+
+    def needs_overlap(self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory) -> bool:
+        if self._pooled or program is None or program.prompt_tokens is None or program.running:
+            return False
+        return bool(queues["parked"]) or not self.fits(prompt_tokens, fleet)
+
+    def begins(self, admission: Admission, queues: Queues, fleet: FleetMemory, now: float) -> bool:
+        if admission.program.running:
+            return True
+        if admission.queue == "parked" and (self._pooled or not _is_evicted(admission)):
+            return True
+        return not any(queues[queue] for queue in _up_to(admission.queue, queues)) and self._may_start(admission, fleet)
+
+    def next_to_begin(self, queues: Queues, fleet: FleetMemory, now: float) -> Admission | None:
+        first = next((queue.first for queue in queues.values() if queue.first is not None), None)
+        return first if first is not None and self._may_start(first, fleet) else None
+
+    def due_s(self) -> float | None:
+        return None if self._live.next_s == inf else self._live.next_s
+
+    def expected_load(self) -> ExpectedLoad:
+        return self._live.expected_load()
+
+    def fits(self, prompt_tokens: int, fleet: FleetMemory) -> bool:
+        """Return whether a session with such a prompt fits beside all live ones."""
+        live = self._live.expected_load()
+        if fleet.capacity_tokens is None or live.context_tokens < 1:
+            return True
+        return live.context_tokens + max(prompt_tokens, live.mean_tokens) <= fleet.capacity_tokens
+
+    def _may_start(self, admission: Admission, fleet: FleetMemory) -> bool:
+        if admission.program.running or self.fits(admission.prompt_tokens, fleet):
+            fits = True
+        else:
+            fits = self._pooled and not self._is_overloaded(fleet)
+        # Otherwise all that waited would start in the moment in which the fleet is a little less busy.
+        return fits and not (self._pooled and admission.waited and len(self._starting) >= len(fleet.targets))
+
+    def _is_overloaded(self, fleet: FleetMemory) -> bool:
+        return (fleet.busy or 0.0) > BUSY_ABOVE and self._recomputed > RECOMPUTED_ABOVE * self._computed
+
+    # facts
+
+    def advance(self, fleet: FleetMemory, now: float) -> None:
+        self._live.advance(now)
+
+    def arrived(self, program: AgentProgram, now: float) -> None:
+        self._live.on_arrival(program)
+
+    def began(self, admission: Admission, now: float) -> None:
+        self._live.update(admission.program)
+        if admission.waited and admission.queue != "parked":
+            self._starting.add(admission)
+
+    def ended(self, admission: Admission, answer: Answer | None, now: float) -> None:
+        self._live.update(admission.program)
+        self._starting.discard(admission)
+        if answer is not None and answer.local_tokens is not None:
+            self._count(answer.last_prompt_tokens or 0, answer.prompt_tokens, answer.local_tokens, now)
+
+    def idle(self, program: AgentProgram, now: float) -> None:
+        self._live.on_idle(program, now)
+
+    def forgotten(self, program: AgentProgram) -> None:
+        self._live.forget(program)
+
+    def _count(self, before: int, prompt_tokens: int, local_tokens: int, now: float) -> None:
+        """Count what a prompt cost against the session's last prompt. A load counts too: it delays the prompt."""
+        decay = exp((self._counted_at - now) / RECOMPUTED_OVER_S)
+        self._counted_at = now
+        self._recomputed = self._recomputed * decay + max(0, min(before, prompt_tokens) - local_tokens)
+        self._computed = self._computed * decay + max(0, prompt_tokens - local_tokens)
+
+
+def _up_to(queue: QueueName, queues: Queues) -> tuple[QueueName, ...]:
+    """Return `queue` and those served before it."""
+    names = tuple(queues)
+    return names[: names.index(queue) + 1]
+
+
+def _is_evicted(admission: Admission) -> bool:
+    """Return whether the context is lost. A prompt that was cut down or restarted needs no more than it has."""
+    last, local_tokens = admission.program.prompt_tokens or 0, admission.local_tokens
+    return local_tokens is not None and local_tokens < EVICTED_BELOW * (min(last, admission.prompt_tokens) or last)

@@ -1,0 +1,111 @@
+"""The live programs of a model, and the sum of their context lengths at any moment.
+
+A program with a running request counts in full; a silent one counts with its probability to return
+(`return_probability.py`). Sums are kept per stage of silence, so a request costs the same however many programs there
+are.
+
+Programs that have returned before and those that never did are estimated separately, each from the silences of its own
+kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+from typing import NamedTuple
+
+from scorers.admission.contract import ExpectedLoad, AgentProgram
+from scorers.admission.return_probability import STAGES, ReturnProbability
+
+
+class _Place(NamedTuple):
+    """Where a silent program is counted."""
+
+    kind: int
+    stage: int
+
+
+class _Silent(NamedTuple):
+    due_s: float  # when its stage ends
+    context_tokens: int
+
+
+class SilenceStage(OrderedDict[AgentProgram, _Silent]):
+    """The silent programs of one stage and kind, in the order in which they entered, and so leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context_tokens = 0  # a whole number: what was added can be taken away exactly
+
+
+class LivePrograms:
+    def __init__(self, idle_s: float) -> None:
+        self._running: dict[AgentProgram, int] = {}  # the context that is counted
+        self._running_tokens = 0
+        self._places: dict[AgentProgram, _Place] = {}
+        self._kinds = [(ReturnProbability(idle_s), [SilenceStage() for _ in range(STAGES)]) for _ in range(2)]
+        self.next_s = inf  # when `advance` has something to do, or a little before
+
+    def expected_load(self) -> ExpectedLoad:
+        programs, context = float(len(self._running)), float(self._running_tokens)
+        for probability, stages in self._kinds:
+            for chance, stage in zip(probability.chances, stages, strict=True):
+                if stage:
+                    programs += chance * len(stage)
+                    context += chance * stage.context_tokens
+        return ExpectedLoad(programs, context)
+
+    # what happens to one program
+
+    def on_arrival(self, program: AgentProgram) -> None:
+        """A request arrived: the program is no longer silent, and does not count until `update`."""
+        if (place := self._places.get(program)) is not None:
+            self._kinds[place.kind][0].add_return(place.stage)
+            self._leave(program, place)
+
+    def update(self, program: AgentProgram) -> None:
+        """Count a program with its present context while requests of it run."""
+        self._running_tokens -= self._running.pop(program, 0)
+        if program.running:
+            self._running[program] = program.context_tokens
+            self._running_tokens += program.context_tokens
+
+    def on_idle(self, program: AgentProgram, now: float) -> None:
+        """Begin a silence."""
+        self._enter(program, _Place(program.returned, 0), now)
+
+    def forget(self, program: AgentProgram) -> None:
+        """Stop counting a program. One in the last stage has stayed silent to its end."""
+        if (place := self._places.get(program)) is not None:
+            if place.stage == STAGES - 1:
+                self._kinds[place.kind][0].add_survival(place.stage)
+            self._leave(program, place)
+
+    def advance(self, now: float) -> None:
+        """Move silent programs on to their next stages; as a rule there is nothing to do."""
+        if now < self.next_s:
+            return
+        self.next_s = inf
+        for kind, (probability, stages) in enumerate(self._kinds):
+            for number, stage in enumerate(stages[:-1]):  # the last one ends when the program is forgotten
+                while stage and (due_s := next(iter(stage.values())).due_s) <= now:
+                    probability.add_survival(number)
+                    program = next(iter(stage))
+                    self._leave(program, _Place(kind, number))
+                    self._enter(program, _Place(kind, number + 1), due_s)
+                if stage:
+                    self.next_s = min(self.next_s, next(iter(stage.values())).due_s)
+
+    def _enter(self, program: AgentProgram, place: _Place, at_s: float) -> None:
+        probability, stages = self._kinds[place.kind]
+        silent = _Silent(at_s + probability.lengths_s[place.stage], program.context_tokens)
+        self._places[program] = place
+        stages[place.stage][program] = silent
+        stages[place.stage].context_tokens += silent.context_tokens
+        if place.stage < STAGES - 1:
+            self.next_s = min(self.next_s, silent.due_s)
+
+    def _leave(self, program: AgentProgram, place: _Place) -> None:
+        stage = self._kinds[place.kind][1][place.stage]
+        stage.context_tokens -= stage.pop(program).context_tokens
+        del self._places[program]
