@@ -53,10 +53,12 @@ bench: $(VENV)/.installed-test  ## measure every figure against its bar and peer
 
 bench-sim: $(VENV)/.installed-test  ## compare the simulator with published measurements, and all policies, reduced (half an hour)
 	$(BIN)/python -m tests.agreement rows --reduced --resume
+	$(BIN)/python -m tests.agreement admission --reduced --seeds 1
 	$(BIN)/python -m tests.agreement grid --reduced
 
 bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (about 10 hours on 2 cores)
 	$(BIN)/python -m tests.agreement rows --resume
+	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
 
 dist: $(VENV)/.installed-test  ## build sdist, wheel and a bill of materials (CycloneDX) of what it installs into dist/, and check them

@@ -289,6 +289,9 @@ class Fleet:
         targets = self.targets_serving(model)
         instances = {target.instance.id: target.instance for target in targets}.values()
         speed = median_speed([i.latency_model.speed(now) for i in instances if i.state is InstanceState.READY])
+        if speed is not None and len(instances) > 1:
+            for target in targets:
+                target.assume_links(speed)
         if targets:  # unknown model names come from clients: storing them would leak memory
             self._nominal[model] = now, speed
         return speed

@@ -20,7 +20,7 @@ from router.fleet.latency_model import LatencyModel, Link
 from router.fleet.load import Booking, LoadBook
 from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.kvcache.events import TargetId
-from scorers.contract import Row
+from scorers.contract import Row, Speed
 
 MAX_SIZES = 2  # of blocks in one instance; engines have one
 DECODE_TOKENS = 8  # of shorter answers the first step, shared with the prefill's end, and the last weigh too much
@@ -194,6 +194,11 @@ class Target:
         """
         self.breaker.detach()
         self._on_change = self.load_book.on_change = _do_nothing
+
+    def assume_links(self, typical: Speed) -> None:
+        """Take over how fast links are elsewhere, for those without a sample here."""
+        if self.latency_model.assume_links(typical):
+            self._on_speed_change()
 
     def _on_speed_change(self) -> None:
         """Notify the observer for every rank: the instance's speed has changed."""

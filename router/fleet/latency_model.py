@@ -96,6 +96,21 @@ class LatencyModel:
         self._decode.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
         self._value = None
 
+    def assume_links(self, typical: Speed) -> bool:
+        """Take over how fast links are elsewhere, for those without a sample here; return whether that changes any.
+
+        Else an instance that was never alone with a fetch would keep the configured prior. Where that is too good, it
+        gets the fetches of the whole fleet, and so is never alone with one.
+        """
+        changed = False
+        for link, fit in zip(LINKS, self._links, strict=True):
+            elsewhere: Transfer | None = getattr(typical, link)
+            if elsewhere is not None and elsewhere.samples:
+                changed |= fit.assume(elsewhere._replace(samples=0, age_s=None))
+        if changed:
+            self._value = None
+        return changed
+
     def speed(self, now: float) -> Speed:
         """Return the fits as a `Speed`, reused for `VALUE_MAX_AGE_S`."""
         value = self._value
@@ -133,6 +148,13 @@ class _Fit(RecursiveLeastSquares, Generic[Fitted]):
         super().__init__(prior, floor_ms)
         self._kind: Callable[..., Fitted] = kind
         self._prior: Fitted = kind(*prior, 0, None)
+
+    def assume(self, prior: Fitted) -> bool:
+        """Replace the prior before the first sample; return whether that changes it."""
+        if self.samples or prior == self._prior:
+            return False
+        self._prior = prior
+        return True
 
     def value(self, now: float) -> Fitted:
         """Return the fitted value, or the prior before the first sample (most links of most instances, for ever)."""

@@ -67,6 +67,8 @@ class ResponseObserver:
         self._ticket.status = record.status = status
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         self._scheduler.on_first_byte(self._ticket)
+        if self._request.lease is not None:
+            self._request.lease.on_first_byte()
 
     def on_encoded(self, encoding: bytes) -> None:
         """The answer is compressed: it passes unread."""

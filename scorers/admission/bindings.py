@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from scorers.admission.contract import FleetMemory, AgentProgram
+from scorers.admission.contract import AgentProgram, FleetMemory
 
 
 class TargetPrograms:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scorers.admission.contract import Admission, AdmissionRule, Answer, FleetMemory, AgentProgram, Queues
+from scorers.admission.contract import Admission, AdmissionRule, AgentProgram, Answer, FleetMemory, Queues
 from scorers.parameters import check_at_least
 
 

@@ -128,7 +128,9 @@ class AdmissionRule(Plugin):
 
     # verdicts
 
-    def needs_overlap(self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory) -> bool:
+    def needs_overlap(
+        self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory
+    ) -> bool:
         """Return whether `local_tokens` of such a request matters; to find out costs more than all the rest."""
         return False
 

@@ -8,8 +8,9 @@ and routing cannot help: fewer at a time are then faster for all. So
     every other request                  is admitted at once
 
 where its own is the larger of its prompt and the mean context, since it will grow to that. With a shared pool a lost
-context is loaded, not computed: nothing is parked, new sessions wait only while most of the fleet prefills and most of
-that had been computed before, and those that waited start a few at a time.
+context is loaded, not computed, so beyond the capacity they wait only while most of the fleet prefills and most of that
+had been computed before; and of those that waited at most one per target at a time is before its first token. So the
+links to the pool are in use, and no context is loaded only to be pushed out by the next one.
 
 A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
 everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in the
@@ -25,10 +26,10 @@ from math import exp, inf
 from scorers.admission.contract import (
     Admission,
     AdmissionRule,
+    AgentProgram,
     Answer,
     ExpectedLoad,
     FleetMemory,
-    AgentProgram,
     QueueName,
     Queues,
 )
@@ -46,7 +47,7 @@ class Fit(AdmissionRule):
 
     _live: LivePrograms = field(init=False, repr=False)
     _pooled: bool = field(init=False, default=False)
-    _starting: set[Admission] = field(init=False, default_factory=set, repr=False)  # that waited as new ones
+    _starting: set[Admission] = field(init=False, default_factory=set, repr=False)  # waited, are before the first token
     _recomputed: float = field(init=False, default=0.0)  # prompt tokens, decaying
     _computed: float = field(init=False, default=0.0)
     _counted_at: float = field(init=False, default=0.0)
@@ -60,15 +61,17 @@ class Fit(AdmissionRule):
 
     # verdicts
 
-    def needs_overlap(self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory) -> bool:
-        if self._pooled or program is None or program.prompt_tokens is None or program.running:
+    def needs_overlap(
+        self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory
+    ) -> bool:
+        if program is None or program.prompt_tokens is None or program.running:
             return False
-        return bool(queues["parked"]) or not self.fits(prompt_tokens, fleet)
+        return bool(queues["parked"]) or not (self.fits(prompt_tokens, fleet) or self._may_exceed(fleet))
 
     def begins(self, admission: Admission, queues: Queues, fleet: FleetMemory, now: float) -> bool:
         if admission.program.running:
             return True
-        if admission.queue == "parked" and (self._pooled or not _is_evicted(admission)):
+        if admission.queue == "parked" and not _is_evicted(admission):
             return True
         return not any(queues[queue] for queue in _up_to(admission.queue, queues)) and self._may_start(admission, fleet)
 
@@ -91,14 +94,14 @@ class Fit(AdmissionRule):
 
     def _may_start(self, admission: Admission, fleet: FleetMemory) -> bool:
         if admission.program.running or self.fits(admission.prompt_tokens, fleet):
-            fits = True
-        else:
-            fits = self._pooled and not self._is_overloaded(fleet)
+            return True
         # Otherwise all that waited would start in the moment in which the fleet is a little less busy.
-        return fits and not (self._pooled and admission.waited and len(self._starting) >= len(fleet.targets))
+        return self._may_exceed(fleet) and not (admission.waited and len(self._starting) >= len(fleet.targets))
 
-    def _is_overloaded(self, fleet: FleetMemory) -> bool:
-        return (fleet.busy or 0.0) > BUSY_ABOVE and self._recomputed > RECOMPUTED_ABOVE * self._computed
+    def _may_exceed(self, fleet: FleetMemory) -> bool:
+        """Return whether sessions may begin beyond the capacity: lost contexts are loaded, and that keeps up."""
+        overloaded = (fleet.busy or 0.0) > BUSY_ABOVE and self._recomputed > RECOMPUTED_ABOVE * self._computed
+        return self._pooled and not overloaded
 
     # facts
 
@@ -110,8 +113,11 @@ class Fit(AdmissionRule):
 
     def began(self, admission: Admission, now: float) -> None:
         self._live.update(admission.program)
-        if admission.waited and admission.queue != "parked":
+        if admission.waited:
             self._starting.add(admission)
+
+    def first_token(self, admission: Admission, now: float) -> None:
+        self._starting.discard(admission)
 
     def ended(self, admission: Admission, answer: Answer | None, now: float) -> None:
         self._live.update(admission.program)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from math import inf
 from typing import NamedTuple
 
-from scorers.admission.contract import ExpectedLoad, AgentProgram
+from scorers.admission.contract import AgentProgram, ExpectedLoad
 from scorers.admission.return_probability import STAGES, ReturnProbability
 
 

@@ -33,10 +33,10 @@ from scorers.admission.bindings import Bindings
 from scorers.admission.contract import (
     Admission,
     AdmissionRule,
+    AgentProgram,
     Answer,
     ExpectedLoad,
     FleetMemory,
-    AgentProgram,
     Queues,
     TargetMemory,
 )
@@ -139,6 +139,8 @@ class ProgressTtl(AdmissionRule):
             return False
         growth = fmean(self._growths) if self._growths else 0.0
         rounds = self._protected_rounds()
+        if growth * rounds * (1 + len(programs)) <= free:
+            return True  # without a look at each of them
         left = rounds + sum(max(0, rounds - self._rounds.get(program, 0)) for program in programs)
         return growth * left <= free or self._gain_s(admission, memory) >= self._loss_s(admission, memory, growth)
 

@@ -29,10 +29,10 @@ from scorers.admission.bindings import Bindings
 from scorers.admission.contract import (
     Admission,
     AdmissionRule,
+    AgentProgram,
     Answer,
     ExpectedLoad,
     FleetMemory,
-    AgentProgram,
     Queues,
 )
 from scorers.parameters import check_above_0, check_shares
@@ -76,7 +76,7 @@ class Thunderagent(AdmissionRule):
             return True
         if program in self._paused or any(queues.values()):
             return False
-        if (target := self._fitting(self._charge(admission), self._rooms(fleet, now))) is None:
+        if (target := self._fitting(self._charge(admission), self._rooms(fleet))) is None:
             return False
         self._bound.bind(program, target)
         return True
@@ -160,23 +160,23 @@ class Thunderagent(AdmissionRule):
         self._bound.unbind(program)
         self._paused[program] = now
 
-    def _rooms(self, fleet: FleetMemory, now: float) -> dict[str, float]:
-        """Return the tokens that may still be resumed, per target; a target that holds nothing has room for all."""
-        return {
-            memory.target: self._room_at(memory.target, memory.capacity_tokens, now)
-            for memory in fleet.targets
-            if memory.capacity_tokens is not None
-        }
+    def _rooms(self, fleet: FleetMemory, now: float | None = None) -> dict[str, float]:
+        """Return the tokens that may still be resumed, per target. `now`: the charges of silent programs decay."""
+        known = [memory for memory in fleet.targets if memory.capacity_tokens is not None]
+        return {memory.target: self._room_at(memory.target, memory.capacity_tokens or 0, now) for memory in known}
 
-    def _room_at(self, target: str, capacity_tokens: int, now: float) -> float:
+    def _room_at(self, target: str, capacity_tokens: int, now: float | None) -> float:
+        """A target that holds nothing has room for all."""
         programs = self._bound.at(target)
         if not programs:
             return float("inf")
-        silent = sum(
-            program.context_tokens * 2 ** ((program.silent_since_s - now) / self.halves_after_s)
-            for program in programs
-            if program.silent_since_s is not None
-        )
+        silent: float = programs.silent_tokens
+        if now is not None:
+            silent = sum(
+                program.context_tokens * 2 ** ((program.silent_since_s - now) / self.halves_after_s)
+                for program in programs
+                if program.silent_since_s is not None
+            )
         used = programs.running_tokens + self.acting_weight * silent + self.buffer_tokens * len(programs)
         return self.resume_below * capacity_tokens - used
 

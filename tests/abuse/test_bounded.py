@@ -13,10 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from router.request.admission.live_sessions import MAX_SESSIONS, LiveSessions
 
 from router.fleet.answer_lengths import MAX_MODELS, AnswerLengths
+from router.request.admission.controller import AdmissionController, Admitted, Arrival
+from router.request.admission.programs import MAX_PROGRAMS
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
+from scorers.admission.contract import AdmissionRule, FleetMemory, TargetMemory
+from scorers.registry import load_registry
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, RouterProcess
 from tests.fakes.engines import engine
@@ -154,16 +157,20 @@ async def test_names_of_template_variables_are_not_kept(router_process, fleet_co
         measured("memory after 32 chats with a variable's name of 256 KiB", (r.rss_bytes - before) / MB, 3, "MB")
 
 
-def test_sessions_for_admission_are_bounded() -> None:
-    sessions = LiveSessions(300.0)
-    for n in range(MAX_SESSIONS + 1000):
-        session = sessions.get_or_create(b"%d" % n)
-        sessions.on_start(session, 10)
-        sessions.on_answer(session, 10, 12, n / 1000)
-    assert len(sessions) == MAX_SESSIONS
-    assert sessions.find(b"0") is None
-    assert sessions.find(b"%d" % (MAX_SESSIONS + 999)) is not None
-    assert sessions.expected_load().sessions <= MAX_SESSIONS
+@pytest.mark.parametrize("rule", ["fit", "thunderagent", "progress_ttl"])
+def test_sessions_for_admission_are_bounded(rule: str) -> None:
+    rules = load_registry().build(AdmissionRule, rule, {})
+    controller = AdmissionController(rules, 300.0, 300.0)
+    controller.set_fleet(FleetMemory(10**9, (TargetMemory("a/0", 10**9),)))
+    for n in range(MAX_PROGRAMS + 1000):
+        verdict = controller.arrive(Arrival(b"%d" % n, 10), n / 1000)
+        assert isinstance(verdict, Admitted)
+        controller.on_placed(verdict.admission, "a/0", n / 1000)
+        controller.on_answer(verdict.admission, 10, 12, n / 1000)
+    state = controller.state(0.0)
+    assert state.known == MAX_PROGRAMS
+    assert state.live is not None
+    assert state.live.programs <= MAX_PROGRAMS
 
 
 def test_names_that_engines_invent_are_bounded() -> None:

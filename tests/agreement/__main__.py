@@ -1,6 +1,7 @@
 """`make bench-sim`: the simulator held against what others measured, and the default policy against all others.
 
     python -m tests.agreement rows [--only ROW ...] [--reduced] [--resume] [--json FILE]
+    python -m tests.agreement admission [--cells REGEX] [--seeds 3] [--reduced]
     python -m tests.agreement grid [--arms warm,my.yaml] [--cells REGEX] [--seeds 3] [--jobs 2] [--reduced]
 
 Everything is kept in `build/agreement` as soon as it is there; an interrupted run goes on with the same command. Arms
@@ -21,7 +22,7 @@ from rich.console import Console
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.errors import WarmrouteError
 from router.testbed.sweep import options
-from tests.agreement import kept, measured, regret, regret_chart, regret_tables, rows_table
+from tests.agreement import admission_rules, kept, measured, regret, regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell, all_cells, reduced_cells
 from tests.agreement.grid import Grid, first_pass, tasks
 from tests.agreement.ground import FULL, REDUCED
@@ -51,6 +52,15 @@ def run_rows(chosen: argparse.Namespace, console: Console) -> int:
     if chosen.json:
         keep(found, chosen.json)
     return 0 if len(found) == len(rows) else 130
+
+
+def run_admission(chosen: argparse.Namespace, console: Console) -> int:
+    pattern = re.compile(chosen.cells)
+    cells = [cell for cell in admission_rules.CELLS if pattern.search(cell.name)]
+    window = admission_rules.REDUCED if chosen.reduced else admission_rules.FULL
+    found = admission_rules.run(cells, range(1, 1 + chosen.seeds), window, console)
+    admission_rules.show(cells, found, console)
+    return 0
 
 
 def run_grid(chosen: argparse.Namespace, console: Console) -> int:
@@ -104,6 +114,11 @@ def arguments() -> argparse.Namespace:
     rows.add_argument("--reduced", action="store_true", help="the beginning of traces, shorter windows")
     rows.add_argument("--resume", action="store_true", help="only what the same code has not measured yet")
     rows.add_argument("--json", type=Path, help="write every figure to this file")
+    rules = commands.add_parser("admission", help="the admission rules against each other")
+    rules.set_defaults(run=run_admission)
+    rules.add_argument("--cells", default="", help="only cells whose name has this regular expression in it")
+    rules.add_argument("--seeds", type=int, default=3, help="so many")
+    rules.add_argument("--reduced", action="store_true", help="shorter windows")
     grid = commands.add_parser("grid", help="the default policy's grid")
     grid.set_defaults(run=run_grid)
     grid.add_argument("--arms", default=options.ALL, help="policies by name or file, with commas between; all")

@@ -28,6 +28,7 @@ DECIDING = (
     "router/request/admission",
     "router/fleet",
     "router/kvcache",
+    "scorers/admission",
     "scorers/contract.py",
     "tests/agreement/ground.py",
     "tests/agreement/windows.py",

@@ -169,7 +169,8 @@ async def test_off_leaves_no_trace(router: Any) -> None:
         assert (await Chat(r, "second", words=240).turn()).ok
         assert "x-warmroute-waited-ms" not in said.headers
         assert (await r.record(said.record))["stages"]["admission_ms"] is None
-        assert (await r.admin.get("/admin/admission")).json() == {"models": []}
+        shown = (await r.admin.get("/admin/admission")).json()
+        assert shown == {"enabled": False, "rule": {"name": "fit"}, "models": []}
         page = (await r.http.get("/metrics")).text
         assert [line for line in page.splitlines() if line.startswith("warmroute_admission")] == []
 

@@ -20,10 +20,10 @@ from router.request.admission.queue import WaitQueue
 from scorers.admission.contract import (
     Admission,
     AdmissionRule,
+    AgentProgram,
     Answer,
     ExpectedLoad,
     FleetMemory,
-    AgentProgram,
     QueueName,
 )
 

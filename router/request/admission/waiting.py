@@ -206,6 +206,11 @@ class AdmissionLease:
         """The request is sent to `target`."""
         self._queue.model_admission.on_placed(self._admission, target)
 
+    def on_first_byte(self) -> None:
+        """The answer has begun, so that others may begin."""
+        self._queue.model_admission.on_first_token(self._admission)
+        self._queue.release_waiting()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -360,3 +360,20 @@ def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, floa
     found = model.speed(100.0).decode
     assert found is not None
     assert all(0 <= coefficient < float("inf") for coefficient in found[:3])
+
+
+def test_a_link_without_a_sample_is_taken_to_be_as_fast_as_elsewhere() -> None:
+    here, other = settled(), settled()
+    for number in range(12):
+        other.observe_fetch("pool", 10_000 + 1000 * number, 10, 10_000 + 1000 * number, 900.0, float(number))
+    learnt = other.speed(20.0).pool
+    assert learnt is not None
+    assert here.assume_links(other.speed(20.0))
+    assert here.speed(20.0).pool == learnt._replace(samples=0, age_s=None)
+    assert here.speed(20.0).cpu == Transfer(PRIOR.cpu.base_ms, PRIOR.cpu.us_per_token, 0, None), "nobody knows it"
+    assert not here.assume_links(other.speed(20.0)), "it is so already"
+    here.observe_fetch("pool", 10_000, 10, 10_000, 300.0, 21.0)
+    own = here.speed(23.0).pool
+    assert own is not None
+    assert own.samples == 1
+    assert not here.assume_links(other.speed(23.0)), "what was seen here counts"

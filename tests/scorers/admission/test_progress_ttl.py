@@ -6,7 +6,7 @@ from math import log
 
 import pytest
 
-from scorers.admission.contract import Admission, Answer, FleetMemory, AgentProgram, Queue, QueueName, TargetMemory
+from scorers.admission.contract import Admission, AgentProgram, Answer, FleetMemory, Queue, QueueName, TargetMemory
 from scorers.admission.progress_ttl import ProgressTtl
 from tests.scorers.admission.test_thunderagent import Line
 

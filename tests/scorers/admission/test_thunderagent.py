@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scorers.admission.contract import Admission, FleetMemory, AgentProgram, Queue, QueueName, TargetMemory
+from scorers.admission.contract import Admission, AgentProgram, FleetMemory, Queue, QueueName, TargetMemory
 from scorers.admission.thunderagent import Thunderagent
 
 FLEET = FleetMemory(10_000, (TargetMemory("a/0", 10_000),))

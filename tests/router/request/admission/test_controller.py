@@ -345,25 +345,34 @@ def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessi
         assert isinstance(asks(controller, "n", 300), Queued) == holds, (busy, redone)
 
 
-def test_with_a_pool_no_session_is_parked() -> None:
-    controller = a_controller(pooled=True)
-    crowded(controller, 300)
-    a_turn(controller, "b", 1000, local=0)
-    assert not controller.needs_overlap(b"b", 1000)
+def test_with_a_pool_a_lost_context_waits_only_while_the_pool_does_not_keep_up() -> None:
+    for busy, waits_for in [(0.95, True), (0.8, False)]:
+        controller = a_controller(pooled=True)
+        has(controller, 2000)
+        a_turn(controller, "a", 300)
+        crowded(controller, 300)
+        has(controller, 1000, busy=busy, targets=2)
+        assert controller.needs_overlap(b"a", 300) == waits_for
+        assert isinstance(asks(controller, "a", 300, local=100), Queued) == waits_for
+        passes(controller, "b", 1000, local=0), "it is running already"
 
 
-def test_with_a_pool_requests_that_waited_start_one_per_target() -> None:
+def test_with_a_pool_those_that_waited_exceed_the_capacity_one_per_target_until_their_first_token() -> None:
     controller = a_controller(pooled=True)
     crowded(controller, 300)
-    for session in "cdef":
+    for session in "cdefg":
         waits(controller, session, 300)
     has(controller, 1000, busy=0.5, targets=2)
     begun = controller.release_waiting(1.0).admitted
     assert [turn.program.name for turn in begun] == [b"c", b"d"]
-    controller.on_answer(begun[0], 300, 300, 2.0)
+    controller.on_first_token(begun[0], 2.0)
     assert called(controller, 2.0) == ["e"]
+    controller.on_answer(begun[0], 300, 300, 2.5)
+    assert called(controller, 2.5) == []
     controller.on_leave(begun[1], 3.0)
     assert called(controller, 3.0) == ["f"]
+    has(controller, 5000, busy=0.5, targets=2)
+    assert called(controller, 4.0) == ["g"], "there is room for it"
 
 
 # whatever happens
