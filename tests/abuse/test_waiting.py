@@ -21,6 +21,7 @@ from tests.router.scheduling.test_scheduler import House
 
 MB = 1_000_000
 CLIENTS = 5_000
+SESSIONS = 2_048
 ADDRESSES = 5  # one client has a share of the requests in progress
 SMALL = {"block_tokens": 16, "blocks": 64, "decode_ms_per_token": 1000.0, "answer_tokens": 600}
 
@@ -101,6 +102,15 @@ async def until_waiting(r: RouterProcess, enough: Callable[[int], bool]) -> None
             await asyncio.sleep(0.05)
 
 
+async def until_in_flight(r: RouterProcess, count: int) -> None:
+    """Wait until all workers together have `count` requests in progress."""
+    async with asyncio.timeout(60):
+        while True:
+            if await r.metric("warmroute_in_flight_requests") == count:
+                return
+            await asyncio.sleep(0.1)
+
+
 async def until_capacity_is_known(r: RouterProcess) -> None:
     async with asyncio.timeout(30):
         known = False
@@ -108,6 +118,25 @@ async def until_capacity_is_known(r: RouterProcess) -> None:
             (instance,) = (await r.admin.get("/admin/instances")).json()["instances"]
             known = instance["targets"][0]["capacity_tokens"] is not None
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.abuse
+@pytest.mark.parametrize("rule", ["fit", "thunderagent", "progress_ttl", "concurrency"])
+async def test_2048_sessions_at_once_over_two_workers_leave_nothing(router_process, fleet_config, rule) -> None:
+    sections = {"admission": {"enabled": True, "rule": {"name": rule}}, "limits": {"concurrent": 10_000}, "workers": 2}
+    async with started(router_process, fleet_config, SMALL, **sections) as r:
+        await until_capacity_is_known(r)
+        writers = []
+        try:
+            for number in range(SESSIONS):
+                writers.append(await send(r, number))
+            await until_in_flight(r, SESSIONS)
+            assert await r.metric("warmroute_admission_waiting_requests") > SESSIONS * 0.9
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+        await until_in_flight(r, 0)
+        assert await r.metric("warmroute_admission_waiting_requests") == 0
 
 
 @pytest.mark.abuse

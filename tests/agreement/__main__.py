@@ -58,7 +58,8 @@ def run_admission(chosen: argparse.Namespace, console: Console) -> int:
     pattern = re.compile(chosen.cells)
     cells = [cell for cell in admission_rules.CELLS if pattern.search(cell.name)]
     window = admission_rules.REDUCED if chosen.reduced else admission_rules.FULL
-    found = admission_rules.run(cells, range(1, 1 + chosen.seeds), window, console)
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
+    found = admission_rules.run(cells, seeds, window, console)
     admission_rules.show(cells, found, console)
     return 0
 
@@ -118,6 +119,7 @@ def arguments() -> argparse.Namespace:
     rules.set_defaults(run=run_admission)
     rules.add_argument("--cells", default="", help="only cells whose name has this regular expression in it")
     rules.add_argument("--seeds", type=int, default=3, help="so many")
+    rules.add_argument("--first-seed", type=int, default=1)
     rules.add_argument("--reduced", action="store_true", help="shorter windows")
     grid = commands.add_parser("grid", help="the default policy's grid")
     grid.set_defaults(run=run_grid)

@@ -163,6 +163,29 @@ async def test_more_sessions_than_fit_hit_more_with_the_door_than_without(router
     assert with_door[1] < 0.8 * without[1], (without, with_door)
 
 
+async def test_a_rule_is_switched_while_requests_wait_and_those_are_handed_to_the_new_one(router: Any) -> None:
+    async with engine(**SMALL) as a, router([a], admission=ON) as r:
+        await a_full_house(r)
+        async with beside(Chat(r, "second", words=240).turn()) as coming:
+            await until_waiting(r, 1)
+            text = "enabled: true\nrule: {name: thunderagent, pause_above: 0.9}"
+            told = await r.admin.put("/admin/admission", content=text, params={"dry_run": True})
+            assert (told.status_code, told.json()["changed"]) == (200, True)
+            assert (await r.admin.get("/admin/admission")).json()["rule"] == {"name": "fit"}
+            assert (await r.admin.put("/admin/admission", content=text)).status_code == 200
+            shown = (await r.admin.get("/admin/admission")).json()
+            assert shown["rule"] == {"name": "thunderagent", "pause_above": 0.9}
+            assert await waiting(r) == 1, "85 % of 640 tokens do not hold both"
+            wrong = await r.admin.put("/admin/admission", content="enabled: true\nrule: {name: thunder}")
+            assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "invalid_admission")
+            assert (await r.admin.put("/admin/admission", content="enabled: true\nrule: {name: none}")).is_success
+            assert (await coming).ok
+        assert await r.metric("warmroute_admission_waits_total", model=MODEL, queue="new", end="passed") == 1
+        assert (await r.admin.post("/admin/undo")).is_success
+        assert (await r.admin.get("/admin/admission")).json()["rule"]["name"] == "thunderagent"
+        await eventually(r.idle)
+
+
 async def test_off_leaves_no_trace(router: Any) -> None:
     async with engine(**SMALL) as a, router([a]) as r:
         said = await Chat(r, "first", words=240).turn()

@@ -469,6 +469,21 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+async def test_a_changed_admission_section_takes_effect_and_a_wrong_one_does_not(files: Files) -> None:
+    house = ControlPlane(file=files.main)
+    files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 3}}\n")
+    assert await house.control.reload_files()
+    assert house.control.policy_set.admission.rule.model_extra == {"per_target": 3}
+    files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 0}}\n")
+    assert await house.control.reload_files() is None
+    assert "per_target: at least 1, not 0" in house.control.errors["files"].text
+    await house.control.put_admission("enabled: true", "ann")
+    files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 3}}\n")
+    assert await house.control.reload_files()
+    assert house.control.policy_set.admission.rule.name == "fit", "the file is as it was"
+    assert house.control.needs_restart == []
+
+
 async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> None:
     house = ControlPlane(file=files.main)
     switch = await house.control.reload_files()

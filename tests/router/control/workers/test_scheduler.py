@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from router.config import schema
 from router.config.reader import load_policies
 from router.config.schema import Config, PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import DrainMessage, Message, PolicyRule, ResponseStored, SessionMoved
 from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler, build_from_rule, make_rule
@@ -245,6 +247,13 @@ def test_policies_that_are_gone_are_gone() -> None:
     here = regime()
     then = PolicySet({"warm": here.policies["warm"]}, "warm")
     assert list(build_from_rule(make_rule(then, 5), here, load_registry()).policies) == ["warm"]
+
+
+def test_what_admits_requests_is_the_same_in_every_worker() -> None:
+    here = regime()
+    admission = AdmissionConfig.model_validate({"enabled": True, "rule": {"name": "concurrency", "per_target": 3}})
+    heard = build_from_rule(make_rule(replace(here, admission=admission), 5), here, load_registry())
+    assert heard.admission == admission
 
 
 def test_what_cannot_be_built_is_said() -> None:
