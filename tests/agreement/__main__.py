@@ -59,7 +59,7 @@ def run_admission(chosen: argparse.Namespace, console: Console) -> int:
     cells = [cell for cell in admission_rules.CELLS if pattern.search(cell.name)]
     window = admission_rules.REDUCED if chosen.reduced else admission_rules.FULL
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
-    found = admission_rules.run(cells, seeds, window, console)
+    found = admission_rules.run(cells, seeds, window, console, accept_old=chosen.accept_old)
     admission_rules.show(cells, found, console)
     return 0
 
@@ -121,6 +121,7 @@ def arguments() -> argparse.Namespace:
     rules.add_argument("--seeds", type=int, default=3, help="so many")
     rules.add_argument("--first-seed", type=int, default=1)
     rules.add_argument("--reduced", action="store_true", help="shorter windows")
+    rules.add_argument("--accept-old", action="store_true", help="results that other code has measured count too")
     grid = commands.add_parser("grid", help="the default policy's grid")
     grid.set_defaults(run=run_grid)
     grid.add_argument("--arms", default=options.ALL, help="policies by name or file, with commas between; all")
