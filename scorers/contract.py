@@ -36,7 +36,7 @@ class Needs(Flag):
     CACHE = auto()  # prompt_tokens, prefix, prefixes, rows[].overlap, rows[].held_tokens
     POOL = auto()  # pool
     LOAD = auto()  # rows[].load, rows[].speed, busy, nominal
-    SESSION = auto()  # session, last_target
+    SESSION = auto()  # session, last_target, and all from program on
 
 
 class Measure(Enum):
@@ -179,7 +179,7 @@ class View(NamedTuple):
     adapter: str | None
     prompt_tokens: int | None  # None if it was not tokenised, or only a leading part (overlaps may still be known)
     prefix: int | None  # digest of the prompt's first block(s): equal for prompts that share them
-    session: str | None
+    session: str | None  # pseudonym of a chain of turns, in which each prompt continues the one before
     last_target: str | None  # where this policy (or its predecessor) sent the session's last request
     pool: PoolHit | None
     busy: float | None  # share of instances with prefill pending, averaged over about 20 s
@@ -191,6 +191,12 @@ class View(NamedTuple):
     ask: Ask = Ask()
     others: int = 0  # candidates without a row, none of which could win by any policy in use
     answer_tokens: float | None = None  # mean length of this model's recent answers
+    program: str | None = None  # first session of the family that `session` belongs to; its own name if it is that one
+    parent: str | None = None  # the session that started this one; None if none did, or it is unknown
+    parent_target: str | None = None  # where this policy (or its predecessor) sent the parent's last request
+    session_turn: int | None = None  # answers that this session got so far, as far as this router relayed them
+    idle_s: float | None = None  # since the last of those ended; None before the first one
+    after_tool_call: bool | None = None  # whether that answer ended in a tool call; None if unknown
 
 
 class Outcome(NamedTuple):

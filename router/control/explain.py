@@ -28,6 +28,7 @@ from router.errors import BadRequest, NoTarget, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.api.lineage import make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
@@ -51,6 +52,7 @@ class ExplainRequest(NamedTuple):
     content_type: str | None = None
     policy: str | None = None  # the policy that chooses; None: the one that would decide
     session: str | None = None
+    parent: str | None = None
     client: str | None = None  # the name of its API key
     ttft_ms: str | None = None
     tpot_ms: str | None = None
@@ -85,7 +87,8 @@ class Explain:
 
     async def explain(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
-        headers = RequestHeaders(request.session, request.ttft_ms, request.tpot_ms)
+        lineage = None if request.session is None else make_lineage(request.session, request.parent)
+        headers = RequestHeaders(lineage, request.ttft_ms, request.tpot_ms)
         fields = request.path, request.content_type, request.body, self.read_options, headers
         prompt = await asyncio.to_thread(read_prompt, *fields)
         served = resolve_model(prompt, self.scheduler)

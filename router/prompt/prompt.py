@@ -122,7 +122,9 @@ class Prompt(msgspec.Struct):
     stream: bool = False
     hide_usage: bool = False  # the router asked for the usage chunk, the client did not
     salt: str | None = None
-    session: str | None = None
+    session: str | None = None  # these three: as the client names them, see `api/lineage.py`
+    parent: str | None = None
+    program: str | None = None
     previous_response_id: str | None = None
     remote_fields: dict[str, Any] = {}  # fields that POST /tokenize needs beside `model`
     priority: int | None = None  # lower is more urgent, as in vLLM

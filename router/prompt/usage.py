@@ -33,6 +33,10 @@ _USAGE_KEY = re.compile(rb'"usage"\s*+:\s*+(?=\{)')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _FULL_CHOICES = re.compile(rb'"choices"\s*:\s*(?:\[\s*)?[^\[\]\s]')
+_REASON = re.compile(rb'\s*+:\s*+"([a-z_]+)"')
+_CALL_REASONS = frozenset((b"tool_calls", b"function_call", b"tool_use"))  # OpenAI's, its older form, Anthropic's
+_CALL_END = b'_call"'  # found in a tenth of the time of the next
+_CALL_ITEM = re.compile(rb'"type"\s*+:\s*+"(?:function|custom_tool)_call"')
 _READ = json.JSONDecoder()
 # With their line break: inside an event's JSON it would be escaped, so generated text cannot contain them.
 _END_MARKS = (b"\ndata: [DONE]", b"\nevent: message_stop", b"\nevent: response.completed")
@@ -49,13 +53,14 @@ class Usage(NamedTuple):
 class UsageTail:
     """Collects the first and last bytes of one answer and reads its usage at the end."""
 
-    __slots__ = ("_chunks", "_endpoint", "_head", "_size")
+    __slots__ = ("_chunks", "_cut", "_endpoint", "_head", "_size")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._head = b""
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._cut = False  # something was before the first chunk
 
     def feed(self, chunk: bytes) -> None:
         """Take in the next chunk of the answer."""
@@ -65,6 +70,7 @@ class UsageTail:
         self._size += len(chunk)
         while self._size - len(self._chunks[0]) >= TAIL_BYTES:
             self._size -= len(self._chunks.popleft())
+            self._cut = True
 
     def ended(self) -> bool:
         """Return whether the stream has sent its final event, whatever the connection does after it."""
@@ -73,7 +79,7 @@ class UsageTail:
 
     def read_usage(self) -> Usage | None:
         """Return the usage in the answer; `None` if it reported none, or was cut off before."""
-        answer = b"".join(self._chunks)
+        answer = self._join()
         last = _whole_usage(answer) if answer.startswith(b"{") else _last_usage(answer)
         if self._endpoint is Endpoint.MESSAGES:
             first = _first_usage(self._head) or {}
@@ -81,6 +87,26 @@ class UsageTail:
         if not last:
             return None
         return _anthropic(last) if self._endpoint is Endpoint.MESSAGES else _openai(last)
+
+    def ends_in_tool_call(self) -> bool | None:
+        """Return whether the answer ended in a tool call, which its client answers by itself; None if its last bytes do
+        not tell.
+        """
+        answer = self._join()
+        if self._endpoint is Endpoint.RESPONSES:  # names no reason: a call is one of the items of its output
+            if _CALL_END in answer and _CALL_ITEM.search(answer):
+                return True
+            return None if self._cut else False
+        name = b'"stop_reason"' if self._endpoint is Endpoint.MESSAGES else b'"finish_reason"'
+        at = answer.rfind(name)
+        reason = _REASON.match(answer, at + len(name)) if at >= 0 else None
+        return None if reason is None else reason[1] in _CALL_REASONS
+
+    def _join(self) -> bytes:
+        """Return the last bytes in one piece, which is kept for the next call."""
+        if len(self._chunks) != 1:
+            self._chunks = deque((b"".join(self._chunks),))
+        return self._chunks[0]
 
     def response_id(self) -> str | None:
         """Return the id under which `/v1/responses` can continue this answer, if it has one."""

@@ -1,7 +1,8 @@
 """The unit of randomisation of an experiment: what stays on one arm.
 
     session   the client's name for its session or user, else the opening of the conversation
-    user      the client's name for its user (as above, without falling back on the conversation)
+    program   the same of the first session of its family, so that an agent and its sub-agents stay together
+    user      the client's name for its user (as `program`, without falling back on the conversation)
     api_key   the name of the client's key
     time      the window of time that the request falls into
     request   the request itself
@@ -25,8 +26,10 @@ def derive_unit(
     match experiment.unit:
         case "session":
             name = _encode(prompt.session) or conversation_digest(prompt)
+        case "program":
+            name = _encode(prompt.program) or conversation_digest(prompt)
         case "user":
-            name = _encode(prompt.session)
+            name = _encode(prompt.program)
         case "api_key":
             name = _encode(client)
         case "time":

@@ -127,6 +127,8 @@ class ResponseObserver:
         record, served = self._ticket.record, self._request.served
         if self._tail is None or served is None:
             return
+        if self._scheduler.selector.policy_set.needs_session:
+            record.tool_call = self._tail.ends_in_tool_call()
         if (usage := self._tail.read_usage()) is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
             self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)

@@ -303,6 +303,8 @@ class Scheduler:
             learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
         if ticket.end == "ok" and usage.output_tokens is not None:
             self.fleet.answer_lengths.observe(record.model, usage.output_tokens)
+        if ticket.end == "ok":
+            self.selector.on_answer(attempt.decision.view, record.tool_call, now)
         if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
             duration_ms = (now - ticket.sent_at) * 1e3
             ticket.target.observe_decode(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)

@@ -19,6 +19,7 @@ from router.scheduling.experiments.shadow import Shadow
 from router.scheduling.policy.decision import Decision, Part, ShadowChoice
 from router.scheduling.policy.policy import Policy, PolicyFault, fallback_policy
 from router.scheduling.policy.session_memory import SessionMemory
+from router.scheduling.policy.session_progress import SessionProgress
 from scorers.contract import Needs, Outcome, Scorer, View
 
 log = logging.getLogger("warmroute.decide")
@@ -32,6 +33,7 @@ class DecisionHistory(NamedTuple):
     seed: int
     turn: int
     last_target: str | None
+    parent_target: str | None
 
 
 class Selector:
@@ -45,6 +47,7 @@ class Selector:
         self._fallback = fallback_policy()
         self.request_count = 0  # of requests so far
         self.sessions = SessionMemory(sessions)
+        self.progress = SessionProgress(sessions)  # kept where a policy in use reads it
         self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # by (is a prefill half, model, adapter)
         self.swap(policy_set)
 
@@ -67,10 +70,18 @@ class Selector:
         self.request_count += 1
         return number
 
-    def history(self, model: str, adapter: str | None, session: str | None, part: Part = "whole") -> DecisionHistory:
-        """Return the history for a view of this model, adapter and session."""
+    def history(
+        self,
+        model: str,
+        adapter: str | None,
+        session: str | None,
+        parent: str | None = None,
+        part: Part = "whole",
+    ) -> DecisionHistory:
+        """Return the history for a view of this model, adapter, session and parent."""
         turn = self._turns[part == "prefill", model, adapter]
-        return DecisionHistory(self.seed, turn, self.sessions.last_target_of(model, session, part))
+        last_target = self.sessions.last_target_of(model, session, part)
+        return DecisionHistory(self.seed, turn, last_target, self.sessions.last_target_of(model, parent, part))
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
         """Return the choice for a view with at least one row; fills in its history."""
@@ -94,7 +105,7 @@ class Selector:
             return self._fallback.decide(view)
 
     def _with_history(self, view: View, part: Part) -> View:
-        return view._replace(**self.history(view.model, view.adapter, view.session, part)._asdict())
+        return view._replace(**self.history(view.model, view.adapter, view.session, view.parent, part)._asdict())
 
     def picked(self, decision: Decision) -> None:
         """Note that the request goes where `decision` says. Call it once, when it is booked."""
@@ -105,6 +116,11 @@ class Selector:
         self.sessions.record(view, part, decision.target)
         if decision.learners:
             self._notify_learners(decision, lambda scorer: scorer.picked(decision.seen, decision.row))
+
+    def on_answer(self, view: View, tool_call: bool | None, now_s: float) -> None:
+        """Count an answer of the view's session, if a policy in use reads the progress of sessions."""
+        if view.session is not None and self.policy_set.needs_session:
+            self.progress.on_answer((view.model, view.session), now_s, tool_call)
 
     def evaluate_shadows(self, decision: Decision) -> list[ShadowChoice]:
         """Return what each shadow would have chosen. Not on the request's path: call it when the answer is complete."""

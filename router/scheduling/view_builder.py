@@ -16,6 +16,7 @@ from router.kvcache.events import Key, TargetId
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.api.conversation_id import conversation_digest
 from router.prompt.prompt import Prompt
 from router.scheduling.policy.policy import Orders
 from router.scheduling.policy.record import Record
@@ -26,6 +27,8 @@ from scorers.contract import Ask, Overlap, PoolHit, Row, View
 from scorers.streams import answer_tokens
 
 NO_MODEL = ServedModel("", None)  # of requests about a stored response
+NO_PROGRESS = None, None, None  # of a request without a session, or where no policy in use reads sessions
+NO_ANSWER = 0, None, None  # of a session before its first answer
 
 
 class ViewBuilder:
@@ -159,8 +162,15 @@ class ViewBuilder:
     ) -> View:
         """Return the view for a request placed as a whole. `others` counts candidates without a row."""
         model, adapter = served if served is not None else NO_MODEL
-        session = self._pseudonym(prompt.session, b"session")
-        seed, turn, last_target = self._selector.history(model, adapter, session)
+        reads_session = self._selector.policy_set.needs_session or (
+            record.policy is not None and record.policy.needs_session
+        )
+        session, parent, program = self._lineage(prompt, reads_session)
+        seed, turn, last_target, parent_target = self._selector.history(model, adapter, session, parent)
+        session_turn, idle_s, after_tool_call = NO_PROGRESS
+        if reads_session and session is not None:
+            session_turn, answered_s, after_tool_call = self._selector.progress.get((model, session)) or NO_ANSWER
+            idle_s = None if answered_s is None else now - answered_s
         prefixes = prefix_keys(known)
         return View(  # positional: keyword arguments take twice as long
             record.number,
@@ -187,15 +197,36 @@ class ViewBuilder:
             ),
             others,
             self._fleet.answer_lengths.mean_tokens(prompt.model),
+            program,
+            parent,
+            parent_target,
+            session_turn,
+            idle_s,
+            after_tool_call,
         )
 
-    def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
-        """Return a pseudonym, equal wherever the deployment's secret is. Clients name sessions, at any length and often
-        after people, and API keys are named after their holders: policies never see these names.
+    def _lineage(self, prompt: Prompt, reads_session: bool) -> tuple[str | None, str | None, str | None]:
+        """Return pseudonyms of a request's session, its parent and its program. Where the client names none and a
+        policy in use reads sessions, the conversation's own beginning is the session.
         """
-        if name is None:
-            return None
-        text = name.encode(errors="surrogatepass")
+        if prompt.session is None:
+            digest = conversation_digest(prompt) if reads_session else None
+            opening = None if digest is None else self._digest(digest, b"opening")
+            return opening, None, opening
+        session = self._pseudonym(prompt.session, b"session")
+        parent = self._pseudonym(prompt.parent, b"session")
+        if prompt.program is None or prompt.program == prompt.session:
+            return session, parent, session
+        same = prompt.program == prompt.parent
+        return session, parent, parent if same else self._pseudonym(prompt.program, b"session")
+
+    def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
+        """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people, and
+        API keys are named after their holders: policies never see these names.
+        """
+        return None if name is None else self._digest(name.encode(errors="surrogatepass"), kind)
+
+    def _digest(self, text: bytes, kind: bytes) -> str:
         return blake2b(text, digest_size=8, key=self._secret, person=kind).hexdigest()
 
     def peers_for(self, answering: str, prefilling: Sequence[Target]) -> list[Target]:

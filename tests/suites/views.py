@@ -140,6 +140,12 @@ view_facts = st.builds(
     ask=asks,
     others=st.just(0),
     answer_tokens=st.none(),
+    program=maybe(names),
+    parent=maybe(names),
+    parent_target=st.none(),
+    session_turn=maybe(counts),
+    idle_s=maybe(st.floats(0, 1e4)),
+    after_tool_call=maybe(st.booleans()),
 )
 last_targets = st.none() | st.integers(-1, 3)
 
@@ -149,10 +155,12 @@ def views(draw: st.DrawFn) -> View:
     """Draw any view that the router may build, with `None` wherever the contract allows it. Strategies are built once,
     outside: building them takes longer than drawing.
     """
-    view, last = draw(view_facts), draw(last_targets)
+    view, last, above = draw(view_facts), draw(last_targets), draw(last_targets)
     named = tuple(
         row._replace(target=f"host-{i}:8000/{row.rank}", instance=f"host-{i}:8000") for i, row in enumerate(view.rows)
     )
-    gone = last is None or not 0 <= last < len(named)
-    target = None if last is None else "gone/0" if gone else named[last].target
-    return view._replace(rows=named, last_target=target)
+
+    def target(number: int | None) -> str | None:
+        return None if number is None else named[number].target if 0 <= number < len(named) else "gone/0"
+
+    return view._replace(rows=named, last_target=target(last), parent_target=target(above))

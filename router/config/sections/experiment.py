@@ -27,7 +27,7 @@ def _parse_percent(value: object) -> object:
 Share = Annotated[float, BeforeValidator(_parse_percent, json_schema_input_type=float | str)]
 """A number such as 0.2, or a text such as 20%."""
 
-Unit = Literal["session", "api_key", "user", "request", "time"]
+Unit = Literal["session", "program", "api_key", "user", "request", "time"]
 Metric = Literal["ttft_p50", "ttft_p90", "duration_p90", "hit_share", "error_rate"]
 
 

@@ -88,14 +88,16 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
         path: Annotated[str, Query(max_length=512)],
         policy: OptionalText = None,
         session: OptionalText = None,
+        parent: OptionalText = None,
         client: OptionalText = None,
         ttft_ms: OptionalText = None,
         tpot_ms: OptionalText = None,
     ) -> ExplanationShape:
         """Explain where a request with this body would be sent now; nothing is booked, counted or learned.
 
-        `path`: request path. `policy`: policy that chooses, default the one that would decide. `session`: value of its
-        X-Session-ID header. `client`: name of its API key. `ttft_ms`, `tpot_ms`: values of its objective headers.
+        `path`: request path. `policy`: policy that chooses, default the one that would decide. `session` and
+        `parent`: values of its headers X-Session-ID and X-Parent-Session-ID. `client`: name of its API key. `ttft_ms`,
+        `tpot_ms`: values of its objective headers.
         """
         if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
             raise NotFound(f"POST {quote_name(path)} is not served here", param="path", code="unknown_path")
@@ -103,7 +105,7 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
         body = await read_body(request, limit_bytes, too_large)
         content_type = request.headers.get("content-type")
-        explained = ExplainRequest(path, body, content_type, policy, session, client, ttft_ms, tpot_ms)
+        explained = ExplainRequest(path, body, content_type, policy, session, parent, client, ttft_ms, tpot_ms)
         return ExplanationShape.model_validate(await explainer.explain(explained))
 
 

@@ -35,6 +35,7 @@ class BodyFields(msgspec.Struct):
     session_id: Part = UNSET
     user: Part = UNSET
     metadata: Part = UNSET
+    vllm_xargs: Part = UNSET
     priority: Part = UNSET
     max_tokens: Part = UNSET
     max_completion_tokens: Part = UNSET  # chats only; takes precedence over max_tokens

@@ -15,7 +15,24 @@ from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
-from router.prompt.api.fields import LARGEST, BodyFields, FieldReader, objective_ms, short_value, text_of, whole_number
+from router.prompt.api.fields import (
+    LARGEST,
+    BodyFields,
+    FieldReader,
+    Part,
+    objective_ms,
+    short_value,
+    text_of,
+    whole_number,
+)
+from router.prompt.api.lineage import (
+    SESSION_HEADERS,
+    Lineage,
+    as_name,
+    make_lineage,
+    read_context_lineage,
+    read_header_lineage,
+)
 from router.prompt.api.openai import (
     ChatFields,
     CompletionFields,
@@ -30,9 +47,9 @@ from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exce
 from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 
-SESSION, TTFT, TPOT = b"x-session-id", b"x-slo-ttft-ms", b"x-slo-tpot-ms"
+TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
-NAMES = frozenset((SESSION, TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT))
+NAMES = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT}
 
 
 class _BodyFormat(NamedTuple):
@@ -56,9 +73,9 @@ _FORMATS = {
 
 
 class RequestHeaders(NamedTuple):
-    """Header values as sent; `None` where a header is missing."""
+    """Header values; `None` where a header is missing."""
 
-    session: str | None = None
+    lineage: Lineage | None = None
     ttft: str | None = None
     tpot: str | None = None
 
@@ -71,7 +88,7 @@ def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
     if fields.keys().isdisjoint(NAMES):
         return NO_HEADERS
     return RequestHeaders(
-        _header_text(fields, SESSION),
+        read_header_lineage(fields),
         _header_text(fields, LLM_D_TTFT) or _header_text(fields, TTFT),
         _header_text(fields, LLM_D_TPOT) or _header_text(fields, TPOT),
     )
@@ -107,9 +124,10 @@ def read_prompt(
     if len(body) > LARGE_BODY_BYTES:
         check_elements(body, has_ids=format_ is None or format_.endpoint is Endpoint.COMPLETIONS)
     if format_ is None:
-        return _read_other(path, content_type, body, options, headers.session)
+        return _read_other(path, content_type, body, options, headers.lineage)
     reader = options.readers[path]
     fields = reader.read(body)
+    lineage = headers.lineage or _read_lineage(fields, fields.vllm_xargs)  # before fields are stripped
     opened: RequestBody | None = None
     if reader.has_forbidden(fields):
         opened = open_body(body, options.strip_fields)
@@ -123,6 +141,7 @@ def read_prompt(
         if opened is None:
             opened = open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {})
         usage_request = with_usage(opened)
+    session, parent, program = lineage if lineage is not None else (None, None, None)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
@@ -134,7 +153,9 @@ def read_prompt(
         stream=stream,
         hide_usage=usage_request.hide,
         salt=fields.cache_salt,
-        session=_session(headers.session, fields),
+        session=session,
+        parent=parent,
+        program=program,
         previous_response_id=getattr(fields, "previous_response_id", None),
         remote_fields={} if prompt_fields is None else prompt_fields.remote_fields,
         priority=whole_number(short_value(fields.priority)),
@@ -165,17 +186,21 @@ def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     return limit if type(limit) is int and 0 < limit < LARGEST else None
 
 
-def _session(header: str | None, fields: BodyFields) -> str | None:
-    if header:
-        return header
+def _read_lineage(fields: BodyFields, xargs: Part = UNSET) -> Lineage | None:
+    """Return what the body says of its session; None if it names none."""
+    if xargs is not UNSET and (lineage := read_context_lineage(xargs)) is not None:
+        return lineage
     for part in (fields.session_id, fields.user):
-        if (name := text_of(short_value(part))) is not None:
-            return name
+        if (name := as_name(short_value(part))) is not None:
+            return make_lineage(name)
     metadata = short_value(fields.metadata)
-    return text_of(metadata.get("user_id")) if isinstance(metadata, dict) else None
+    name = as_name(metadata.get("user_id")) if isinstance(metadata, dict) else None
+    return None if name is None else make_lineage(name)
 
 
-def _read_other(path: str, content_type: str | None, body: bytes, options: ReadOptions, header: str | None) -> Prompt:
+def _read_other(
+    path: str, content_type: str | None, body: bytes, options: ReadOptions, lineage: Lineage | None
+) -> Prompt:
     """Read a body of an endpoint placed by load. One that is no JSON passes if its content type says so."""
     fields = BodyFields()
     if body:
@@ -186,7 +211,10 @@ def _read_other(path: str, content_type: str | None, body: bytes, options: ReadO
                 raise
         else:
             body, fields = opened.raw, _lenient(opened.members)
-    return Prompt(Endpoint.OTHER, path, fields.model, body, UnknownIds("endpoint"), session=_session(header, fields))
+    lineage = lineage or _read_lineage(fields)
+    session, parent, program = lineage if lineage is not None else (None, None, None)
+    source = UnknownIds("endpoint")
+    return Prompt(Endpoint.OTHER, path, fields.model, body, source, session=session, parent=parent, program=program)
 
 
 def _lenient(members: Mapping[str, Raw]) -> BodyFields:

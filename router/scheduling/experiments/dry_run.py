@@ -165,8 +165,10 @@ def _prepare(policy_set: PolicySet, record: Record, view: View) -> _Retry:
 def _stand_in(experiment: ExperimentConfig, record: Record, view: View) -> bytes:
     """Return a unit name that is equal for the requests of one unit."""
     match experiment.unit:
-        case "session" | "user":
+        case "session":
             name = view.session
+        case "program" | "user":
+            name = view.program or view.session  # views of earlier versions have no program
         case "api_key":
             name = record.client
         case "time":

@@ -32,6 +32,11 @@ class ShadowPolicy:
         """Return its choice; `actual` is the target that was chosen. Raises PolicyFault when a plug-in fails."""
         if (own := self._sessions.last_target(view, part)) is not None and own != view.last_target:
             view = view._replace(last_target=own)
+        if (
+            view.parent is not None
+            and (own := self._sessions.last_target_of(view.model, view.parent, part)) is not None
+        ):
+            view = view._replace(parent_target=own)
         decision = policy.decide(view, part)
         if decision.target == actual:
             self._sessions.forget(view, part)

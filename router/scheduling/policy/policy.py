@@ -99,6 +99,7 @@ class Policy:
         for part in (prefill, decode):
             self.needs |= part.needs if part is not None else Needs.NONE
         self.needs_cache = Needs.CACHE in self.needs
+        self.needs_session = Needs.SESSION in self.needs
         self.orders = _orders(self.filters, self.scorers, picker.picker) if not (prefill or decode) else None
         self._learners = tuple(s.scorer for s in scorers if _can_learn(s.scorer))
         self._units = tuple(s.scorer.unit.value for s in scorers)

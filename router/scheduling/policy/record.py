@@ -113,6 +113,7 @@ class Record(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None  # by the engine
     cached_tokens: int | None = None  # delivered
     output_tokens: int | None = None
+    tool_call: bool | None = None  # whether the answer ended in a tool call; None: unknown, or not needed
     poison: bool = False  # more engines died on it than allowed
     done: bool = False
 

@@ -11,6 +11,7 @@ from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
 PANIC = "panic: the breakers of all targets that could answer are open, so they are ignored"
+LINEAGE = "session", "parent", "program"  # pseudonyms, of the first attempt's view
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
@@ -22,6 +23,9 @@ def describe_record(record: Record) -> dict[str, Any]:
     fields["why"] = _explain_attempt(record.attempts[-1]) if record.attempts else None
     fields["shadows"] = [to_plain(shadow) for shadow in record.shadows]
     fields["target"] = record.target
+    view = record.attempts[0].decision.view if record.attempts else None
+    for name in LINEAGE:
+        fields[name] = getattr(view, name, None)
     fields["stages"] = msgspec.structs.asdict(record.stages)
     fields["attempts"] = [_describe_attempt(attempt) for attempt in record.attempts]
     return fields

@@ -114,6 +114,7 @@ class RecordEncoder:
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.cached_tokens,
             output_tokens=record.output_tokens,
+            tool_call=record.tool_call,
             poison=record.poison,
         )
 

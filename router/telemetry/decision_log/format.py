@@ -113,6 +113,7 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    tool_call: bool | None = None  # as in `Record`
     poison: bool = False
 
     @property

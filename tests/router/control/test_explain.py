@@ -29,6 +29,7 @@ from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.api.lineage import make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
@@ -123,7 +124,8 @@ class House:
     def request(self, asked: ExplainRequest) -> Record:
         """The same for real, as the route does it."""
         number = self.core.selector.next_number()
-        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(asked.session))
+        lineage = None if asked.session is None else make_lineage(asked.session, asked.parent)
+        prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(lineage))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
         experiment = self.core.selector.policy_set.experiment
         unit = experiment and derive_unit(experiment, prompt, asked.client, record.id, record.at_wall_s)

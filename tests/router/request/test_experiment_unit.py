@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.config.sections.experiment import ExperimentConfig, Unit
+from router.prompt.api.lineage import make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Prompt
 from router.request.experiment_unit import derive_unit
@@ -15,13 +16,20 @@ from router.request.experiment_unit import derive_unit
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
 
 
-def a_prompt(session: str | None = None, user: str | None = None, say: str = "hello", turns: int = 0) -> Prompt:
+def a_prompt(
+    session: str | None = None,
+    user: str | None = None,
+    say: str = "hello",
+    turns: int = 0,
+    parent: str | None = None,
+) -> Prompt:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": say}]
     for turn in range(turns):
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"ask {turn}"}]
     body: dict[str, Any] = {"model": "m", "messages": messages} | ({} if user is None else {"user": user})
     content = msgspec.json.encode(body)
-    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, RequestHeaders(session))
+    lineage = None if session is None else make_lineage(session, parent)
+    return read_prompt("/v1/chat/completions", "application/json", content, SKIMMING, RequestHeaders(lineage))
 
 
 def unit(

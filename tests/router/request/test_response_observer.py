@@ -34,7 +34,7 @@ DECISION = build_policy("p", PolicyConfig(scorers=[WeightedPluginConfig(name="ro
 
 
 class Scene:
-    def __init__(self, leg: PrefillRecord | None = None) -> None:
+    def __init__(self, leg: PrefillRecord | None = None, needs_session: bool = False) -> None:
         self.record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         self.ticket = SimpleNamespace(
             record=self.record,
@@ -45,7 +45,10 @@ class Scene:
         )
         self.prefill_ends: list[Any] = []
         services: Any = SimpleNamespace(
-            scheduler=SimpleNamespace(settle_prefill=lambda _, *result: self.prefill_ends.append(result)),
+            scheduler=SimpleNamespace(
+                settle_prefill=lambda _, *result: self.prefill_ends.append(result),
+                selector=SimpleNamespace(policy_set=SimpleNamespace(needs_session=needs_session)),
+            ),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),
         )

@@ -297,10 +297,11 @@ def test_every_record_has_a_page(view: View, word: str | None, done: bool) -> No
 
 def test_a_question_arrives_whole() -> None:
     rooms = Rooms()
-    given_ = {"path": CHAT, "policy": "lmetric", "session": "s", "client": "team", "ttft_ms": "500", "tpot_ms": "20"}
+    given_ = {"path": CHAT, "policy": "lmetric", "session": "s", "parent": "p", "client": "team"}
+    given_ |= {"ttft_ms": "500", "tpot_ms": "20"}
     answer = door(rooms).post("/admin/explain", params=given_, content=b'{"a": 1}', headers={"content-type": "x/y"})
     assert answer.json() == {"target": "a/0", "why": "a/0: the only candidate", "policy": "lmetric", "notes": []}
-    assert rooms.asked == ExplainRequest(CHAT, b'{"a": 1}', "x/y", "lmetric", "s", "team", "500", "20")
+    assert rooms.asked == ExplainRequest(CHAT, b'{"a": 1}', "x/y", "lmetric", "s", "p", "team", "500", "20")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings", "/v1/audio"])

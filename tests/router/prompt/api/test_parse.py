@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.errors import BadRequest
 from router.prompt.api import parse, size_limits
+from router.prompt.api.lineage import make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.body_rewrite import MAX_MEMBERS
 from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds, Unread
@@ -22,9 +23,8 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def read(path: str, fields: dict[str, Any], *, header: str | None = None, **options: Any) -> Prompt:
-    return read_prompt(
-        path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), RequestHeaders(header)
-    )
+    headers = RequestHeaders(make_lineage(header) if header else None)
+    return read_prompt(path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), headers)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.prompt.api.lineage import Lineage
 from router.prompt.api.parse import NO_HEADERS, RequestHeaders, read_request_headers
 
 
@@ -11,7 +12,7 @@ def test_most_say_nothing() -> None:
 
 def test_each_is_read_as_written_and_an_empty_one_is_none() -> None:
     said = {b"x-session-id": b"caf\xe9", b"x-slo-ttft-ms": b"500", b"x-slo-tpot-ms": b""}
-    assert read_request_headers(said) == RequestHeaders("caf\xe9", "500", None)
+    assert read_request_headers(said) == RequestHeaders(Lineage("caf\xe9", None, "caf\xe9"), "500", None)
 
 
 def test_llm_ds_names_win() -> None:

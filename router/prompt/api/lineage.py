@@ -1,0 +1,105 @@
+"""Who belongs to whom: the session of a request, the session that started it, and the first one of their family.
+
+A session is a chain of turns, in which each prompt continues the one before: a user's agent, or a sub-agent of it. A
+program is an agent with all its sub-agents, named by its first session. The first row of this table whose session a
+request names tells all three; rows are never mixed, so that a gateway's names do not meet a client's.
+
+       session                                       parent                         program
+    1  x-session-id                                  x-parent-session-id            the parent
+    2  x-dynamo-session-id                           x-dynamo-parent-session-id     the parent
+    3  x-claude-code-session-id, -agent-id           -parent-agent-id, the session  x-claude-code-session-id
+    4  thread-id, session-id                         x-codex-parent-thread-id       session-id
+    5  vllm_xargs.agentic_context: program_id        parent_program_id              task_id, root_program_id
+    6  session_id, user, metadata.user_id (body)     none                           the session
+
+Where a row names no program it is the parent, and without a parent the session itself. Rows 1 and 2 name only the
+direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in its
+session only, so both make the name.
+
+Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2 https://docs.nvidia.com/dynamo/dev/agents/session-i-ds,
+3 https://code.claude.com/docs/en/llm-gateway-protocol and https://github.com/anthropics/claude-code/issues/49205,
+4 https://github.com/ai-dynamo/dynamo/pull/12331 (Codex: threads of one run share its session-id),
+5 https://github.com/vllm-project/router/pull/286, where a "program" is what is called a session here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from router.prompt.api.fields import SHORT_BYTES, Part, short_value, text_of
+
+SESSION, PARENT = b"x-session-id", b"x-parent-session-id"
+DYNAMO_SESSION, DYNAMO_PARENT = b"x-dynamo-session-id", b"x-dynamo-parent-session-id"
+CLAUDE_SESSION, CLAUDE_AGENT = b"x-claude-code-session-id", b"x-claude-code-agent-id"
+CLAUDE_PARENT = b"x-claude-code-parent-agent-id"
+CODEX_SESSION, CODEX_THREAD, CODEX_PARENT = b"session-id", b"thread-id", b"x-codex-parent-thread-id"
+SESSION_HEADERS = frozenset((SESSION, DYNAMO_SESSION, CLAUDE_SESSION, CODEX_SESSION, CODEX_THREAD))
+"""Headers of which at least one is there where headers name a session."""
+
+MAX_CHARACTERS = 512
+"""Longest name: clients choose them. A longer one is no name."""
+
+
+class Lineage(NamedTuple):
+    """The names that a client gave. `parent` None: the session was started by no other, or that is not known."""
+
+    session: str
+    parent: str | None
+    program: str
+
+
+def read_header_lineage(fields: Mapping[bytes, bytes]) -> Lineage | None:
+    """Return the lineage in `fields` (names in lower case); None if they name no session."""
+    for session, parent in ((SESSION, PARENT), (DYNAMO_SESSION, DYNAMO_PARENT)):
+        if (name := _name(fields, session)) is not None:
+            return make_lineage(name, _name(fields, parent))
+    if (name := _name(fields, CLAUDE_SESSION)) is not None:
+        if (agent := _name(fields, CLAUDE_AGENT)) is None:
+            return make_lineage(name)
+        above = _name(fields, CLAUDE_PARENT)
+        return make_lineage(f"{name}/{agent}", name if above is None else f"{name}/{above}", name)
+    run, thread = _name(fields, CODEX_SESSION), _name(fields, CODEX_THREAD)
+    if (name := thread or run) is not None:
+        return make_lineage(name, _name(fields, CODEX_PARENT), run)
+    return None
+
+
+def read_context_lineage(xargs: Part) -> Lineage | None:
+    """Return the lineage in a body's `vllm_xargs`; None if there is none. `agentic_context` is an object, or a text
+    that contains one.
+    """
+    context = _member(short_value(xargs), "agentic_context")
+    if isinstance(context, str) and len(context) <= SHORT_BYTES:
+        try:
+            context = msgspec.json.decode(context)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+    if (name := as_name(_member(context, "program_id"))) is None:
+        return None
+    program = as_name(_member(context, "task_id")) or as_name(_member(context, "root_program_id"))
+    return make_lineage(name, as_name(_member(context, "parent_program_id")), program)
+
+
+def make_lineage(session: str, parent: str | None = None, program: str | None = None) -> Lineage:
+    """Return the lineage of a session whose parent and program may be unknown. No session is its own parent."""
+    if parent == session:
+        parent = None
+    return Lineage(session, parent, program or parent or session)
+
+
+def as_name(field: Any) -> str | None:
+    """Return `field` if it is a name: a text that is neither empty nor longer than `MAX_CHARACTERS`."""
+    text = text_of(field)
+    return text if text is not None and len(text) <= MAX_CHARACTERS else None
+
+
+def _name(fields: Mapping[bytes, bytes], header: bytes) -> str | None:
+    raw = fields.get(header)
+    return raw.decode("latin-1") if raw and len(raw) <= MAX_CHARACTERS else None
+
+
+def _member(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None

@@ -1,0 +1,135 @@
+"""What requests tell of their session, its parent and its program."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.prompt.api.lineage import MAX_CHARACTERS, Lineage, read_header_lineage
+from router.prompt.api.parse import NO_HEADERS, ReadOptions, read_prompt, read_request_headers
+from router.prompt.prompt import Prompt
+
+CHAT = "/v1/chat/completions"
+CLAUDE = {b"x-claude-code-session-id": b"run"}
+CODEX = {b"session-id": b"run", b"thread-id": b"run"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "lineage"),
+    [
+        ({b"x-session-id": b"s"}, Lineage("s", None, "s")),
+        ({b"x-session-id": b"s", b"x-parent-session-id": b"p"}, Lineage("s", "p", "p")),
+        ({b"x-parent-session-id": b"p"}, None),
+        ({b"x-session-id": b"s", b"x-parent-session-id": b"s"}, Lineage("s", None, "s")),
+        ({b"x-dynamo-session-id": b"s", b"x-dynamo-parent-session-id": b"p"}, Lineage("s", "p", "p")),
+        (CLAUDE, Lineage("run", None, "run")),
+        (CLAUDE | {b"x-claude-code-agent-id": b"a"}, Lineage("run/a", "run", "run")),
+        (
+            CLAUDE | {b"x-claude-code-agent-id": b"b", b"x-claude-code-parent-agent-id": b"a"},
+            Lineage("run/b", "run/a", "run"),
+        ),
+        (CODEX, Lineage("run", None, "run")),
+        (CODEX | {b"thread-id": b"t", b"x-codex-parent-thread-id": b"run"}, Lineage("t", "run", "run")),
+        (CODEX | {b"thread-id": b"u", b"x-codex-parent-thread-id": b"t"}, Lineage("u", "t", "run")),
+        ({b"session-id": b"run"}, Lineage("run", None, "run")),
+        ({b"thread-id": b"t"}, Lineage("t", None, "t")),
+        ({b"x-session-id": b""} | CLAUDE, Lineage("run", None, "run")),
+        ({b"x-session-id": b"s" * (MAX_CHARACTERS + 1)} | CLAUDE, Lineage("run", None, "run")),
+        ({b"x-session-id": b"s" * MAX_CHARACTERS}, Lineage("s" * MAX_CHARACTERS, None, "s" * MAX_CHARACTERS)),
+        ({}, None),
+    ],
+)
+def test_what_clients_send(fields: dict[bytes, bytes], lineage: Lineage | None) -> None:
+    assert read_header_lineage(fields) == lineage
+    assert read_request_headers(fields).lineage == lineage
+
+
+def test_names_of_two_clients_are_never_mixed() -> None:
+    ours = {b"x-session-id": b"s"}
+    assert read_header_lineage(ours | CLAUDE | {b"x-claude-code-agent-id": b"a"} | CODEX) == Lineage("s", None, "s")
+    dynamo = {b"x-dynamo-session-id": b"d", b"x-parent-session-id": b"p"}
+    assert read_header_lineage(dynamo | CLAUDE) == Lineage("d", None, "d")
+
+
+def test_a_parent_alone_needs_no_reading() -> None:
+    assert read_request_headers({b"x-parent-session-id": b"p"}) is NO_HEADERS
+
+
+def read(headers: dict[bytes, bytes] | None = None, path: str = CHAT, strip: bool = True, **fields: Any) -> Prompt:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    options = ReadOptions() if strip else ReadOptions(frozenset())
+    return read_prompt(path, "application/json", body, options, read_request_headers(headers or {}))
+
+
+def names(prompt: Prompt) -> tuple[str | None, str | None, str | None]:
+    return prompt.session, prompt.parent, prompt.program
+
+
+def context(**fields: Any) -> dict[str, Any]:
+    return {"agentic_context": fields}
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_the_body_is_read_before_its_fields_are_stripped(strip: bool) -> None:
+    prompt = read(strip=strip, vllm_xargs=context(program_id="s", parent_program_id="p", root_program_id="r"))
+    assert names(prompt) == ("s", "p", "r")
+    assert (b"vllm_xargs" in prompt.body) is not strip
+
+
+@pytest.mark.parametrize(
+    ("xargs", "lineage"),
+    [
+        (context(program_id="s"), ("s", None, "s")),
+        (context(program_id="s", parent_program_id="p"), ("s", "p", "p")),
+        (context(program_id="s", parent_program_id="p", root_program_id="r", task_id="t"), ("s", "p", "t")),
+        ({"agentic_context": json.dumps({"program_id": "s", "parent_program_id": "p"})}, ("s", "p", "p")),
+        (context(program_id="s", parent_program_id=7, root_program_id=["r"]), ("s", None, "s")),
+        (context(program_id=""), ("user", None, "user")),
+        (context(program_id=7), ("user", None, "user")),
+        (context(program_id="s" * (MAX_CHARACTERS + 1)), ("user", None, "user")),
+        (context(program_id="s", more="x" * 20_000), ("user", None, "user")),
+        ({"agentic_context": "{"}, ("user", None, "user")),
+        ({"agentic_context": '"s"'}, ("user", None, "user")),
+        ({"agentic_context": None}, ("user", None, "user")),
+        (["agentic_context"], ("user", None, "user")),
+        ("agentic_context", ("user", None, "user")),
+        (None, ("user", None, "user")),
+    ],
+)
+def test_agentic_context(xargs: Any, lineage: tuple[str | None, ...]) -> None:
+    assert names(read(vllm_xargs=xargs, user="user")) == lineage
+
+
+def test_headers_come_before_the_body_and_context_before_users() -> None:
+    assert names(read(CLAUDE, vllm_xargs=context(program_id="s"), user="user")) == ("run", None, "run")
+    assert names(read(session_id="x", user="user")) == ("x", None, "x")
+    assert names(read(metadata={"user_id": "u"})) == ("u", None, "u")
+    assert names(read()) == (None, None, None)
+
+
+def test_endpoints_that_are_placed_by_load_know_their_session_too() -> None:
+    headers = {b"x-session-id": b"s", b"x-parent-session-id": b"p"}
+    assert names(read(headers, "/v1/embeddings")) == ("s", "p", "p")
+    assert names(read(None, "/v1/embeddings", user="user")) == ("user", None, "user")
+
+
+NAMES = st.sampled_from(
+    [
+        b"x-session-id", b"x-parent-session-id", b"x-dynamo-session-id", b"x-dynamo-parent-session-id", b"session-id",
+        b"thread-id", b"x-codex-parent-thread-id", b"x-claude-code-session-id", b"x-claude-code-agent-id",
+        b"x-claude-code-parent-agent-id",
+    ]
+)  # fmt: skip
+
+
+@given(st.dictionaries(NAMES, st.binary(max_size=3)))
+def test_no_session_is_its_own_parent_and_a_family_has_a_name(fields: dict[bytes, bytes]) -> None:
+    lineage = read_header_lineage(fields)
+    if lineage is not None:
+        assert lineage.session
+        assert lineage.program
+        assert lineage.parent not in ("", lineage.session)
