@@ -42,11 +42,14 @@ class LocalState(NamedTuple):
     recent_records: RecentRecords
     metrics: Metrics
 
-    def apply(self, message: messages.SessionMoved | messages.ResponseStored) -> None:
-        if isinstance(message, messages.SessionMoved):
-            self.scheduler.apply_session(message)
-        else:
-            self.scheduler.apply_response(message)
+    def apply(self, message: messages.SessionMoved | messages.SessionAnswered | messages.ResponseStored) -> None:
+        match message:
+            case messages.SessionMoved():
+                self.scheduler.apply_session(message)
+            case messages.SessionAnswered():
+                self.scheduler.apply_progress(message)
+            case messages.ResponseStored():
+                self.scheduler.apply_response(message)
 
     async def encode_families(self) -> bytes:
         """Encode the counters as of now; the encoding runs in a thread."""
@@ -143,7 +146,7 @@ class FollowerWorker:
         match message:
             case messages.LoadMessage(target, share):
                 local.scheduler.apply_load(TargetId(target), share)
-            case messages.SessionMoved() | messages.ResponseStored():
+            case messages.SessionMoved() | messages.SessionAnswered() | messages.ResponseStored():
                 local.apply(message)
             case messages.DrainMessage(instance, on):
                 local.scheduler.apply_drain(instance, on)

@@ -207,7 +207,7 @@ class LeaderWorker:
                 yield messages.LoadMessage(target.id, self._share_for(number, target.id))
 
     async def _send_history(self, member: FollowerMember) -> None:
-        """Send the last targets of sessions and the targets of stored responses, in slices."""
+        """Send the last targets and the progress of sessions, and the targets of stored responses, in slices."""
         async for message in self._history():
             if self._members.get(member.number) is not member:
                 return
@@ -221,6 +221,12 @@ class LeaderWorker:
                 await asyncio.sleep(POLL_S)
             if (target := sessions.get(key)) is not None:
                 yield messages.SessionMoved(*key, target)
+        progress = self._local.scheduler.selector.progress
+        for n, (whose, _) in enumerate(progress.items()):
+            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
+                await asyncio.sleep(POLL_S)
+            if (now := progress.get(whose)) is not None:
+                yield messages.SessionAnswered(*whose, *now)
         for n, (response, owner) in enumerate(responses):
             if n % HISTORY_SLICE == HISTORY_SLICE - 1:
                 await asyncio.sleep(POLL_S)
@@ -255,7 +261,7 @@ class LeaderWorker:
             case messages.LoadMessage(target, share):
                 self._loads.put(number, TargetId(target), share)
                 self._spread_load(TargetId(target), number)
-            case messages.SessionMoved() | messages.ResponseStored():
+            case messages.SessionMoved() | messages.SessionAnswered() | messages.ResponseStored():
                 self._local.apply(message)
                 self.send(message)  # to its sender too: when two moves cross, all workers end with the leader's order
                 if isinstance(message, messages.ResponseStored):

@@ -62,6 +62,16 @@ class SessionMoved(Message, frozen=True):
     target: str
 
 
+class SessionAnswered(Message, frozen=True):
+    """A session's progress after another answer; see `SessionProgress`."""
+
+    model: str
+    session: str
+    turn: int
+    answered_s: float  # monotonic: the clock of all processes of a machine
+    tool_call: bool | None
+
+
 class ResponseStored(Message, frozen=True):
     """A response is stored at `target`."""
 
@@ -143,6 +153,7 @@ AnyMessage = (
     | WorkerUp
     | LoadMessage
     | SessionMoved
+    | SessionAnswered
     | ResponseStored
     | DrainMessage
     | PolicyRule

@@ -1,6 +1,7 @@
 """The scheduler of one worker among several: it sends its bookings and moves to the others and applies theirs.
 
-    sent       loads by target, a session's new target, response ids, drains; by the leader also policy switches
+    sent       loads by target, a session's new target and progress, response ids, drains; by the leader also policy
+               switches
     applied    the same, from all other workers
 
 So all workers decide on the same load, a few milliseconds old at most, and a session that arrives at another worker
@@ -21,7 +22,14 @@ from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.listeners import AdmissionConfig
 from router.control import proposals
 from router.control.workers.experiment import SyncedExperiment
-from router.control.workers.messages import Broadcast, DrainMessage, PolicyRule, ResponseStored, SessionMoved
+from router.control.workers.messages import (
+    Broadcast,
+    DrainMessage,
+    PolicyRule,
+    ResponseStored,
+    SessionAnswered,
+    SessionMoved,
+)
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
@@ -34,6 +42,7 @@ from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import LegEnd
+from router.scheduling.policy.session_progress import Progress
 from router.scheduling.scheduler import NO_USAGE, Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
@@ -103,6 +112,11 @@ class SyncedScheduler(Scheduler):
     def settle(self, ticket: Ticket) -> None:
         super().settle(ticket)
         self._broadcast.report_load(ticket.target.id)
+        view = ticket.attempt.decision.view
+        if ticket.end == "ok" and view.session is not None and self.selector.policy_set.needs_session:
+            progress = self.selector.progress.get((view.model, view.session))
+            if progress is not None:
+                self._broadcast.send(SessionAnswered(view.model, view.session, *progress))
 
     def remember_response(self, response_id: str, target: TargetId) -> None:
         super().remember_response(response_id, target)
@@ -138,6 +152,10 @@ class SyncedScheduler(Scheduler):
 
     def apply_session(self, message: SessionMoved) -> None:
         self.selector.sessions.put((message.prefill, message.model, message.session), message.target)
+
+    def apply_progress(self, message: SessionAnswered) -> None:
+        progress = Progress(message.turn, message.answered_s, message.tool_call)
+        self.selector.progress.put((message.model, message.session), progress)
 
     def apply_response(self, message: ResponseStored) -> None:
         super().remember_response(message.response, TargetId(message.target))

@@ -77,6 +77,48 @@ def test_anthropic_stream_takes_what_only_the_beginning_says() -> None:
     assert read(Endpoint.MESSAGES, start, noise).read_usage() == Usage(38, 32, 0)
 
 
+def a_stop(reason: str | None) -> bytes:
+    said = "null" if reason is None else f'"{reason}"'
+    return f'data: {{"choices":[{{"index":0,"delta":{{}},"finish_reason":{said},"stop_reason":null}}]}}\n\n'.encode()
+
+
+FUNCTION_CALL = b'{"response":{"output":[{"arguments":"{}","name":"f","type":"function_call"}],"usage":null}}'
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "answer", "calls"),
+    [
+        (Endpoint.COMPLETIONS, COMPLETION, False),
+        (Endpoint.MESSAGES, MESSAGE, False),
+        (Endpoint.MESSAGES, MESSAGE.replace(b"max_tokens", b"tool_use"), True),
+        (Endpoint.MESSAGES, b'event: message_delta\ndata: {"delta":{"stop_reason" : "tool_use"},"usage":{}}\n\n', True),
+        (Endpoint.CHAT, STREAM, False),
+        (Endpoint.CHAT, CHUNK + a_stop("tool_calls") + USAGE + DONE, True),
+        (Endpoint.CHAT, CHUNK + a_stop("function_call") + DONE, True),
+        (Endpoint.CHAT, CHUNK + a_stop("length") + USAGE + DONE, False),
+        (Endpoint.CHAT, CHUNK + a_stop(None), None),
+        (Endpoint.CHAT, CHUNK, None),
+        (Endpoint.CHAT, b'{"choices":[{"message":{"content":"\\"finish_reason\\":\\"tool_calls\\""}}]}', None),
+        (Endpoint.RESPONSES, RESPONSE, False),
+        (Endpoint.RESPONSES, FUNCTION_CALL, True),
+        (Endpoint.RESPONSES, RESPONSE.replace(b"TYPE", b'\\"type\\":\\"function_call\\"'), False),
+        (Endpoint.RESPONSES, b"x" * 2 * TAIL_BYTES, False),
+    ],
+)
+def test_whether_an_answer_ends_in_a_tool_call(endpoint: Endpoint, answer: bytes, calls: bool | None) -> None:
+    tail = read(endpoint, answer)
+    assert tail.ends_in_tool_call() is calls
+    usage = tail.read_usage()
+    assert (tail.ends_in_tool_call(), tail.read_usage()) == (calls, usage), "either may be read first, and twice"
+
+
+def test_a_long_stream_of_responses_does_not_tell_what_its_beginning_had() -> None:
+    item = b'data: {"type":"response.output_text.delta","delta":"a"}\n\n'
+    assert read(Endpoint.RESPONSES, *[item] * 1000).ends_in_tool_call() is None
+    assert read(Endpoint.RESPONSES, *[item] * 1000, FUNCTION_CALL).ends_in_tool_call() is True
+    assert read(Endpoint.RESPONSES, *[item] * 10).ends_in_tool_call() is False
+
+
 def test_responses_stream() -> None:
     created = b'event: response.created\ndata: {"response":{"id":"resp_1","usage":null},"type":"response.created"}\n\n'
     completed = b'event: response.completed\ndata: {"response":' + RESPONSE + b',"type":"response.completed"}\n\n'
@@ -102,6 +144,7 @@ def test_no_answer_breaks_it(chunks: list[bytes]) -> None:
     for endpoint in Endpoint:
         tail = read(endpoint, *chunks, b'"usage":{', *chunks)
         assert tail.read_usage() is None or isinstance(tail.read_usage(), Usage)
+        assert tail.ends_in_tool_call() in (None, False, True)
 
 
 def hidden(*chunks: bytes) -> list[bytes]:

@@ -50,6 +50,14 @@ def test_a_session_keeps_its_unit_whatever_it_says() -> None:
     assert unit("session", a_prompt(user="ann", say="one")) == unit("session", a_prompt(user="ann", say="other"))
 
 
+def test_a_program_keeps_its_unit_with_all_its_sub_agents() -> None:
+    root, child = a_prompt("s"), a_prompt("c", parent="s", say="other")
+    assert unit("program", root) == unit("program", child, record="r-2") != unit("program", a_prompt("t"))
+    assert unit("session", root) != unit("session", child)
+    assert unit("program", a_prompt(say="sort")) == unit("program", a_prompt(say="sort", turns=2), record="r-2")
+    assert unit("user", root) == unit("user", child, record="r-2"), "a family has one user"
+
+
 def test_without_a_name_the_conversations_beginning_is_its_name() -> None:
     first, later = a_prompt(say="sort this"), a_prompt(say="sort this", turns=3)
     assert unit("session", first) == unit("session", later, record="r-2")

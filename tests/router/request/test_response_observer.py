@@ -114,3 +114,13 @@ def test_a_failed_prefill_half_hands_nothing_over() -> None:
     scene.observer.on_prefill_end(PrefillResult("failed", 500))
     assert scene.prefill_ends == [("failed", 500, Usage(None, None, None))]
     assert scene.observer.handed_over is None
+
+
+@pytest.mark.parametrize(("needs_session", "tool_call"), [(True, True), (False, None)])
+def test_how_an_answer_ended_is_read_where_a_policy_needs_it(needs_session: bool, tool_call: bool | None) -> None:
+    scene = Scene(needs_session=needs_session)
+    with scene.observer:
+        scene.observer.feed(b'data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}\n\n' + LAST)
+        scene.observer.on_end(RelayFinished(200, 0.0))
+    assert scene.record.tool_call is tool_call
+    assert scene.record.prompt_tokens == 7

@@ -71,8 +71,74 @@ def test_sessions_are_seen_under_a_pseudonym_that_hangs_on_the_secret() -> None:
 def test_the_raw_session_is_nowhere_in_the_record() -> None:
     house = Trying(experiment())
     record = house.open(units_of("warm", 1)[0])
-    view_of(house, a_prompt(session="maria.muster@example.org"), record)
+    family = {"parent": "maria.muster@example.org/1", "program": "maria.muster@example.org/2"}
+    view_of(house, a_prompt(session="maria.muster@example.org", **family), record)
     assert "maria" not in repr(record)
+
+
+def test_a_family_is_seen_under_pseudonyms_that_belong_together() -> None:
+    house = House("session_affinity")
+    root = view_of(house, a_prompt(session="r", program="r"), house.record())
+    child = view_of(house, a_prompt(session="c", parent="r", program="r"), house.record())
+    below = view_of(house, a_prompt(session="d", parent="c", program="r"), house.record())
+    assert (root.parent, root.program) == (None, root.session)
+    assert (child.parent, child.program) == (root.session, root.session)
+    assert (below.parent, below.program) == (child.session, root.session)
+    assert len({root.session, child.session, below.session}) == 3
+    assert view_of(house, a_prompt(session="c", parent="r"), house.record()).program == child.session
+
+
+def test_a_sub_agent_sees_where_its_parent_is() -> None:
+    house = House("session_affinity")
+    assert house.admit(session="r", only="b/0").target.id == "b/0"
+    child = view_of(house, a_prompt(session="c", parent="r"), house.record())
+    assert (child.last_target, child.parent_target) == (None, "b/0")
+    assert view_of(house, a_prompt(session="c", parent="unknown"), house.record()).parent_target is None
+
+
+def test_the_progress_of_a_session_is_in_the_view() -> None:
+    house = House("session_affinity")
+
+    def progress(session: str | None) -> tuple[int | None, float | None, bool | None]:
+        view = view_of(house, a_prompt(session=session), house.record())
+        return view.session_turn, view.idle_s, view.after_tool_call
+
+    assert progress(None) == (None, None, None)
+    assert progress("s") == (0, None, None), "an attempt without an answer is none"
+    ticket = house.admit(session="s")
+    ticket.record.tool_call = True
+    house.answer(ticket)
+    house.clock.advance(2.5)
+    assert progress("s") == (1, 2.5, True)
+    assert progress("t") == (0, None, None)
+    house.answer(house.admit(session="s"))
+    assert progress("s") == (2, 0.0, None)
+
+
+def test_progress_is_kept_only_where_a_policy_reads_sessions() -> None:
+    house = House()
+    house.answer(house.admit(session="s"))
+    view = view_of(house, a_prompt(session="s"), house.record())
+    assert view.session is not None
+    assert (view.session_turn, view.idle_s, view.after_tool_call) == (None, None, None)
+    assert not len(house.core.selector.progress)
+
+
+def test_a_conversation_without_a_name_is_its_beginning_where_a_policy_reads_sessions() -> None:
+    def seen(house: House, body: bytes) -> View:
+        prompt = Prompt(Endpoint.CHAT, "/v1/chat/completions", "m", body, Text("", True), True)
+        return view_of(house, prompt, house.record())
+
+    first = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    later = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'
+    other = b'{"messages": [{"role": "user", "content": "hi there"}]}'
+    house = House("session_affinity")
+    view = seen(house, first)
+    assert view.session is not None
+    assert (view.program, view.parent) == (view.session, None)
+    assert seen(house, later).session == view.session != seen(house, other).session
+    assert seen(house, b"no json").session is None
+    assert seen(House(), first).session is None
 
 
 def test_what_the_request_asks_for_is_in_the_view() -> None:

@@ -16,7 +16,14 @@ from router.config.schema import Config, PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.listeners import AdmissionConfig
 from router.control.workers.experiment import SyncedExperiment
-from router.control.workers.messages import DrainMessage, Message, PolicyRule, ResponseStored, SessionMoved
+from router.control.workers.messages import (
+    DrainMessage,
+    Message,
+    PolicyRule,
+    ResponseStored,
+    SessionAnswered,
+    SessionMoved,
+)
 from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler, build_from_rule, make_rule
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
@@ -157,6 +164,30 @@ def test_a_session_is_told_when_it_moves_and_only_then() -> None:
     other.core.apply_session(went)
     ticket = other.admit("agent")
     assert ticket.attempt.decision.view.last_target == target
+
+
+def test_the_progress_of_a_session_is_told_to_other_workers_where_a_policy_reads_it() -> None:
+    one, other = Worker(0), Worker(1)
+    for worker in (one, other):
+        worker.core.swap(PolicySet(REGIME.policies, "sticky"))
+    for tool_call in (False, True):
+        ticket = one.admit("agent")
+        ticket.end, ticket.record.tool_call = "ok", tool_call
+        one.core.settle(ticket)
+    told = [message for message in one.sent.messages if isinstance(message, SessionAnswered)]
+    assert [(said.turn, said.answered_s, said.tool_call) for said in told] == [(1, 100.0, False), (2, 100.0, True)]
+    for message in told:
+        other.core.apply_progress(message)
+    view = other.admit("agent").attempt.decision.view
+    assert (view.session_turn, view.idle_s, view.after_tool_call) == (2, 0.0, True)
+
+
+def test_nothing_is_told_of_sessions_whose_progress_nobody_reads() -> None:
+    one = Worker(0)
+    ticket = one.admit("agent")
+    ticket.end = "ok"
+    one.core.settle(ticket)
+    assert not any(isinstance(message, SessionAnswered) for message in one.sent.messages)
 
 
 def test_a_response_is_found_where_it_was_only_told_of() -> None:

@@ -137,12 +137,25 @@ def test_units_of_an_arm_that_was_rolled_back_go_to_the_first_one() -> None:
 
 @pytest.mark.parametrize(
     ("unit", "shared"),
-    [("session", {"session": "s"}), ("user", {"session": "s"}), ("api_key", {"client": "k"}), ("time", {})],
+    [
+        ("session", {"session": "s"}),
+        ("program", {"session": "s"}),
+        ("user", {"session": "s"}),
+        ("api_key", {"client": "k"}),
+        ("time", {}),
+    ],
 )
 def test_without_a_known_unit_requests_of_one_still_go_together(unit: str, shared: dict[str, str]) -> None:
     policy_set = between({"a/0": 50, "b/0": 50}, unit=unit)
     view = VIEW._replace(session=shared.get("session"))
     found = plan(policy_set, [a_record(to("a/0"), view, number=n, client=shared.get("client")) for n in range(40)])
+    assert found.changed in (0, 40)
+
+
+def test_sub_agents_go_with_their_program() -> None:
+    policy_set = between({"a/0": 50, "b/0": 50}, unit="program")
+    family = [VIEW._replace(session=f"s{n}", program="s") for n in range(40)]
+    found = plan(policy_set, [a_record(to("a/0"), view, number=n) for n, view in enumerate(family)])
     assert found.changed in (0, 40)
 
 

@@ -98,6 +98,21 @@ def test_it_keeps_sessions_where_it_would_have_sent_them() -> None:
     assert (first.target, second.target) == ("b/0", "b/0")  # the live policy's a/0 is not its history
 
 
+def test_a_parent_is_where_the_shadow_would_have_sent_it() -> None:
+    seen: list[str | None] = []
+
+    class Looks(Fixed):
+        def score(self, view: View) -> Sequence[float]:
+            seen.append(view.parent_target)
+            return super().score(view)
+
+    shadow = Shadow(of(Looks("b/0")))
+    shadow.evaluate(made_at("a/0", session="p"))
+    shadow.evaluate(made_at("a/0", session="c", parent="p", parent_target="a/0"))
+    shadow.evaluate(made_at("a/0", session="d", parent="other", parent_target="a/0"))
+    assert seen == [None, "b/0", "a/0"]
+
+
 def test_it_goes_along_with_a_session_as_long_as_it_agrees() -> None:
     shadow = Shadow(named("session_affinity"))
     shadow.evaluate(made_at("a/0", session="s", last_target="a/0"))

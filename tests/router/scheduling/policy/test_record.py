@@ -59,8 +59,8 @@ def test_a_record_without_an_attempt() -> None:
         "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "sender": None,
         "policy": None, "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None,
         "shadows": [], "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
-        "cached_tokens": None, "output_tokens": None, "tool_call": None, "session": None, "parent": None, "program": None,
-        "poison": False, "done": False, "target": None,
+        "cached_tokens": None, "output_tokens": None, "tool_call": None, "session": None, "parent": None,
+        "program": None, "poison": False, "done": False, "target": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
             "connect_ms": None, "admission_ms": None,
