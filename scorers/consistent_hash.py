@@ -22,11 +22,12 @@ from typing import Literal
 from scorers.chance import draws
 from scorers.contract import Needs, Scorer, Unit, View
 
-Key = Literal["prefix", "session", "adapter", "tenant"]
+Key = Literal["prefix", "session", "program", "adapter", "tenant"]
 
 NEEDS: dict[Key, Needs] = {
     "prefix": Needs.CACHE,
     "session": Needs.SESSION,
+    "program": Needs.SESSION,
     "adapter": Needs.NONE,
     "tenant": Needs.NONE,
 }
@@ -57,7 +58,12 @@ class ConsistentHash(Scorer):
         return draws(self.salt, int.from_bytes(digest), [row.target for row in view.rows], use="consistent_hash")
 
     def _key(self, view: View) -> str:
-        keys = {"session": view.session, "adapter": view.adapter, "tenant": view.ask.tenant}
+        keys = {
+            "session": view.session,
+            "program": view.program,
+            "adapter": view.adapter,
+            "tenant": view.ask.tenant,
+        }
         key = keys.get(self.by)
         if key is not None:
             return f"{self.by} {key}"

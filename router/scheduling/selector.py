@@ -81,7 +81,8 @@ class Selector:
         """Return the history for a view of this model, adapter, session and parent."""
         turn = self._turns[part == "prefill", model, adapter]
         last_target = self.sessions.last_target_of(model, session, part)
-        return DecisionHistory(self.seed, turn, last_target, self.sessions.last_target_of(model, parent, part))
+        parent_target = None if parent is None else self.sessions.last_target_of(model, parent, part)
+        return DecisionHistory(self.seed, turn, last_target, parent_target)
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
         """Return the choice for a view with at least one row; fills in its history."""

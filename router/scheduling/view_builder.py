@@ -27,7 +27,6 @@ from scorers.contract import Ask, Overlap, PoolHit, Row, View
 from scorers.streams import answer_tokens
 
 NO_MODEL = ServedModel("", None)  # of requests about a stored response
-NO_PROGRESS = None, None, None  # of a request without a session, or where no policy in use reads sessions
 NO_ANSWER = 0, None, None  # of a session before its first answer
 
 
@@ -162,15 +161,16 @@ class ViewBuilder:
     ) -> View:
         """Return the view for a request placed as a whole. `others` counts candidates without a row."""
         model, adapter = served if served is not None else NO_MODEL
+        session = parent = program = session_turn = idle_s = after_tool_call = None
         reads_session = self._selector.policy_set.needs_session or (
             record.policy is not None and record.policy.needs_session
         )
-        session, parent, program = self._lineage(prompt, reads_session)
-        seed, turn, last_target, parent_target = self._selector.history(model, adapter, session, parent)
-        session_turn, idle_s, after_tool_call = NO_PROGRESS
+        if reads_session or prompt.session is not None:
+            session, parent, program = self._lineage(prompt)
         if reads_session and session is not None:
             session_turn, answered_s, after_tool_call = self._selector.progress.get((model, session)) or NO_ANSWER
             idle_s = None if answered_s is None else now - answered_s
+        seed, turn, last_target, parent_target = self._selector.history(model, adapter, session, parent)
         prefixes = prefix_keys(known)
         return View(  # positional: keyword arguments take twice as long
             record.number,
@@ -205,20 +205,21 @@ class ViewBuilder:
             after_tool_call,
         )
 
-    def _lineage(self, prompt: Prompt, reads_session: bool) -> tuple[str | None, str | None, str | None]:
-        """Return pseudonyms of a request's session, its parent and its program. Where the client names none and a
-        policy in use reads sessions, the conversation's own beginning is the session.
+    def _lineage(self, prompt: Prompt) -> tuple[str | None, str | None, str | None]:
+        """Return pseudonyms of a request's session, its parent and its program. Where the client names none, the
+        conversation's own beginning is the session.
         """
         if prompt.session is None:
-            digest = conversation_digest(prompt) if reads_session else None
+            digest = conversation_digest(prompt)
             opening = None if digest is None else self._digest(digest, b"opening")
             return opening, None, opening
         session = self._pseudonym(prompt.session, b"session")
         parent = self._pseudonym(prompt.parent, b"session")
         if prompt.program is None or prompt.program == prompt.session:
             return session, parent, session
-        same = prompt.program == prompt.parent
-        return session, parent, parent if same else self._pseudonym(prompt.program, b"session")
+        if prompt.program == prompt.parent:
+            return session, parent, parent
+        return session, parent, self._pseudonym(prompt.program, b"session")
 
     def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
         """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people, and

@@ -22,6 +22,7 @@ def order(view: View, scorer: ConsistentHash | None = None) -> list[str]:
 KEYED: list[tuple[Key, dict[str, Any]]] = [
     ("prefix", {"prefix": 77}),
     ("session", {"session": "s"}),
+    ("program", {"program": "p"}),
     ("adapter", {"adapter": "lora"}),
     ("tenant", {"ask": Ask(tenant="t")}),
 ]
@@ -80,15 +81,15 @@ def test_the_key_is_the_one_that_is_asked_for() -> None:
 
 
 def test_equal_names_of_different_kinds_are_different_keys() -> None:
-    view = a_view(*ROWS, session="x", adapter="x", ask=Ask(tenant="x"))
-    orders = [tuple(order(view, ConsistentHash(by=by))) for by in ("session", "adapter", "tenant")]
-    assert len(set(orders)) == 3
+    view = a_view(*ROWS, session="x", program="x", adapter="x", ask=Ask(tenant="x"))
+    orders = [tuple(order(view, ConsistentHash(by=by))) for by in ("session", "program", "adapter", "tenant")]
+    assert len(set(orders)) == 4
 
 
 # missing
 
 
-@pytest.mark.parametrize("by", ["session", "adapter", "tenant"])
+@pytest.mark.parametrize("by", ["session", "program", "adapter", "tenant"])
 def test_without_its_key_a_request_goes_by_its_prefix(by: Key) -> None:
     assert order(a_view(*ROWS, prefix=77), ConsistentHash(by=by)) == order(a_view(*ROWS, prefix=77))
 
@@ -98,7 +99,7 @@ def test_an_empty_session_is_one() -> None:
     assert order(view, ConsistentHash(by="session")) != order(view)
 
 
-@pytest.mark.parametrize("by", ["prefix", "session", "adapter", "tenant"])
+@pytest.mark.parametrize("by", ["prefix", "session", "program", "adapter", "tenant"])
 def test_without_any_key_requests_are_spread(by: Key) -> None:
     counts = Counter(order(a_view(*ROWS, number=n), ConsistentHash(by=by))[0] for n in range(4000))
     assert all(abs(counts[row.target] - 500) < 105 for row in ROWS)
@@ -109,7 +110,13 @@ def test_without_any_key_requests_are_spread(by: Key) -> None:
 
 @pytest.mark.parametrize(
     ("by", "needs"),
-    [("prefix", Needs.CACHE), ("session", Needs.SESSION), ("adapter", Needs.NONE), ("tenant", Needs.NONE)],
+    [
+        ("prefix", Needs.CACHE),
+        ("session", Needs.SESSION),
+        ("program", Needs.SESSION),
+        ("adapter", Needs.NONE),
+        ("tenant", Needs.NONE),
+    ],
 )
 def test_it_needs_what_its_key_needs(by: Key, needs: Needs) -> None:
     """A session's hash must not make the router tokenise every prompt."""

@@ -53,9 +53,10 @@ class Lineage(NamedTuple):
 
 def read_header_lineage(fields: Mapping[bytes, bytes]) -> Lineage | None:
     """Return the lineage in `fields` (names in lower case); None if they name no session."""
-    for session, parent in ((SESSION, PARENT), (DYNAMO_SESSION, DYNAMO_PARENT)):
-        if (name := _name(fields, session)) is not None:
-            return make_lineage(name, _name(fields, parent))
+    if (name := _name(fields, SESSION)) is not None:
+        return make_lineage(name, _name(fields, PARENT))
+    if (name := _name(fields, DYNAMO_SESSION)) is not None:
+        return make_lineage(name, _name(fields, DYNAMO_PARENT))
     if (name := _name(fields, CLAUDE_SESSION)) is not None:
         if (agent := _name(fields, CLAUDE_AGENT)) is None:
             return make_lineage(name)

@@ -19,7 +19,6 @@ from router.prompt.api.fields import (
     LARGEST,
     BodyFields,
     FieldReader,
-    Part,
     objective_ms,
     short_value,
     text_of,
@@ -127,7 +126,7 @@ def read_prompt(
         return _read_other(path, content_type, body, options, headers.lineage)
     reader = options.readers[path]
     fields = reader.read(body)
-    lineage = headers.lineage or _read_lineage(fields, fields.vllm_xargs)  # before fields are stripped
+    lineage = headers.lineage or _read_lineage(fields)  # before fields are stripped
     opened: RequestBody | None = None
     if reader.has_forbidden(fields):
         opened = open_body(body, options.strip_fields)
@@ -186,13 +185,15 @@ def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     return limit if type(limit) is int and 0 < limit < LARGEST else None
 
 
-def _read_lineage(fields: BodyFields, xargs: Part = UNSET) -> Lineage | None:
+def _read_lineage(fields: BodyFields) -> Lineage | None:
     """Return what the body says of its session; None if it names none."""
-    if xargs is not UNSET and (lineage := read_context_lineage(xargs)) is not None:
+    if fields.vllm_xargs is not UNSET and (lineage := read_context_lineage(fields.vllm_xargs)) is not None:
         return lineage
     for part in (fields.session_id, fields.user):
-        if (name := as_name(short_value(part))) is not None:
+        if part is not UNSET and (name := as_name(short_value(part))) is not None:
             return make_lineage(name)
+    if fields.metadata is UNSET:
+        return None
     metadata = short_value(fields.metadata)
     name = as_name(metadata.get("user_id")) if isinstance(metadata, dict) else None
     return None if name is None else make_lineage(name)
