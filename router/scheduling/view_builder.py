@@ -214,7 +214,7 @@ class ViewBuilder:
             opening = None if digest is None else self._digest(digest, b"opening")
             return opening, None, opening
         session = self._pseudonym(prompt.session, b"session")
-        parent = self._pseudonym(prompt.parent, b"session")
+        parent = None if prompt.parent is None else self._pseudonym(prompt.parent, b"session")
         if prompt.program is None or prompt.program == prompt.session:
             return session, parent, session
         if prompt.program == prompt.parent:

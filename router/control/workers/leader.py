@@ -226,7 +226,7 @@ class LeaderWorker:
             if n % HISTORY_SLICE == HISTORY_SLICE - 1:
                 await asyncio.sleep(POLL_S)
             if (now := progress.get(whose)) is not None:
-                yield messages.SessionAnswered(*whose, *now)
+                yield messages.SessionAnswered(*whose, now.turn, now.answered_s, now.tool_call)
         for n, (response, owner) in enumerate(responses):
             if n % HISTORY_SLICE == HISTORY_SLICE - 1:
                 await asyncio.sleep(POLL_S)

@@ -54,7 +54,7 @@ class Lineage(NamedTuple):
 def read_header_lineage(fields: Mapping[bytes, bytes]) -> Lineage | None:
     """Return the lineage in `fields` (names in lower case); None if they name no session."""
     if (name := _name(fields, SESSION)) is not None:
-        return make_lineage(name, _name(fields, PARENT))
+        return make_lineage(name, _name(fields, PARENT)) if PARENT in fields else Lineage(name, None, name)
     if (name := _name(fields, DYNAMO_SESSION)) is not None:
         return make_lineage(name, _name(fields, DYNAMO_PARENT))
     if (name := _name(fields, CLAUDE_SESSION)) is not None:
