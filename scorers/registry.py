@@ -55,6 +55,7 @@ from scorers.slo_headroom import SloHeadroom
 from scorers.smetric import Smetric
 from scorers.soft_affinity import SoftAffinity
 from scorers.softmax import Softmax
+from scorers.subagent_groups import SubagentGroups
 from scorers.token_load import TokenLoad
 from scorers.vllm_router_kv_aware import VllmRouterKvAware
 from scorers.warm import Warm
@@ -89,6 +90,7 @@ BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
         "slo_headroom": SloHeadroom,
         "smetric": Smetric,
         "soft_affinity": SoftAffinity,
+        "subagent_groups": SubagentGroups,
         "token_load": TokenLoad,
         "vllm_router_kv_aware": VllmRouterKvAware,
         "warm": Warm,

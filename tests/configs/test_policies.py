@@ -29,7 +29,7 @@ def test_the_files_that_the_readme_promises_are_there() -> None:
         "llmd_weighted", "lmetric", "lmetric_guarded", "lora_affinity", "mooncake_alg1", "polyserve", "power_of_two",
         "prefix_softmax", "production_stack_loadaware", "ramjet", "random", "ray_prefix_affinity", "round_robin",
         "session_hash", "session_sticky", "sglang_threshold", "slo_headroom", "smetric", "soft_affinity",
-        "vllm_router_kv_aware", "warm",
+        "subagent_groups", "vllm_router_kv_aware", "warm",
     }  # fmt: skip
     assert {path.stem for path in FILES} == promised
 
