@@ -7,10 +7,15 @@ and routing cannot help: fewer at a time are then faster for all. So
     a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
     every other request                  is admitted at once
 
-where its own is the larger of its prompt and the mean context, since it will grow to that. With a shared pool a lost
-context is loaded, not computed, so beyond the capacity they wait only while most of the fleet prefills and most of that
-had been computed before; and of those that waited at most one per target at a time is before its first token. So the
-links to the pool are in use, and no context is loaded only to be pushed out by the next one.
+where its own is the larger of its prompt and the mean context, since it will grow to that. Silent sessions may lose
+their contexts to others, though, while that costs nothing that is short: beyond the capacity, but never beyond what
+running requests leave of it,
+
+    without a pool      requests begin while less than `idle_below` of the fleet prefills; at most that share of the
+                        targets, or one, has such a request before its first token
+    with a shared pool  lost contexts are loaded, not computed: requests wait only while most of the fleet prefills and
+                        most of that had been computed before; and of those that waited at most one per target is before
+                        its first token, so that no context is loaded only to be pushed out by the next one
 
 A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
 everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in the
@@ -34,6 +39,7 @@ from scorers.admission.contract import (
     Queues,
 )
 from scorers.admission.live_programs import LivePrograms
+from scorers.parameters import check_shares
 
 EVICTED_BELOW = 0.5  # a request that finds less than this share of its session's last prompt has lost its context
 BUSY_ABOVE = 0.9  # share of instances with prefill pending (`FleetMemory.busy`)
@@ -45,9 +51,13 @@ RECOMPUTED_OVER_S = 20.0  # averaged over as long as `FleetMemory.busy`
 class Fit(AdmissionRule):
     """Contexts of live sessions against the fleet's capacity; without a known capacity everything begins."""
 
+    idle_below: float = 0.15  # 0: never beyond the capacity without a pool
+
     _live: LivePrograms = field(init=False, repr=False)
     _pooled: bool = field(init=False, default=False)
-    _starting: set[Admission] = field(init=False, default_factory=set, repr=False)  # waited, are before the first token
+    _starting: set[Admission] = field(
+        init=False, default_factory=set, repr=False
+    )  # waited or new, before the first token
     _recomputed: float = field(init=False, default=0.0)  # prompt tokens, decaying
     _computed: float = field(init=False, default=0.0)
     _counted_at: float = field(init=False, default=0.0)
@@ -59,6 +69,9 @@ class Fit(AdmissionRule):
             if program.silent_since_s is not None:
                 self._live.on_idle(program, program.silent_since_s)
 
+    def __post_init__(self) -> None:
+        check_shares(idle_below=self.idle_below)
+
     # verdicts
 
     def needs_overlap(
@@ -66,7 +79,7 @@ class Fit(AdmissionRule):
     ) -> bool:
         if program is None or program.prompt_tokens is None or program.running:
             return False
-        return bool(queues["parked"]) or not (self.fits(prompt_tokens, fleet) or self._may_exceed(fleet))
+        return bool(queues["parked"]) or not (self.fits(prompt_tokens, fleet) or self._may_exceed(prompt_tokens, fleet))
 
     def begins(self, admission: Admission, queues: Queues, fleet: FleetMemory, now: float) -> bool:
         if admission.program.running:
@@ -95,13 +108,19 @@ class Fit(AdmissionRule):
     def _may_start(self, admission: Admission, fleet: FleetMemory) -> bool:
         if admission.program.running or self.fits(admission.prompt_tokens, fleet):
             return True
-        # Otherwise all that waited would start in the moment in which the fleet is a little less busy.
-        return self._may_exceed(fleet) and not (admission.waited and len(self._starting) >= len(fleet.targets))
+        if not self._may_exceed(admission.prompt_tokens, fleet):
+            return False
+        if self._pooled:  # else all that waited would start in the moment in which the fleet is a little less busy
+            return not (admission.waited and len(self._starting) >= len(fleet.targets))
+        return len(self._starting) < max(1.0, self.idle_below * len(fleet.targets))
 
-    def _may_exceed(self, fleet: FleetMemory) -> bool:
-        """Return whether sessions may begin beyond the capacity: lost contexts are loaded, and that keeps up."""
-        overloaded = (fleet.busy or 0.0) > BUSY_ABOVE and self._recomputed > RECOMPUTED_ABOVE * self._computed
-        return self._pooled and not overloaded
+    def _may_exceed(self, prompt_tokens: int, fleet: FleetMemory) -> bool:
+        """Return whether sessions may begin beyond the capacity, at the cost of silent ones."""
+        if self._live.running_tokens + prompt_tokens > (fleet.capacity_tokens or 0):
+            return False
+        if not self._pooled:
+            return fleet.busy is not None and fleet.busy < self.idle_below
+        return (fleet.busy or 0.0) <= BUSY_ABOVE or self._recomputed <= RECOMPUTED_ABOVE * self._computed
 
     # facts
 
@@ -113,7 +132,7 @@ class Fit(AdmissionRule):
 
     def began(self, admission: Admission, now: float) -> None:
         self._live.update(admission.program)
-        if admission.waited:
+        if admission.waited or admission.queue != "parked":
             self._starting.add(admission)
 
     def first_token(self, admission: Admission, now: float) -> None:

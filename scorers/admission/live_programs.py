@@ -55,6 +55,11 @@ class LivePrograms:
                     context += chance * stage.context_tokens
         return ExpectedLoad(programs, context)
 
+    @property
+    def running_tokens(self) -> int:
+        """The contexts of programs with a running request."""
+        return self._running_tokens
+
     # what happens to one program
 
     def on_arrival(self, program: AgentProgram) -> None:
